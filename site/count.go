@@ -8,13 +8,13 @@ import (
 )
 
 // Count returns a number with its noun: "1 client", "2 clients", "3 processes".
-func Count(n int, what string) string {
+func Count(n int, noun string) string {
 	switch {
 	case n == 1:
-	case strings.HasSuffix(what, "s"):
-		what += "es"
+	case strings.HasSuffix(noun, "s"):
+		noun += "es"
 	default:
-		what += "s"
+		noun += "s"
 	}
-	return strconv.Itoa(n) + " " + what
+	return strconv.Itoa(n) + " " + noun
 }

@@ -31,23 +31,23 @@ func ExplainFull(path string, err error) error {
 	if !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
-	at := mountOf(path)
+	mount := mountOf(path)
 	var st unix.Statfs_t
-	if unix.Statfs(at, &st) == nil && st.Files > 0 && st.Ffree == 0 {
+	if unix.Statfs(mount, &st) == nil && st.Files > 0 && st.Ffree == 0 {
 		text := strings.ReplaceAll(err.Error(), unix.ENOSPC.Error(), "no inode left")
 		return fullError{err, fmt.Sprintf("%s: the file system at %s has no room for another file: "+
-			"remove files: df -i %s", text, at, at)}
+			"remove files: df -i %s", text, mount, mount)}
 	}
-	return fullError{err, fmt.Sprintf("%v: the file system at %s is full: free space: df %s", err, at, at)}
+	return fullError{err, fmt.Sprintf("%v: the file system at %s is full: free space: df %s", err, mount, mount)}
 }
 
 // mountOf returns where the file system of a path is mounted. The path need not exist.
 func mountOf(path string) string {
-	for at := filepath.Clean(path); ; at = filepath.Dir(at) {
-		var own, above unix.Stat_t
-		err, err2 := unix.Lstat(at, &own), unix.Lstat(filepath.Dir(at), &above)
-		if at == "/" || at == "." || err == nil && err2 == nil && own.Dev != above.Dev {
-			return at
+	for path = filepath.Clean(path); ; path = filepath.Dir(path) {
+		var st, above unix.Stat_t
+		err1, err2 := unix.Lstat(path, &st), unix.Lstat(filepath.Dir(path), &above)
+		if path == "/" || path == "." || err1 == nil && err2 == nil && st.Dev != above.Dev {
+			return path
 		}
 	}
 }

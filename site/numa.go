@@ -27,8 +27,8 @@ func CurrentNUMANode(folder string) int {
 		if err != nil {
 			continue
 		}
-		if own := countIn(strings.TrimSpace(string(content)), &cpus); own > 0 {
-			if own < cpus.Count() {
+		if count := countIn(strings.TrimSpace(string(content)), &cpus); count > 0 {
+			if count < cpus.Count() {
 				return -1 // other CPUs are of another node
 			}
 			node, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(list)), "node"))
@@ -45,12 +45,12 @@ func CurrentNUMANode(folder string) int {
 func countIn(list string, cpus *unix.CPUSet) int {
 	count := 0
 	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
+		begin, end, isRange := strings.Cut(part, "-")
 		if !isRange {
-			to = from
+			end = begin
 		}
-		first, err1 := strconv.Atoi(from)
-		last, err2 := strconv.Atoi(to)
+		first, err1 := strconv.Atoi(begin)
+		last, err2 := strconv.Atoi(end)
 		if err1 != nil || err2 != nil {
 			continue
 		}

@@ -27,14 +27,15 @@ func OpenTrustedFolder(path string) (*os.File, error) {
 		return nil, fmt.Errorf("cannot open %s: give an absolute path", path)
 	}
 	dir, err := OpenFolder("/")
-	at := ""
-	for name := range strings.SplitSeq(filepath.Clean(path), "/") {
+	elements := strings.SplitSeq(filepath.Clean(path), "/")
+	path = ""
+	for name := range elements {
 		if name == "" || err != nil {
 			continue
 		}
-		at += "/" + name
+		path += "/" + name
 		above := dir
-		dir, err = openFolder(int(above.Fd()), name, at)
+		dir, err = openFolder(int(above.Fd()), name, path)
 		above.Close()
 	}
 	return dir, err
@@ -43,7 +44,7 @@ func OpenTrustedFolder(path string) (*os.File, error) {
 func openFolder(above int, name, path string) (*os.File, error) {
 	fd, err := unix.Openat(above, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return nil, fmt.Errorf("cannot open %s: %w: it is a symbolic link, or no folder", path, ErrNotRootOwned)
+		return nil, fmt.Errorf("cannot open %s: %w: it is a symbolic link, or not a folder", path, ErrNotRootOwned)
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "cannot open", Path: path, Err: err}

@@ -118,19 +118,11 @@ func ReadAny(path string) (content []byte, owner uint32, err error) {
 // ListRootOwned returns the sorted names in a folder that only root can change. The error wraps fs.ErrNotExist if there
 // is not a folder, and ErrNotRootOwned if another user could have added or removed a file.
 func ListRootOwned(path string) ([]string, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	dir, err := OpenFolder(path)
 	if err != nil {
-		return nil, &fs.PathError{Op: "cannot list", Path: path, Err: err}
+		return nil, err
 	}
-	dir := os.NewFile(uintptr(fd), path)
 	defer dir.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("cannot list %s: %w", path, err)
-	}
-	if why := writableByOthers(st, 0); why != "" {
-		return nil, fmt.Errorf("cannot list %s: %w: %s", path, ErrNotRootOwned, why)
-	}
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, fmt.Errorf("cannot list %s: %w", path, err)

@@ -299,9 +299,9 @@ func TestLoad(t *testing.T) {
 		{"a file that others may write", func(dir string) error { return os.Chmod(filepath.Join(dir, "policy.d", "20-c.hcl"), 0o666) },
 			"cannot read DIR/policy.d/20-c.hcl: not root's own: its mode 0666 lets others write"},
 		{"a folder that others may write", func(dir string) error { return os.Chmod(filepath.Join(dir, "policy.d"), 0o777) },
-			"cannot list DIR/policy.d: not root's own: its mode 0777 lets others write"},
+			"cannot open DIR/policy.d: not root's own: its mode 0777 lets others write"},
 		{"a folder of another's", func(dir string) error { return os.Chown(filepath.Join(dir, "policy.d"), 2001, 2001) },
-			"cannot list DIR/policy.d: not root's own: its owner is uid 2001"},
+			"cannot open DIR/policy.d: not root's own: its owner is uid 2001"},
 		{"no policy.hcl", func(dir string) error { return os.Remove(filepath.Join(dir, "policy.hcl")) },
 			"cannot read DIR/policy.hcl: no such file or directory"},
 	} {

@@ -37,12 +37,11 @@ type client struct {
 	resident uint64 // bytes of host memory at the last scan
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort  bool
-	needed     bool      // its room has been needed, so newcomers may be on their way
-	announced  bool      // the job was told of its end
-	lives      bool      // it has closed these files and lives on
-	namespaced bool      // the driver may know it by another pid
-	alone      time.Time // dead without a neighbour since then
-	wasRoomy   bool      // the GPU had plenty of room when the files were closed
+	needed     bool // its room has been needed, so newcomers may be on their way
+	announced  bool // the job was told of its end
+	lives      bool // it has closed these files and lives on
+	namespaced bool // the driver may know it by another pid
+	wasRoomy   bool // the GPU had plenty of room when the files were closed
 	verify     time.Time
 	missed     bool      // the last check found no pipes to a server
 	neighbours []*client // the neighbours at the client's death

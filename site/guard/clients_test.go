@@ -113,7 +113,7 @@ func TestMemoryGroup(t *testing.T) {
 	}
 }
 
-func TestShortOf(t *testing.T) {
+func TestShortMemory(t *testing.T) {
 	const gib = 1 << 30
 	for _, c := range []struct {
 		limit, used, needed uint64
@@ -122,7 +122,7 @@ func TestShortOf(t *testing.T) {
 		{64 * gib, 0, 0, false}, {64 * gib, 63 * gib, 0, false}, {64 * gib, 63*gib + 1, 0, true}, {64 * gib, 65 * gib, 0, true},
 		{64 * gib, 60 * gib, 4 * gib, false}, {64 * gib, 60 * gib, 4*gib + 1, true},
 	} {
-		if got := shortOf(c.limit, c.used, c.needed); got != c.want {
+		if got := (memory{c.limit, c.used, true}).short(c.needed); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

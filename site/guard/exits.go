@@ -112,7 +112,7 @@ const (
 	listenOp       = 1 // PROC_CN_MCAST_LISTEN
 	procExit       = 0x80000000
 	// The positions of fields in a message of the connector: a header of netlink, a cn_msg and a proc_event.
-	whatAt, pidAt, tgidAt, codeAt, messageSize = 36, 52, 56, 60, 76
+	eventOffset, pidOffset, tgidOffset, codeOffset, messageSize = 36, 52, 56, 60, 76
 )
 
 // openConnector opens a socket that receives the ends of no process until follow names some.
@@ -162,23 +162,25 @@ func (e *exits) follow(living map[int]*client) {
 
 // filter makes a socket receive only ends of the first threads of these processes.
 func filter(fd int, pids []int) error {
-	load := func(at uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
 	}
 	// A filter loads numbers as big endian.
-	is := func(n uint32, yes, no uint8) unix.SockFilter {
+	skip := func(n uint32, equal, other uint8) unix.SockFilter {
 		var b [4]byte
 		binary.NativeEndian.PutUint32(b[:], n)
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no, K: binary.BigEndian.Uint32(b[:])}
+		const code = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		return unix.SockFilter{Code: code, Jt: equal, Jf: other, K: binary.BigEndian.Uint32(b[:])}
 	}
 	const all, none = 0xffffffff, 0
 	end := func(size uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: size} }
-	code := []unix.SockFilter{load(whatAt), is(procExit, 1, 0), end(none), load(pidAt)}
+	code := []unix.SockFilter{load(eventOffset), skip(procExit, 1, 0), end(none), load(pidOffset)}
 	for _, pid := range pids {
-		code = append(code, is(uint32(pid), 0, 1), end(all))
+		code = append(code, skip(uint32(pid), 0, 1), end(all))
 	}
 	code = append(code, end(none))
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
+	program := &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program)
 }
 
 // drain reads the ends that the socket has received.
@@ -194,9 +196,9 @@ func (e *exits) drain() {
 		}
 		kernel, ok := sender.(*unix.SockaddrNetlink)
 		if m := buffer[:n]; ok && kernel.Pid == 0 && n >= messageSize { // from the kernel
-			pid, tgid := binary.NativeEndian.Uint32(m[pidAt:]), binary.NativeEndian.Uint32(m[tgidAt:])
-			if binary.NativeEndian.Uint32(m[whatAt:]) == procExit && pid == tgid {
-				e.seen[int(pid)] = binary.NativeEndian.Uint32(m[codeAt:])
+			pid, tgid := binary.NativeEndian.Uint32(m[pidOffset:]), binary.NativeEndian.Uint32(m[tgidOffset:])
+			if binary.NativeEndian.Uint32(m[eventOffset:]) == procExit && pid == tgid {
+				e.seen[int(pid)] = binary.NativeEndian.Uint32(m[codeOffset:])
 			}
 		}
 	}

@@ -105,9 +105,9 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 		want  bool
 	}{
 		{"gpu-usage does not run", usages{}, 0, false},
-		{"no line since the death", usages{gauge: &gauge{}, of: died.Add(-1)}, 0, true},
-		{"a line since the death", usages{gauge: &gauge{}, of: died}, 0, false},
-		{"no line for long", usages{gauge: &gauge{}, of: died.Add(-1)}, usageStart, false},
+		{"no line since the death", usages{gauge: &gauge{}, asOf: died.Add(-1)}, 0, true},
+		{"a line since the death", usages{gauge: &gauge{}, asOf: died}, 0, false},
+		{"no line for long", usages{gauge: &gauge{}, asOf: died.Add(-1)}, usageStart, false},
 		{"gpu-usage starts", usages{starting: true}, 0, true},
 		{"gpu-usage does not start", usages{starting: true}, usageStart, false},
 		{"gpu-usage was started late", usages{starting: true, started: died.Add(time.Second)}, usageStart, true},
@@ -509,7 +509,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{}, of: now, idle: make([]span, 1), busy: make([]uint64, 1), gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
+	u := usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
 		c.died, c.namespaced = now, in
@@ -534,7 +534,7 @@ func TestADriverWithoutSamples(t *testing.T) {
 		known bool
 	}{{0, 0, true}, {0, usageStart, false}, {1, usageStart, true}} {
 		now := died.Add(c.after)
-		g := &Guard{usage: usages{gauge: &gauge{}, of: now, idle: make([]span, 1), busy: []uint64{c.busy}, gpus: []Usage{{Known: true}}}}
+		g := &Guard{usage: usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, gpus: []Usage{{Known: true}}}}
 		var s situation
 		if g.addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
 			t.Errorf("%+v: %+v", c, s)

@@ -44,13 +44,16 @@ func (g *Guard) hostShort(c *client) bool {
 	return g.kernel.memoryOf("").short(c.resident)
 }
 
-// memory is a limit and its used part, in bytes. known is false if there is no limit.
+// memory is a limit and its used part, in bytes. limited is false if there is no limit.
 type memory struct {
 	limit, used uint64
-	known       bool
+	limited     bool
 }
 
-func (m memory) short(needed uint64) bool { return m.known && shortOf(m.limit, m.used, needed) }
+func (m memory) short(needed uint64) bool {
+	left := m.limit - min(m.limit, m.used)
+	return m.limited && left < max(m.limit/shortPart, needed)
+}
 
 // memoryOf returns the memory of a group, or of the node for "". It is read once for all dead clients, until the next
 // check clears the cache.
@@ -60,9 +63,9 @@ func (k *kernel) memoryOf(group string) memory {
 	}
 	var m memory
 	if group == "" {
-		m.limit, m.used, m.known = proc.NodeMemory()
+		m.limit, m.used, m.limited = proc.NodeMemory()
 	} else {
-		m.limit, m.used, m.known = cgroup.Memory(group)
+		m.limit, m.used, m.limited = cgroup.Memory(group)
 	}
 	k.memories[group] = m
 	return m
@@ -90,9 +93,4 @@ func (k *kernel) inhabited(group string, uid uint32) bool {
 		}
 	}
 	return false
-}
-
-func shortOf(limit, used, needed uint64) bool {
-	left := limit - min(limit, used)
-	return left < max(limit/shortPart, needed)
 }

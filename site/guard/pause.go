@@ -221,8 +221,8 @@ func (t *tracer) wait() bool {
 }
 
 func (t *tracer) allStopped() bool {
-	for _, is := range t.stopped {
-		if !is {
+	for _, stopped := range t.stopped {
+		if !stopped {
 			return false
 		}
 	}

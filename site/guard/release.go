@@ -37,8 +37,6 @@ const (
 	// freeWait is the maximum time from the close of a client's files until the driver has freed its memory. That is
 	// an assumption: on an H200 the memory was free when the close returned.
 	freeWait = 500 * time.Millisecond
-	// busyAlone is a time in which the GPU should have got idle after the end of its last client.
-	busyAlone = 3 * time.Second
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
@@ -116,14 +114,6 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 			needing = append(needing, c)
 		}
 		g.tellEnd(c, s, now)
-		switch {
-		case s.neighbours || !s.gpuKnown:
-			c.alone = time.Time{}
-		case c.alone.IsZero():
-			c.alone = now
-		case now.Sub(c.alone) > busyAlone:
-			g.logBusy(c, now)
-		}
 	}
 	return needing
 }
@@ -232,7 +222,7 @@ func (g *Guard) noteFreed(now time.Time) {
 		case c.lives || c.namespaced || g.usage.gauge == nil || now.Sub(closed) > freeWait:
 			return true
 		}
-		return g.usage.of.After(closed) && !g.usage.lists(c)
+		return g.usage.asOf.After(closed) && !g.usage.lists(c)
 	})
 }
 

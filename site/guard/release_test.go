@@ -219,7 +219,7 @@ func TestShortHostMemory(t *testing.T) {
 	killed := &client{proc: site.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second / 2)}
 	well := &client{proc: site.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second / 2), inOrder: true}
 	r.dead = []*client{killed, well}
-	r.usage.gauge, r.usage.of, r.usage.asked = &gauge{}, now, now
+	r.usage.gauge, r.usage.asOf, r.usage.asked = &gauge{}, now, now
 	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
 	r.usage.answered = false
 	needing := r.release(now)

@@ -50,7 +50,7 @@ func (s *schedule) end(now time.Time, took time.Duration, watched bool) {
 // line of a daemon, which means that a client connects.
 type scanBudget struct {
 	spent time.Duration // processor time that is not earned yet
-	as    time.Time     // of spent
+	asOf  time.Time     // of spent
 	free  time.Time     // scans before this time cost nothing
 	line  time.Time     // the last line that has made scans free
 }
@@ -79,7 +79,7 @@ func (b *scanBudget) allow(now time.Time) bool {
 // rest returns the minimum rest after a scan that took some processor time, on a node with a number of guards.
 func (b *scanBudget) rest(took time.Duration, guards int, now time.Time) time.Duration {
 	ratio := scanShare * time.Duration(max(1, guards))
-	b.spent, b.as = max(0, b.spent-now.Sub(b.as)/ratio), now
+	b.spent, b.asOf = max(0, b.spent-now.Sub(b.asOf)/ratio), now
 	if now.Before(b.free) {
 		return restScans * took
 	}

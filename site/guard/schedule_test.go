@@ -39,7 +39,7 @@ func TestScansThatFindNothing(t *testing.T) {
 // found something.
 func TestScansAroundAStart(t *testing.T) {
 	now := time.Now()
-	b := scanBudget{spent: time.Minute, as: now}
+	b := scanBudget{spent: time.Minute, asOf: now}
 	if !b.allow(now) || b.scans(now, scanningFor, 1) < int(scanningFor/eventScan) {
 		t.Error("a line does not make scans frequent")
 	}
@@ -49,7 +49,7 @@ func TestScansAroundAStart(t *testing.T) {
 	if !b.allow(now.Add(linesEvery)) {
 		t.Error("a later line does not count")
 	}
-	b = scanBudget{spent: time.Minute, as: now}
+	b = scanBudget{spent: time.Minute, asOf: now}
 	if b.found(now); b.scans(now, scanningFor, 1) < int(scanningFor/eventScan) {
 		t.Error("scans after a start are not frequent")
 	}

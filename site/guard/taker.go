@@ -4,6 +4,7 @@ package guard
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -61,6 +62,21 @@ func takersOf(o Options) takers {
 	return takers{line: o.Taker, raised: o.Raised, wait: takerWait, place: o.TakerPlace}
 }
 
+// request asks a taker for a duplicate of a descriptor if it is still the wanted file. If there is a text, it asks the
+// taker to write the text into the descriptor instead. The process's pidfd is sent with the request.
+type request struct {
+	Number int
+	Wanted identity
+	Text   string // up to maxTextLine
+}
+
+const (
+	// maxTextLine limits a line. A pipe takes a line of this length whole or not at all.
+	maxTextLine = 256
+	// maxMessage is above the length of a request in JSON, which may have six bytes for one of the text.
+	maxMessage = 8 * maxTextLine
+)
+
 // taker is a process that runs Take.
 type taker struct {
 	socket  int
@@ -81,7 +97,7 @@ func (t *takers) duplicate(pid, pidfd, number int, wanted identity) (fd int, err
 		return -1, err
 	}
 	wait, began := max(t.wait-t.spent, min(leastWait, t.wait)), time.Now()
-	fd, code, err := t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, wait)
+	fd, code, err := t.current.ask(pidfd, request{Number: number, Wanted: wanted}, wait)
 	switch {
 	case err != nil: // no answer
 		t.spent += time.Since(began)
@@ -207,7 +223,10 @@ func leave(place *lease.TakerPlace) error {
 
 // ask makes the taker duplicate a descriptor. The code is the taker's answer; the error means that there was no answer.
 func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix.Errno, err error) {
-	question, err := r.encode()
+	if len(r.Text) > maxTextLine {
+		r.Text = r.Text[:maxTextLine-1] + "\n"
+	}
+	question, err := json.Marshal(r)
 	if err != nil {
 		return -1, 0, err
 	}
@@ -269,14 +288,14 @@ func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 		return -1, unix.EINVAL
 	}
 	defer unix.Close(pidfd)
-	r, err := decodeRequest(question)
-	switch {
-	case err != nil:
+	var r request
+	if json.Unmarshal(question, &r) != nil {
 		return -1, unix.EINVAL
-	case r.Text != "":
-		return -1, tell(pidfd, int(r.Number), []byte(r.Text))
 	}
-	fd, err = unix.PidfdGetfd(pidfd, int(r.Number), 0)
+	if r.Text != "" {
+		return -1, tell(pidfd, r.Number, []byte(r.Text))
+	}
+	fd, err := unix.PidfdGetfd(pidfd, r.Number, 0)
 	if err != nil {
 		errors.As(err, &code)
 		return -1, code
@@ -300,7 +319,7 @@ func reply(socket, fd int, code unix.Errno) error {
 
 // receive receives a message and the file sent with it, or -1.
 func receive(socket, flags int) (message []byte, fd int, err error) {
-	message, rights := make([]byte, 512), make([]byte, unix.CmsgSpace(4))
+	message, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4))
 	n, with := 0, 0
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		n, with, _, _, err = unix.Recvmsg(socket, message, rights, flags|unix.MSG_CMSG_CLOEXEC)

@@ -3,7 +3,6 @@
 package guard
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -140,39 +139,4 @@ func shownAtOnce(st *unix.Statx_t) bool {
 		return st.Rdev_major >= firstTerminal && st.Rdev_major <= lastTerminal
 	}
 	return false
-}
-
-// maxTextLine limits a line. A pipe takes a line of this length whole or not at all.
-const maxTextLine = 256
-
-// request asks a taker for a duplicate of a descriptor if it is still the wanted file. If there is a text, it asks the
-// taker to write the text into the descriptor instead. The process's pidfd is sent with the request.
-type request struct {
-	Number uint32
-	Wanted identity
-	Text   string
-}
-
-// encode returns a request as a message: fields of fixed size, and then the text.
-func (r request) encode() ([]byte, error) {
-	message, err := binary.Append(nil, binary.NativeEndian, fixed{r.Number, r.Wanted})
-	if len(r.Text) > maxTextLine {
-		r.Text = r.Text[:maxTextLine-1] + "\n"
-	}
-	return append(message, r.Text...), err
-}
-
-// fixed is the part of a request that has a fixed size.
-type fixed struct {
-	Number uint32
-	Wanted identity
-}
-
-func decodeRequest(message []byte) (r request, err error) {
-	var f fixed
-	n, err := binary.Decode(message, binary.NativeEndian, &f)
-	if err != nil {
-		return r, err
-	}
-	return request{f.Number, f.Wanted, string(message[n:])}, nil
 }

@@ -101,11 +101,10 @@ type usages struct {
 	lastUse  time.Time // the last time with clients
 	asked    time.Time // when the guard last asked
 	answered bool      // the last question has an answer
-	of       time.Time // when the question of the last line was asked
+	asOf     time.Time // when the question of the last line was asked
 	gpus     []Usage
 	idle     []span   // for each GPU
 	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
-	percent  []int    // for each GPU, of that sample
 }
 
 // span is the time from the first to the last of the latest samples that are all 0, in microseconds since 1970. It is
@@ -177,7 +176,7 @@ func (g *Guard) startGauge() (note func(now time.Time)) {
 	started, err := startGauge(g.Gauge, g.events.nudge)
 	return func(now time.Time) {
 		u := &g.usage
-		u.gauge, u.starting, u.asked, u.of = started, false, time.Time{}, time.Time{}
+		u.gauge, u.starting, u.asked, u.asOf = started, false, time.Time{}, time.Time{}
 		if err != nil {
 			u.failed = now
 			g.warn("cannot tell how much memory the GPUs have left", err)
@@ -207,15 +206,15 @@ func (g *Guard) readUsage(now time.Time) {
 }
 
 func (u *usages) take(line []Usage) {
-	u.answered, u.of, u.gpus = true, u.asked, line
+	u.answered, u.asOf, u.gpus = true, u.asked, line
 	if len(u.idle) != len(line) {
-		u.idle, u.busy, u.percent = make([]span, len(line)), make([]uint64, len(line)), make([]int, len(line))
+		u.idle, u.busy = make([]span, len(line)), make([]uint64, len(line))
 	}
 	for i, usage := range line {
 		for _, s := range usage.Samples {
 			switch {
 			case s.Percent > 0:
-				u.idle[i], u.busy[i], u.percent[i] = span{}, s.Micros, s.Percent
+				u.idle[i], u.busy[i] = span{}, s.Micros
 			case u.idle[i].first == 0:
 				u.idle[i] = span{s.Micros, s.Micros}
 			default:
@@ -241,17 +240,17 @@ func (u *usages) pending(c *client, now time.Time) bool {
 	if u.started.After(since) {
 		since = u.started
 	}
-	return (u.starting || u.gauge != nil && u.of.Before(c.died)) && now.Sub(since) < usageStart
+	return (u.starting || u.gauge != nil && u.asOf.Before(c.died)) && now.Sub(since) < usageStart
 }
 
 // addUsage adds the usage of a dead client's GPUs to a situation.
 func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 	u := &g.usage
-	if u.gauge == nil || now.Sub(u.of) > usageAge {
+	if u.gauge == nil || now.Sub(u.asOf) > usageAge {
 		s.roomy = false
 		return
 	}
-	if u.of.Before(c.died) {
+	if u.asOf.Before(c.died) {
 		s.roomBefore, s.roomy = s.roomy && g.wereRoomy(c, now), false
 		return
 	}
@@ -267,11 +266,11 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		s.roomy = s.roomy && usage.Known && roomy
 		s.short = s.short || usage.Known && short
 		// A sample covers the time before it, so the first sample that counts begins after the death.
-		from := max(uint64(c.died.Add(sampleTime).UnixMicro()), u.idle[i].first)
+		proof := max(uint64(c.died.Add(sampleTime).UnixMicro()), u.idle[i].first)
 		if s.neighbours {
-			from += uint64(sampleGap.Microseconds())
+			proof += uint64(sampleGap.Microseconds())
 		}
-		s.idle = s.idle && u.idle[i].last >= from
+		s.idle = s.idle && u.idle[i].last >= proof
 	}
 	s.idle = s.idle && s.gpuKnown
 }
@@ -304,14 +303,14 @@ type demand struct {
 
 // end is the end of a client: how many clients its GPUs had just before.
 type end struct {
-	at      time.Time
+	when    time.Time
 	gpus    uint64
 	clients int
 }
 
 // noteEnd remembers the end of a client for the time in which a successor may start.
 func (g *Guard) noteEnd(c *client, now time.Time) {
-	g.ends = slices.DeleteFunc(g.ends, func(e end) bool { return now.Sub(e.at) >= growing })
+	g.ends = slices.DeleteFunc(g.ends, func(e end) bool { return now.Sub(e.when) >= growing })
 	if !c.inherits() {
 		g.ends = append(g.ends, end{now, c.gpus, 1 + len(g.neighboursOf(c))})
 	}
@@ -320,7 +319,7 @@ func (g *Guard) noteEnd(c *client, now time.Time) {
 // lately returns the maximum number of clients that a GPU has had lately, as far as clients have ended since.
 func (g *Guard) lately(gpu uint64, now time.Time) (clients int) {
 	for _, e := range g.ends {
-		if now.Sub(e.at) < growing && (e.gpus == 0 || e.gpus&gpu != 0) {
+		if now.Sub(e.when) < growing && (e.gpus == 0 || e.gpus&gpu != 0) {
 			clients = max(clients, e.clients)
 		}
 	}
@@ -364,18 +363,4 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 func (u Usage) judge(d demand) (roomy, short bool) {
 	roomy = 2*u.FreeMiB >= u.TotalMiB && (d.living+2*d.dead)*d.largest <= u.TotalMiB
 	return roomy, u.FreeMiB < d.grow+max(d.successors, d.inFlight)
-}
-
-// logBusy logs once what the samples of a GPU say that should be idle.
-func (g *Guard) logBusy(c *client, now time.Time) {
-	const message = "a GPU does not get idle after the end of its last client"
-	if g.logged[message] {
-		return
-	}
-	g.logged[message] = true
-	since := func(micros uint64) float64 { return time.UnixMicro(int64(micros)).Sub(c.died).Seconds() }
-	for i, idle := range g.usage.idle {
-		g.warn(message, nil, "pid", c.proc.PID, "line_s", now.Sub(g.usage.of).Seconds(), "idle_from_s", since(idle.first),
-			"idle_to_s", since(idle.last), "busy_s", since(g.usage.busy[i]), "percent", g.usage.percent[i])
-	}
 }

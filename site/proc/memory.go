@@ -118,13 +118,13 @@ func (e Environment) take(piece []byte, names []string) (hold int) {
 			continue
 		}
 		hold = min(hold, max(0, len(piece)-len(name)-1))
-		at := find(piece, name+"=")
-		if at < 0 {
+		entry := find(piece, name+"=")
+		if entry < 0 {
 			continue
 		}
-		value, _, whole := bytes.Cut(piece[at+len(name)+1:], []byte{0})
+		value, _, whole := bytes.Cut(piece[entry+len(name)+1:], []byte{0})
 		if !whole {
-			hold = min(hold, at-1)
+			hold = min(hold, entry-1)
 			continue
 		}
 		e.Values[name] = string(value)
@@ -134,14 +134,14 @@ func (e Environment) take(piece []byte, names []string) (hold int) {
 
 // find returns the index of the first entry with this beginning, or -1.
 func find(piece []byte, beginning string) int {
-	for from := 1; ; {
-		at := bytes.Index(piece[min(from, len(piece)):], []byte(beginning))
-		if at < 0 {
+	for start := 1; ; {
+		index := bytes.Index(piece[min(start, len(piece)):], []byte(beginning))
+		if index < 0 {
 			return -1
 		}
-		if at += from; piece[at-1] == 0 {
-			return at
+		if index += start; piece[index-1] == 0 {
+			return index
 		}
-		from = at + 1
+		start = index + 1
 	}
 }

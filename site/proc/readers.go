@@ -31,7 +31,7 @@ func newReaders(max int) *readers {
 }
 
 type answer[T any] struct {
-	at    int
+	index int // of the process
 	value T
 	err   error
 }
@@ -45,20 +45,22 @@ func each[T any](ctx context.Context, r *readers, procs []Process, take taker[T]
 }
 
 // eachUpTo is each with another limit of readers and another time.
-func eachUpTo[T any](ctx context.Context, r *readers, limit int, wait time.Duration, procs []Process, take taker[T]) []answer[T] {
+func eachUpTo[T any](
+	ctx context.Context, r *readers, limit int, wait time.Duration, procs []Process, take taker[T],
+) []answer[T] {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	answers, asked := make([]answer[T], len(procs)), map[int]*reader{}
 	came := make(chan answer[T], len(procs))
-	for at, p := range procs {
-		answers[at].err = ErrLate
+	for i, p := range procs {
+		answers[i].err = ErrLate
 		one := r.begin(ctx, p, limit)
 		if one == nil {
 			continue
 		}
-		asked[at] = one
+		asked[i] = one
 		go func() {
-			a := answer[T]{at: at}
+			a := answer[T]{index: i}
 			a.value, a.err = take(ctx, p)
 			r.end(one)
 			came <- a
@@ -78,18 +80,18 @@ func eachUpTo[T any](ctx context.Context, r *readers, limit int, wait time.Durat
 				return answers
 			}
 		}
-		answers[a.at] = a
-		delete(asked, a.at)
+		answers[a.index] = a
+		delete(asked, a.index)
 	}
 	return answers
 }
 
 // reader is one running read. It occupies a slot until it ends or hangs.
 type reader struct {
-	of   Process
-	free func() // gives up the reader's slot
-	done bool
-	left bool
+	process Process
+	free    func() // gives up the reader's slot
+	done    bool
+	left    bool
 }
 
 // begin waits for a slot. It returns nil in three cases: no slot gets free in time, a reader of this process has been
@@ -103,7 +105,7 @@ func (r *readers) begin(ctx context.Context, p Process, limit int) *reader {
 	case <-ctx.Done():
 		return nil
 	}
-	one := &reader{of: p, free: sync.OnceFunc(func() { <-r.slots })}
+	one := &reader{process: p, free: sync.OnceFunc(func() { <-r.slots })}
 	time.AfterFunc(slowReadTime, one.free)
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -124,8 +126,8 @@ func (r *readers) end(one *reader) {
 	r.running--
 	one.done = true
 	if one.left {
-		if r.left[one.of]--; r.left[one.of] == 0 {
-			delete(r.left, one.of)
+		if r.left[one.process]--; r.left[one.process] == 0 {
+			delete(r.left, one.process)
 		}
 	}
 }
@@ -136,7 +138,7 @@ func (r *readers) leave(one *reader) {
 	defer r.mutex.Unlock()
 	if !one.done {
 		one.left = true
-		r.left[one.of]++
+		r.left[one.process]++
 	}
 }
 

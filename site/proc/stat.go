@@ -98,21 +98,15 @@ func readStats(ctx context.Context, pids []int, limit int) []StatResult {
 
 func statOf(_ context.Context, p Process) (Stat, error) { return readStat(p.PID) }
 
-// Silent returns the processes that have not answered and still do not.
-func Silent() []int {
+// Silence describes the processes that have not answered and still do not in one line, "" if there are none.
+func Silence() string {
 	states.mutex.Lock()
-	defer states.mutex.Unlock()
 	var pids []int
 	for p := range states.left {
 		pids = append(pids, p.PID)
 	}
+	states.mutex.Unlock()
 	slices.Sort(pids)
-	return pids
-}
-
-// Silence describes the processes that do not answer in one line, "" if there are none.
-func Silence() string {
-	pids := Silent()
 	if len(pids) == 0 {
 		return ""
 	}
