@@ -13,21 +13,17 @@ import (
 // Detect is slurmd's way to find the node's GPUs: AutoDetect= of gres.conf.
 type Detect string
 
-// The values of AutoDetect=. Slurm searches for the words inside the value, so "nvml,x" is nvml; "off" must be the
-// whole value.
+// The values of AutoDetect= whose order of devices is known.
 const (
 	DetectUnset  Detect = ""
 	DetectOff    Detect = "off"
 	DetectNVML   Detect = "nvml"
 	DetectNvidia Detect = "nvidia" // Slurm 24.11 on
-	DetectFull   Detect = "full"   // the newest releases: every kind of detection
-	DetectRSMI   Detect = "rsmi"
-	DetectOneAPI Detect = "oneapi"
-	DetectNRT    Detect = "nrt"
 )
 
-// detects is in the order in which Slurm searches for the words.
-var detects = []Detect{DetectFull, DetectNVML, DetectRSMI, DetectOneAPI, DetectNRT, DetectNvidia}
+// detects are the words for which Slurm searches inside the value, in its order, so "nvml,x" is nvml. "off" must be the
+// whole value.
+var detects = []Detect{"full", DetectNVML, "rsmi", "oneapi", "nrt", DetectNvidia}
 
 // GresEntry is one position in the node's list of GPUs.
 type GresEntry struct {
@@ -59,6 +55,10 @@ type ConfiguredGres struct {
 
 // ReadGres reads the gres.conf at path and its includes, and keeps the lines about node. The error for a missing file
 // wraps fs.ErrNotExist. A line with which slurmd would not start is an error, too.
+//
+//	AutoDetect=off
+//	NodeName=gpu[01-16] Name=gpu Type=h200 File=/dev/nvidia[0-3] Cores=0-31
+//	Name=shard Count=16
 func ReadGres(path, node string) (Gres, error) {
 	return readGres(openFile, path, node)
 }
@@ -76,7 +76,7 @@ var gresKeys = []string{"autodetect", "count", "cpus", "cores", "file", "files",
 
 // gresLine is a line of gres.conf about this node.
 type gresLine struct {
-	at     confLine
+	conf   confLine
 	values map[string]string // by lower-case name
 }
 
@@ -242,7 +242,7 @@ func (g *Gres) share(more []string) {
 
 func (g *Gres) addGPUs(line, first gresLine) error {
 	if name := line.values["name"]; name != "gpu" {
-		return fmt.Errorf("cannot read %s: Name=%s: Slurm makes no devices of it: write gpu", line.at, name)
+		return fmt.Errorf("cannot read %s: Name=%s: Slurm makes no devices of it: write gpu", line.conf, name)
 	}
 	entries, err := line.entries()
 	if err != nil {
@@ -252,52 +252,54 @@ func (g *Gres) addGPUs(line, first gresLine) error {
 		return err
 	}
 	if g.Entries = append(g.Entries, entries...); len(g.Entries) > positionsMax {
-		return fmt.Errorf("cannot read %s: more than %d GPUs on node %s", line.at, positionsMax, g.Node)
+		return fmt.Errorf("cannot read %s: more than %d GPUs on node %s", line.conf, positionsMax, g.Node)
 	}
 	return nil
 }
 
 // files returns File= or MultipleFiles=.
 func (l gresLine) files() (list string, multiple, ok bool) {
-	if list, ok = l.values["file"]; ok {
-		return list, false, true
+	for _, name := range []string{"file", "files", "multiplefiles"} {
+		if list, ok = l.values[name]; ok {
+			return list, name == "multiplefiles", true
+		}
 	}
-	if list, ok = l.values["files"]; ok {
-		return list, false, true
-	}
-	list, ok = l.values["multiplefiles"]
-	return list, true, ok
+	return "", false, false
 }
 
 // agrees checks two rules of slurmd: all lines of a node's GPUs have File=, or none has; the same holds for Type=.
 func (l gresLine) agrees(first gresLine) error {
 	_, _, file := l.files()
 	_, _, firstFile := first.files()
-	if file != firstFile {
-		return fmt.Errorf("cannot read %s: of the node's GPU lines some have File= and some do not (%s): slurmd does not start with it", l.at, first.at)
-	}
 	_, typed := l.values["type"]
 	_, firstTyped := first.values["type"]
-	if typed != firstTyped {
-		return fmt.Errorf("cannot read %s: of the node's GPU lines some have Type= and some do not (%s): slurmd does not start with it", l.at, first.at)
+	name := ""
+	switch {
+	case file != firstFile:
+		name = "File="
+	case typed != firstTyped:
+		name = "Type="
+	default:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("cannot read %s: of the node's GPU lines some have %s and some do not (%s): slurmd does not start with it",
+		l.conf, name, first.conf)
 }
 
 // entries makes one entry of each file of File=, or one of all files of MultipleFiles=. Without files it makes Count=
 // entries.
 func (l gresLine) entries() ([]GresEntry, error) {
 	list, multiple, ok := l.files()
-	empty := GresEntry{Minor: -1, Type: l.values["type"], Multiple: multiple && ok, From: l.at.String()}
+	empty := GresEntry{Minor: -1, Type: l.values["type"], Multiple: multiple, From: l.conf.String()}
 	if !ok {
 		return slices.Repeat([]GresEntry{empty}, l.countOrOne()), nil
 	}
-	if _, both := l.values["multiplefiles"]; both && !multiple {
-		return nil, fmt.Errorf("cannot read %s: File= and MultipleFiles= on one line: keep one", l.at)
+	if _, ok := l.values["multiplefiles"]; ok && !multiple {
+		return nil, fmt.Errorf("cannot read %s: File= and MultipleFiles= on one line: keep one", l.conf)
 	}
 	paths, err := ExpandHostlist(list)
 	if err != nil {
-		return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
+		return nil, fmt.Errorf("cannot read %s: %w", l.conf, err)
 	}
 	if multiple {
 		return []GresEntry{empty}, l.counts(1)
@@ -306,7 +308,7 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	for _, path := range paths {
 		entry := empty
 		if entry.Minor, err = deviceMinor(path); err != nil {
-			return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
+			return nil, fmt.Errorf("cannot read %s: %w", l.conf, err)
 		}
 		entries = append(entries, entry)
 	}
@@ -340,7 +342,7 @@ func (l gresLine) counts(places int) error {
 	if n, err := parseDigits(value); !ok || err == nil && n == uint64(places) {
 		return nil
 	}
-	return fmt.Errorf("cannot read %s: Count=%s, but the files make %d: leave Count= out", l.at, value, places)
+	return fmt.Errorf("cannot read %s: Count=%s, but the files make %d: leave Count= out", l.conf, value, places)
 }
 
 // minorMax is the last minor number of a GPU with major number 195. 254 and 255 are nvidia-modeset and nvidiactl.
@@ -348,9 +350,9 @@ const minorMax = 253
 
 // deviceMinor returns N of a path that ends in nvidiaN. It ignores the folder, so that a lab's nodes work, too.
 func deviceMinor(path string) (int, error) {
-	digits, is := strings.CutPrefix(filepath.Base(path), "nvidia")
+	digits, ok := strings.CutPrefix(filepath.Base(path), "nvidia")
 	n, err := strconv.ParseUint(digits, 10, 16)
-	if !is || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {
+	if !ok || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {
 		return 0, fmt.Errorf("%s is not the device of a whole NVIDIA GPU: File= wants /dev/nvidiaN", quote(path))
 	}
 	if n > minorMax {

@@ -20,6 +20,13 @@ type Namespace struct {
 
 // ReadNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as
 // Slurm's manual has them. Any other form of YAML is an error.
+//
+//	defaults:
+//	  base_path: "/var/nvme/storage"
+//	  dirs: "/tmp,/dev/shm"
+//	node_confs:
+//	  - nodes: "gpu[01-16]"
+//	    dirs: ["/tmp", "/scratch"]
 func ReadNamespace(path, node string) (Namespace, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -46,7 +53,10 @@ func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
 		if !ok || strings.ContainsAny(value, "{}&*|>") {
 			return found, fmt.Errorf("%s:%d: %s is not a key with a plain value", path, number, quote(line))
 		}
-		values := plainValues(value)
+		values, err := plainValues(value)
+		if err != nil {
+			return found, fmt.Errorf("%s:%d: %w", path, number, err)
+		}
 		switch {
 		case line[0] != ' ' && line[0] != '-': // a section
 			applies = key == "defaults"
@@ -71,24 +81,16 @@ func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
 }
 
 // plainValues splits "a,b", "\"a,b\"" and ["a", "b"], but not within the brackets of a host list.
-func plainValues(value string) (values []string) {
+func plainValues(value string) (values []string, err error) {
 	value = strings.TrimSpace(value)
 	if strings.HasPrefix(value, "[") && strings.HasSuffix(value, "]") {
 		value = value[1 : len(value)-1]
 	}
-	depth, begin := 0, 0
-	for i := 0; i <= len(value); i++ {
-		switch {
-		case i == len(value) || value[i] == ',' && depth == 0:
-			if one := strings.Trim(value[begin:i], ` "'`); one != "" {
-				values = append(values, one)
-			}
-			begin = i + 1
-		case value[i] == '[':
-			depth++
-		case value[i] == ']':
-			depth--
+	items, err := splitHosts(value)
+	for _, item := range items {
+		if item = strings.Trim(item, ` "'`); item != "" {
+			values = append(values, item)
 		}
 	}
-	return values
+	return values, err
 }
