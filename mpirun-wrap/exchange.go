@@ -86,8 +86,8 @@ func (r *Run) exchanger() (Exchange, error) {
 
 // ExchangeRankInfo writes this rank's information and returns that of all ranks of the launch, by rank. The folder is
 // the user's own. The error has the number of ranks that came before ctx ended.
-func ExchangeRankInfo(ctx context.Context, folder, launch string, size int, own RankInfo) ([]RankInfo, error) {
-	if err := writeRankInfo(folder, launch, own); err != nil {
+func ExchangeRankInfo(ctx context.Context, folder, launch string, size int, info RankInfo) ([]RankInfo, error) {
+	if err := writeRankInfo(folder, launch, info); err != nil {
 		return nil, err
 	}
 	infos := make([]RankInfo, 0, size)
@@ -106,7 +106,8 @@ func ExchangeRankInfo(ctx context.Context, folder, launch string, size int, own 
 			return infos, nil
 		}
 		if !site.Sleep(ctx, pause) {
-			return nil, fmt.Errorf("cannot agree on shares: rank %d of this launch did not come: start every rank of the node by mpirun-wrap, or leave out --share=weight and flags for some ranks only", len(infos))
+			return nil, fmt.Errorf("cannot agree on shares: rank %d of this launch did not come: start every rank of the node "+
+				"by mpirun-wrap, or leave out --share=weight and flags for some ranks only", len(infos))
 		}
 	}
 }
@@ -117,15 +118,15 @@ func rankInfoPath(folder, launch string, rank int) string {
 
 // writeRankInfo writes a complete file and then renames it, because other ranks read it at once. It makes a new file,
 // because root may run a rank, and the folder's owner may have put a link there.
-func writeRankInfo(folder, launch string, own RankInfo) error {
-	content, err := json.Marshal(own)
+func writeRankInfo(folder, launch string, info RankInfo) error {
+	content, err := json.Marshal(info)
 	if err == nil {
 		err = fits(len(content))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot write rank info: %w", err)
 	}
-	path := rankInfoPath(folder, launch, own.Rank)
+	path := rankInfoPath(folder, launch, info.Rank)
 	_ = os.Remove(path + ".new")
 	file, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -154,11 +155,11 @@ func readRankInfo(folder, launch string, rank int) (RankInfo, error) {
 	if err != nil {
 		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
 	}
-	var own RankInfo
-	if err := json.Unmarshal(content, &own); err != nil || own.Rank != rank {
+	var info RankInfo
+	if err := json.Unmarshal(content, &info); err != nil || info.Rank != rank {
 		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %.100q", rank, content)
 	}
-	return own, nil
+	return info, nil
 }
 
 // openRegular opens a file in a folder of the user's. It follows no link and waits for no pipe.
@@ -177,20 +178,20 @@ func openRegular(path string, flags int) (file *os.File, st unix.Stat_t, err err
 }
 
 // rulesOnDevice returns the rules of the ranks on a device, and a rank's index among them.
-func rulesOnDevice(infos []RankInfo, rank, device int) (beside []policy.ShareRule, index int, err error) {
+func rulesOnDevice(infos []RankInfo, rank, device int) (rules []policy.ShareRule, index int, err error) {
 	slices.SortFunc(infos, func(a, b RankInfo) int { return a.Rank - b.Rank })
 	for _, info := range infos {
 		if !slices.Contains(info.Devices, device) {
 			continue
 		}
 		if info.Rank == rank {
-			index = len(beside)
+			index = len(rules)
 		}
 		rule, err := policy.ParseShare(info.Rule)
 		if err != nil {
 			return nil, 0, err
 		}
-		beside = append(beside, rule)
+		rules = append(rules, rule)
 	}
-	return beside, index, nil
+	return rules, index, nil
 }

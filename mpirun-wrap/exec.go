@@ -5,7 +5,6 @@ package mpirunwrap
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,17 +14,25 @@ import (
 
 // ProgramError means that a program could not be run. Code is the wrapper's exit code.
 type ProgramError struct {
-	Code int // 126 not executable, 127 not found
+	Code int // 126: not executable, 127: not found
 	err  error
 }
 
 func (e *ProgramError) Error() string { return e.err.Error() }
 func (e *ProgramError) Unwrap() error { return e.err }
 
-const (
-	notExecutable = 126
-	notFound      = 127
-)
+func programError(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	code := 126
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		code = notFound
+	}
+	return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+}
+
+const notFound = 127
 
 // Exec replaces this process by the program argv[0] with these arguments and this environment. It finds the program
 // by the environment's PATH, as a shell does. It returns only if it fails, with a *ProgramError.
@@ -37,34 +44,30 @@ func Exec(argv, env []string) error {
 	if err != nil {
 		return err
 	}
-	err = syscall.Exec(path, argv, env)
-	code := notExecutable
-	if errors.Is(err, unix.ENOENT) {
-		code = notFound
-	}
-	return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+	return programError(path, syscall.Exec(path, argv, env))
 }
 
-// Look finds a program. A name with a slash is a path; any other name is looked up in PATH.
+// Look finds a program. A name with a slash is a path; any other name is looked up in PATH. The error is a
+// *ProgramError.
 func Look(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, executable(program)
 	}
-	refused := error(nil)
+	var refused error
 	for _, dir := range filepath.SplitList(pathOf(env)) {
 		path := filepath.Join(dir, program)
 		err := executable(path)
 		if err == nil {
 			return path, nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) && refused == nil {
+		if refused == nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
 			refused = err
 		}
 	}
-	if refused != nil {
-		return "", refused
+	if refused == nil {
+		refused = &ProgramError{notFound, fmt.Errorf("cannot run %s: not found in PATH", program)}
 	}
-	return "", &ProgramError{notFound, fmt.Errorf("cannot run %s: not found in PATH", program)}
+	return "", refused
 }
 
 func pathOf(env []string) string {
@@ -78,18 +81,12 @@ func pathOf(env []string) string {
 
 func executable(path string) error {
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		code := notExecutable
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-			code = notFound
-		}
-		return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+	err := unix.Stat(path, &st)
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		err = errors.New("it is a directory")
 	}
-	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return &ProgramError{notExecutable, fmt.Errorf("cannot run %s: it is a directory", path)}
+	if err == nil {
+		err = unix.Access(path, unix.X_OK)
 	}
-	if err := unix.Access(path, unix.X_OK); err != nil {
-		return &ProgramError{notExecutable, fmt.Errorf("cannot run %s: %w", path, err)}
-	}
-	return nil
+	return programError(path, err)
 }

@@ -10,12 +10,12 @@ import (
 )
 
 // position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank
-// with several GPUs. beside is the number of ranks on each of these devices, and index is this rank's index among
-// those ranks. sees are all devices that the rank sees, its own included, or nil if it sees only its own.
+// with several GPUs. ranks is the number of ranks on each of these devices, and index is this rank's index among
+// them. sees are all devices that the rank sees, its own included, or nil if it sees only its own.
 type position struct {
 	devices []int
 	sees    []int
-	beside  int
+	ranks   int
 	index   int
 }
 
@@ -40,12 +40,12 @@ type HostInfo struct {
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
 // For such a step, Slurm 22.05 gives the same variables for --gpus-per-task=2 and for --gres=gpu:2 (recorded).
-func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, at HostInfo) position {
+func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, host HostInfo) position {
 	if task.Source == slurm.SourceSlot {
 		return slotPosition(len(devices), task, choice)
 	}
 	all := indices(len(devices))
-	bound, confined := ownDevices(devices, task, binding, at)
+	bound, confined := boundDevices(devices, task, binding, host)
 	if binding.AllOfStep || !task.BySlurm() { // the other ranks of the launch have the same devices
 		all, confined = bound, false
 	}
@@ -56,9 +56,9 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 		choice = Auto // the rank can use no other device
 	}
 	if choice == All {
-		at := cyclic(grouped(all, 1), task)
-		at.sees = all
-		return at
+		place := cyclic(grouped(all, 1), task)
+		place.sees = all
+		return place
 	}
 	each := min(perTask(task, binding), len(all))
 	groups := grouped(all, each)
@@ -68,20 +68,20 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	case Cyclic:
 		return cyclic(groups, task)
 	case Nearest:
-		near := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return at.NUMA < 0 || devices[i].NUMA != at.NUMA })
+		near := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return host.NUMA < 0 || devices[i].NUMA != host.NUMA })
 		if len(near) < each || len(near) == len(all) {
 			return cyclic(groups, task)
 		}
 		return bounded(grouped(near, each), task, spread(task.LocalSize, len(groups)))
 	}
 	if each == 1 && binding.OneTask && task.BySlurm() && sameDaemon(devices, bound) {
-		return position{devices: bound, beside: 1}
+		return position{devices: bound, ranks: 1}
 	}
-	beside := besideOn(len(groups), task, binding)
-	if len(bound) == len(all) && beside <= spread(task.LocalSize, len(groups)) {
+	ranks := ranksPerGPU(len(groups), task, binding)
+	if len(bound) == len(all) && ranks <= spread(task.LocalSize, len(groups)) {
 		return cyclic(groups, task)
 	}
-	return bounded(grouped(bound, min(each, len(bound))), task, beside)
+	return bounded(grouped(bound, min(each, len(bound))), task, ranks)
 }
 
 // perTask returns how many GPUs Slurm gives each task. What the step binds comes before what the job requested: the
@@ -98,22 +98,22 @@ func sameDaemon(devices []lease.TicketDevice, some []int) bool {
 	return !slices.ContainsFunc(some, func(i int) bool { return devices[i].Daemon != devices[some[0]].Daemon })
 }
 
-// besideOn returns the maximum number of ranks that share a GPU with this one.
-func besideOn(groups int, task slurm.Task, binding slurm.Binding) int {
+// ranksPerGPU returns the maximum number of ranks that share a GPU with this one.
+func ranksPerGPU(groups int, task slurm.Task, binding slurm.Binding) int {
 	if binding.TasksPerGPU > 0 && !binding.AllOfStep && task.BySlurm() {
 		return min(binding.TasksPerGPU, task.LocalSize)
 	}
 	return spread(task.LocalSize, groups)
 }
 
-// ownDevices returns the devices for the rank, and whether it can open no others while other ranks of the launch may.
+// boundDevices returns the devices for the rank, and whether it can open no others while other ranks of the launch may.
 // The devices that the process may open count first, because Slurm's positions are meaningless for a task that is
 // confined to its own devices (recorded). Next count Slurm's positions, if all of them are devices of the job. A
 // launcher's rank has the positions of the launcher's daemon. With GPUs per task, these are fewer than the rank may
 // open.
-func ownDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, at HostInfo) (own []int, confined bool) {
+func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, host HostInfo) (bound []int, confined bool) {
 	all := indices(len(devices))
-	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return at.CanOpen == nil || !at.CanOpen(devices[i].Minor) })
+	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return host.CanOpen == nil || !host.CanOpen(devices[i].Minor) })
 	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
 	switch {
 	case len(open) > 0 && len(open) < len(all):
@@ -131,13 +131,13 @@ func ownDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bin
 func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) position {
 	switch {
 	case len(bound) == all:
-		return position{devices: bound, beside: task.LocalSize, index: task.LocalRank}
+		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank}
 	case binding.TasksPerGPU > 0:
-		beside := min(binding.TasksPerGPU, task.LocalSize)
-		return position{devices: bound, beside: beside, index: beside - 1}
+		ranks := min(binding.TasksPerGPU, task.LocalSize)
+		return position{devices: bound, ranks: ranks, index: ranks - 1}
 	}
-	beside := spread(task.LocalSize*len(bound), all)
-	return position{devices: bound, beside: beside, index: beside - 1}
+	ranks := spread(task.LocalSize*len(bound), all)
+	return position{devices: bound, ranks: ranks, index: ranks - 1}
 }
 
 // indices returns 0 to n-1.
@@ -163,8 +163,8 @@ func grouped(devices []int, n int) [][]int {
 // cyclic places rank r on group r mod n.
 func cyclic(groups [][]int, task slurm.Task) position {
 	n := len(groups)
-	own := task.LocalRank % n
-	return position{devices: groups[own], beside: (task.LocalSize - own + n - 1) / n, index: task.LocalRank / n}
+	i := task.LocalRank % n
+	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: task.LocalRank / n}
 }
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
@@ -173,21 +173,21 @@ func block(groups [][]int, task slurm.Task) position {
 	each, remainder := task.LocalSize/len(groups), task.LocalSize%len(groups)
 	first := 0
 	for i, group := range groups {
-		beside := each
+		ranks := each
 		if i < remainder {
-			beside++
+			ranks++
 		}
-		if task.LocalRank < first+beside {
-			return position{devices: group, beside: beside, index: task.LocalRank - first}
+		if task.LocalRank < first+ranks {
+			return position{devices: group, ranks: ranks, index: task.LocalRank - first}
 		}
-		first += beside
+		first += ranks
 	}
 	return cyclic(groups, task)
 }
 
-// bounded places ranks cyclically, with at most beside ranks on each group, and takes this rank for the last of them.
-func bounded(groups [][]int, task slurm.Task, beside int) position {
-	return position{devices: groups[task.LocalRank%len(groups)], beside: beside, index: beside - 1}
+// bounded places ranks cyclically, with at most so many ranks on each group, and takes this rank for the last of them.
+func bounded(groups [][]int, task slurm.Task, ranks int) position {
+	return position{devices: groups[task.LocalRank%len(groups)], ranks: ranks, index: ranks - 1}
 }
 
 // spread returns the maximum number of ranks on each of n when they are spread evenly.

@@ -76,7 +76,8 @@ func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 		return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d: there is no folder %s here: "+
 			"in a container, mount %s; elsewhere, submit the job with --constraint=mps", task.JobIDs[0], folder, filepath.Dir(folder))
 	}
-	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
+	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: "+
+		"submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
 }
 
 // Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits
@@ -85,8 +86,8 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
 	}
-	at := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.Host)
-	placement, err := rank.place(ticket, at)
+	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.Host)
+	placement, err := rank.place(ticket, place)
 	if err == nil {
 		err = placement.checkMemory(rank.Options.GPU)
 	}
@@ -102,11 +103,11 @@ func PlaceUnplaced(ticket lease.Ticket, rank Rank) (Placement, error) {
 		return Placement{}, err
 	}
 	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, slurm.SourceSingle
-	at := chooseGPU(ticket.Devices, rank.Task, rank.Binding, Inherit, rank.Host)
-	if _, err := daemonOf(ticket, rank.Task, at.devices); err != nil {
-		at.devices = at.devices[:1]
+	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, Inherit, rank.Host)
+	if _, err := daemonOf(ticket, rank.Task, place.devices); err != nil {
+		place.devices = place.devices[:1]
 	}
-	return rank.place(ticket, at)
+	return rank.place(ticket, place)
 }
 
 func checkTicket(ticket lease.Ticket) error {
@@ -119,7 +120,7 @@ func checkTicket(ticket lease.Ticket) error {
 	return nil
 }
 
-func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
+func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	ticket.Grant = r.Options.over(ticket.Grant)
 	placement := Placement{Task: r.Task, Ticket: ticket}
 	var err error
@@ -128,20 +129,20 @@ func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
 			return Placement{}, err
 		}
 	}
-	if placement.Daemon, err = daemonOf(ticket, r.Task, at.visible()); err != nil {
+	if placement.Daemon, err = daemonOf(ticket, r.Task, place.visible()); err != nil {
 		return Placement{}, err
 	}
-	infos, err := r.agreed(ticket, at)
+	infos, err := r.agreed(ticket, place)
 	if err != nil {
 		return Placement{}, err
 	}
-	parts := make([]GPUShare, len(at.devices))
-	for i, device := range at.devices {
-		if parts[i], err = take(ticket, r, at, device, infos); err != nil {
+	parts := make([]GPUShare, len(place.devices))
+	for i, device := range place.devices {
+		if parts[i], err = r.part(ticket, place, device, infos); err != nil {
 			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
-	for _, device := range at.sees {
+	for _, device := range place.sees {
 		placement.Sees = append(placement.Sees, ticket.Devices[device].UUID)
 	}
 	placement.GPUShare, placement.OtherGPUs = parts[0], parts[1:]
@@ -158,7 +159,8 @@ func (p Placement) checkMemory(choice Choice) error {
 	if choice != All && choice != Inherit || p.limits() == "" || len(p.Sees)+len(p.OtherGPUs) == 0 {
 		return nil
 	}
-	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit in each child process that sees fewer: use --gpu=cyclic, or --mem=none", p.Task.LocalRank, choice)
+	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit "+
+		"in each child process that sees fewer: use --gpu=cyclic, or --mem=none", p.Task.LocalRank, choice)
 }
 
 // daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
@@ -166,7 +168,9 @@ func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
 		if ticket.Devices[i].Daemon != first.Daemon {
-			return lease.Daemon{}, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
+			return lease.Daemon{}, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
+				"and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, "+
+				"or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
 		}
 	}
 	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
@@ -175,10 +179,10 @@ func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon
 	return ticket.Daemons[first.Daemon], nil
 }
 
-// take returns the rank's part of one of its devices.
-func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankInfo) (GPUShare, error) {
-	device := ticket.Devices[index]
-	rules, own, err := rank.beside(ticket, at, index, infos)
+// part returns the rank's part of one of its devices.
+func (r Rank) part(ticket lease.Ticket, place position, gpu int, infos []RankInfo) (GPUShare, error) {
+	device := ticket.Devices[gpu]
+	rules, index, err := r.rulesOn(ticket, place, gpu, infos)
 	if err != nil {
 		return GPUShare{}, err
 	}
@@ -186,24 +190,24 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankIn
 	if len(rules) > grant.MaxClients {
 		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), grant.MaxClients)
 	}
-	gpu, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, policy.PercentFrom(grant.Ceiling)
-	shares, err := policy.SplitSMs(gpu, rules, ceiling)
+	model, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, policy.PercentFrom(grant.Ceiling)
+	shares, err := policy.SplitSMs(model, rules, ceiling)
 	if err != nil {
 		return GPUShare{}, err
 	}
-	share, remark := shares[own], ""
-	if rank.Options.Share != (policy.ShareRule{}) {
-		remark = policy.Remark(gpu, rules, own, ceiling, share)
+	share, remark := shares[index], ""
+	if r.Options.Share != (policy.ShareRule{}) {
+		remark = policy.Remark(model, rules, index, ceiling, share)
 	}
 	memory, err := policy.MemoryPerRank(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), grant.MemoryOverlap, grant.Memory)
 	if err != nil {
 		return GPUShare{}, err
 	}
 	memRemark := ""
-	if rank.Options.Memory != nil {
+	if r.Options.Memory != nil {
 		memRemark = policy.MemoryRemark(device.MemoryMiB, len(rules), grant.Memory, memory)
 	}
-	return GPUShare{index, device.Device, share, memory, len(rules), ceiling, remark, memRemark}, nil
+	return GPUShare{gpu, device.Device, share, memory, len(rules), ceiling, remark, memRemark}, nil
 }
 
 // rule returns this rank's rule: the user's, or else the ticket's.
@@ -212,20 +216,20 @@ func (r Rank) rule(ticket lease.Ticket) policy.ShareRule {
 }
 
 // agreed returns the information of all ranks of the launch, or nil if they need no exchange.
-func (r Rank) agreed(ticket lease.Ticket, at position) ([]RankInfo, error) {
+func (r Rank) agreed(ticket lease.Ticket, place position) ([]RankInfo, error) {
 	if r.Exchange == nil {
 		return nil, nil
 	}
-	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, at.devices, r.rule(ticket).String()})
+	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, place.devices, r.rule(ticket).String()})
 }
 
-// beside returns the rules of all ranks on one device, and this rank's index. After an exchange these are the ranks'
+// rulesOn returns the rules of all ranks on one device, and this rank's index. After an exchange these are the ranks'
 // own rules. Otherwise the rank divides the device as if all ranks had its rule (docs/decisions/031).
-func (r Rank) beside(ticket lease.Ticket, at position, device int, infos []RankInfo) (rules []policy.ShareRule, index int, err error) {
+func (r Rank) rulesOn(ticket lease.Ticket, place position, device int, infos []RankInfo) (rules []policy.ShareRule, index int, err error) {
 	if infos != nil {
 		return rulesOnDevice(infos, r.Task.LocalRank, device)
 	}
-	return slices.Repeat([]policy.ShareRule{r.rule(ticket)}, at.beside), at.index, nil
+	return slices.Repeat([]policy.ShareRule{r.rule(ticket)}, place.ranks), place.index, nil
 }
 
 // parts returns the rank's parts of all of its GPUs.

@@ -144,7 +144,8 @@ func (p Placement) recovered(ctx context.Context, ask ServerStatus, waits func(w
 		if err != nil {
 			return p.off("submit the job again", "its server (pid %d) had a fatal GPU error, and for %v nothing could be learned of it: %w", f.server, recovery, err)
 		}
-		return p.off("end what is left of the ranks that it hit, or submit the job again", "its server (pid %d) has not recovered from a fatal GPU error within %v%s", f.server, recovery, f.living())
+		return p.off("end what is left of the ranks that it hit, or submit the job again",
+			"its server (pid %d) has not recovered from a fatal GPU error within %v%s", f.server, recovery, f.living())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -75,7 +76,7 @@ const shortUUID = 12
 
 // String describes the part.
 func (g GPUShare) String() string {
-	share, memory, ranks := "no cap", "", "ranks"
+	share, memory := "no cap", ""
 	if g.Share.Percent != 0 {
 		share = fmt.Sprintf("%.1f %%", float64(g.Share.Percent)/float64(policy.PercentFrom(1)))
 	}
@@ -85,17 +86,15 @@ func (g GPUShare) String() string {
 	if g.Memory.LimitMiB > 0 {
 		memory = fmt.Sprintf(", %d MiB", g.Memory.UsableMiB)
 	}
-	if g.RanksOnGPU == 1 {
-		ranks = "rank"
-	}
 	uuid := string(g.Device.UUID)
-	return fmt.Sprintf("GPU %d (%s), %d of %d SMs (%s)%s, %d %s on it", g.GPU, uuid[:min(shortUUID, len(uuid))], g.Share.SMs, g.Device.SMs, share, memory, g.RanksOnGPU, ranks)
+	return fmt.Sprintf("GPU %d (%s), %d of %d SMs (%s)%s, %s on it", g.GPU, uuid[:min(shortUUID, len(uuid))],
+		g.Share.SMs, g.Device.SMs, share, memory, site.Count(g.RanksOnGPU, "rank"))
 }
 
 // why returns the reasons for a placement.
 func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
-	granted, own := ticket.Grant.Rule(), r.rule(ticket)
-	share := "share " + own.String()
+	granted := ticket.Grant.Rule()
+	share := "share " + r.rule(ticket).String()
 	if r.Options.Share != (policy.ShareRule{}) {
 		share += " by " + given("share", r.Options.ShareFlag) + ", in place of " + granted.String()
 	}
@@ -137,7 +136,7 @@ func whoCounted(task slurm.Task) string {
 
 // whyGPU names what chooseGPU has followed.
 func (r Rank) whyGPU(devices []lease.TicketDevice) string {
-	bound, confined := ownDevices(devices, r.Task, r.Binding, r.Host)
+	bound, confined := boundDevices(devices, r.Task, r.Binding, r.Host)
 	alone := r.Task.BySlurm() && !r.Binding.AllOfStep
 	switch {
 	case len(devices) == 1:

@@ -72,7 +72,7 @@ func TestWhichSlotIsTaken(t *testing.T) {
 			}
 			defer file.Close()
 		}
-		if slot, err := table.take(); err != nil || slot != c.want {
+		if slot, ok, err := table.take(); err != nil || ok != (c.want >= 0) || ok && slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
 		}
 		closeKept(table.folder)

@@ -59,8 +59,9 @@ func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func())
 		defer lock.Close()
 		err = table.agree(lock)
 	}
-	for slot := -1; err == nil; waits = nil {
-		if slot, err = table.take(); slot >= 0 || err != nil {
+	for ; err == nil; waits = nil {
+		slot, ok, err := table.take()
+		if ok || err != nil {
 			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), slurm.SourceSlot
 			return rank, err
 		}
@@ -68,7 +69,7 @@ func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func())
 			waits()
 		}
 		if !site.Sleep(ctx, slotPause) {
-			err = ctx.Err()
+			break
 		}
 	}
 	if ctx.Err() != nil {
@@ -88,10 +89,10 @@ func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
 		return slotTable{}, fmt.Errorf("cannot take a slot: the ticket of job %d names no devices", ticket.Job.ID)
 	}
 	table := slotTable{folder: ticket.ExchangeDir, family: ancestors(os.Getpid())}
-	table.usable, _ = ownDevices(ticket.Devices, rank.Task, rank.Binding, rank.Host)
+	table.usable, _ = boundDevices(ticket.Devices, rank.Task, rank.Binding, rank.Host)
 	for slot := range n {
-		at := slotPosition(len(ticket.Devices), slurm.Task{LocalRank: slot, LocalSize: n}, choice)
-		table.gpus = append(table.gpus, at.devices[0])
+		place := slotPosition(len(ticket.Devices), slurm.Task{LocalRank: slot, LocalSize: n}, choice)
+		table.gpus = append(table.gpus, place.devices[0])
 	}
 	return table, nil
 }
@@ -113,26 +114,19 @@ func (t slotTable) lock(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	locked := make(chan error, 1)
-	go func() { locked <- flock(file) }()
-	select {
-	case err = <-locked:
-	case <-ctx.Done(): // the goroutine ends with the process
-		return nil, ctx.Err()
-	}
-	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
-	}
-	return file, nil
+	return site.Within(ctx, func() (*os.File, error) { return file, flock(file) }) // a late call ends with the process
 }
 
 // flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the
 // node.
 func flock(file *os.File) error {
 	for {
-		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			return err
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("cannot lock %s: %w", file.Name(), err)
 		}
 	}
 }
@@ -161,8 +155,8 @@ func (t slotTable) agree(lock *os.File) error {
 	return writeWhole(lock, strconv.Itoa(len(t.gpus)))
 }
 
-// take takes the usable free slot whose GPU has the fewest taken ones, or returns -1.
-func (t slotTable) take() (int, error) {
+// take takes the usable free slot whose GPU has the fewest taken ones. ok is false if there is none.
+func (t slotTable) take() (slot int, ok bool, err error) {
 	taken := make(map[int]int) // by GPU
 	free := make(map[int]*os.File)
 	defer func() {
@@ -174,25 +168,25 @@ func (t slotTable) take() (int, error) {
 		file, holder, err := t.try(slot)
 		switch {
 		case err != nil:
-			return -1, err
+			return 0, false, err
 		case file != nil:
 			free[slot] = file
 		case t.family[holder]:
-			return slot, nil
+			return slot, true, nil
 		default:
 			taken[gpu]++
 		}
 	}
-	best := -1
+	best, found := 0, false
 	for slot, gpu := range t.gpus {
-		if free[slot] != nil && slices.Contains(t.usable, gpu) && (best < 0 || taken[gpu] < taken[t.gpus[best]]) {
-			best = slot
+		if free[slot] != nil && slices.Contains(t.usable, gpu) && (!found || taken[gpu] < taken[t.gpus[best]]) {
+			best, found = slot, true
 		}
 	}
-	if best < 0 {
-		return -1, nil
+	if !found {
+		return 0, false, nil
 	}
-	return best, keep(free[best])
+	return best, true, keep(free[best])
 }
 
 // try locks a slot's file. If the slot is taken, it returns the process ID that took it, or 0 if that is unknown.
