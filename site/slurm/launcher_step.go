@@ -23,8 +23,8 @@ func IsLauncherStep(env Env) bool {
 	if strings.Trim(env["SLURM_GTIDS"], "0123456789") != "" || !onePerNode(env["SLURM_STEP_TASKS_PER_NODE"]) {
 		return false
 	}
-	for _, l := range Launchers() {
-		if _, isRank := env[l.Rank]; isRank {
+	for _, l := range launchers {
+		if _, isRank := env[l.rank]; isRank {
 			return false
 		}
 	}

@@ -7,9 +7,9 @@ import "slices"
 // RankVariables returns the variables that RankOf reads.
 func RankVariables() []string {
 	names := []string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RANK"}
-	for _, l := range Launchers() {
-		if l.World != "" {
-			names = append(names, l.World)
+	for _, l := range launchers {
+		if l.world != "" {
+			names = append(names, l.world)
 		}
 	}
 	slices.Sort(names)
@@ -28,8 +28,8 @@ func RankOf(env Env) (rank int, step string) {
 	if _, torchrun := env["TORCHELASTIC_RUN_ID"]; torchrun {
 		names = append(names, "RANK")
 	}
-	for _, l := range Launchers() {
-		names = append(names, l.World)
+	for _, l := range launchers {
+		names = append(names, l.world)
 	}
 	if step != "batch" && step != "" {
 		names = append(names, "SLURM_PROCID")

@@ -22,7 +22,7 @@ type Task struct {
 	StepID    string // SLURM_STEP_ID of an srun's step: digits; "" in a batch script, an interactive step and outside of Slurm
 	LocalRank int    // from 0 to LocalSize-1
 	LocalSize int    // ranks of this launch on this node, at least 1
-	Source    string // the source of rank and size: a Launcher's name, or one of the Source constants
+	Source    string // the source of rank and size: a launcher's name, or one of the Source constants
 }
 
 // BySlurm reports whether srun started the rank, so that Slurm's variables describe this rank. A launcher's ranks
@@ -38,29 +38,29 @@ const (
 	SourceManual    = "by hand"           // a person gave rank and size
 )
 
-// Launcher is a row of the table of launchers.
-type Launcher struct {
-	Name   string
-	Marker string // a variable without which the row does not count; "" if the name of Rank is specific enough
-	Rank   string // variable of the rank on its node
-	Size   string // variable of the number of ranks on the node; "" if the launcher has none
-	World  string // variable of the rank in the whole job; it shows the launcher if the others are missing
-	Note   string
+// launcher is a row of the table of launchers.
+type launcher struct {
+	name   string
+	marker string // a variable without which the row does not count; "" if the name of rank is specific enough
+	rank   string // variable of the rank on its node
+	size   string // variable of the number of ranks on the node; "" if the launcher has none
+	world  string // variable of the rank in the whole job; it shows the launcher if the others are missing
 }
 
-// Launchers returns the table that ReadTask follows, in its order: the innermost launcher first.
-func Launchers() []Launcher {
-	return []Launcher{
-		{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "starts its workers inside a rank of the others"},
-		{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK", "recorded: 4.1.4, 5.0.7, 6.0.0rc2"},
-		{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "MPICH (recorded: 4.0.2, 4.2.1, 5.0.2) and Intel MPI; PMI_RANK is Slurm's pmi2 too"},
-		{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "documented"},
-		{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "documented: HPE Cray"},
-		{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "documented: IBM Spectrum LSF"},
-		{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "documented; has no variable for the size"},
-		{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "Slurm's pmix sets PMIX_RANK too, and prun sets no more"},
-		{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "scripts that follow torchrun's names"},
-	}
+// launchers is the table that ReadTask follows, in its order: the innermost launcher first. torchrun starts its workers
+// inside a rank of the others. Recorded are Open MPI (4.1.4, 5.0.7, 6.0.0rc2) and MPICH (4.0.2, 4.2.1, 5.0.2), whose
+// variables Intel MPI has, too. The others are documented: PALS by HPE Cray, jsrun by IBM Spectrum LSF. Slurm's pmi2
+// sets PMI_RANK, too, and its pmix PMIX_RANK, and prun sets no more. The last row is for scripts with torchrun's names.
+var launchers = []launcher{
+	{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
+	{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"},
+	{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK"},
+	{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK"},
+	{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID"},
+	{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK"},
+	{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK"},
+	{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK"},
+	{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
 }
 
 // ReadTask reads the index on its node of the rank with process pid, in this order:
@@ -122,8 +122,8 @@ func WithoutInheritedLauncher(env, task Env) Env {
 // LauncherVariables returns the variables in which launchers give a process its rank and size.
 func LauncherVariables() []string {
 	var names []string
-	for _, l := range Launchers() {
-		names = append(names, l.Rank, l.Size, l.World)
+	for _, l := range launchers {
+		names = append(names, l.rank, l.size, l.world)
 	}
 	return names
 }
@@ -133,14 +133,16 @@ func readTask(env Env, pid int) (Task, error) {
 	if err != nil {
 		return Task{}, err
 	}
-	for _, read := range []func() (Task, bool, error){
-		func() (Task, bool, error) { return bySlurmstepd(task, env, pid) },
-		func() (Task, bool, error) { return byLauncher(task, env) },
-		func() (Task, bool, error) { return bySlurm(task, env, SourceInherited) },
-	} {
-		if found, ok, err := read(); ok || err != nil {
-			return found, err
-		}
+	_, inTask := env["SLURM_LOCALID"]
+	if inTask && env["SLURM_TASK_PID"] == strconv.Itoa(pid) {
+		return bySlurm(task, env, SourceStepd)
+	}
+	found, ok, err := byLauncher(task, env)
+	switch {
+	case ok || err != nil:
+		return found, err
+	case inTask:
+		return bySlurm(task, env, SourceInherited)
 	}
 	return alone(task, env)
 }
@@ -218,58 +220,47 @@ func jobVariables(env Env) []string {
 	return found
 }
 
-func bySlurmstepd(task Task, env Env, pid int) (Task, bool, error) {
-	if env["SLURM_TASK_PID"] != strconv.Itoa(pid) {
-		return Task{}, false, nil
-	}
-	return bySlurm(task, env, SourceStepd)
-}
-
 // bySlurm takes the rank from SLURM_LOCALID and the size from the items of SLURM_GTIDS, the ranks of this step on
 // this node. SLURM_NTASKS and similar variables count other nodes or the whole job.
-func bySlurm(task Task, env Env, source string) (Task, bool, error) {
-	rank, ok := env["SLURM_LOCALID"]
-	if !ok {
-		return Task{}, false, nil
-	}
+func bySlurm(task Task, env Env, source string) (Task, error) {
 	ids, ok := env["SLURM_GTIDS"]
 	if !ok {
-		return Task{}, false, fmt.Errorf("SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper")
+		return Task{}, fmt.Errorf("SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper")
 	}
-	for _, id := range strings.Split(ids, ",") {
+	size := 0
+	for id := range strings.SplitSeq(ids, ",") {
 		if _, err := parseDigits(id); err != nil {
-			return Task{}, false, fmt.Errorf("SLURM_GTIDS is %s, want the numbers of this node's ranks", quote(ids))
+			return Task{}, fmt.Errorf("SLURM_GTIDS is %s, want the numbers of this node's ranks", quote(ids))
 		}
+		size++
 	}
-	size := strconv.Itoa(strings.Count(ids, ",") + 1)
-	found, err := parsePlace(task, source, "SLURM_LOCALID", rank, "the items of SLURM_GTIDS", size)
-	return found, err == nil, err
+	return parsePlace(task, source, "SLURM_LOCALID", env["SLURM_LOCALID"], "the items of SLURM_GTIDS", strconv.Itoa(size))
 }
 
 // byLauncher uses the first launcher that sets both rank and size. If a launcher sets only the rank, byLauncher
 // fails, because Slurm's variables then describe the launcher and not the rank.
 func byLauncher(task Task, env Env) (Task, bool, error) {
 	half := ""
-	for _, l := range Launchers() {
-		_, marked := env[l.Marker]
-		rank, ok := env[l.Rank]
-		if !ok || l.Marker != "" && !marked {
+	for _, l := range launchers {
+		_, marked := env[l.marker]
+		rank, ok := env[l.rank]
+		if !ok || l.marker != "" && !marked {
 			continue
 		}
 		size, source, ok := launcherSize(env, l)
 		if !ok {
-			half = cmp.Or(half, l.Rank)
+			half = cmp.Or(half, l.rank)
 			continue
 		}
-		found, err := parsePlace(task, l.Name, l.Rank, rank, source, size)
+		found, err := parsePlace(task, l.name, l.rank, rank, source, size)
 		return found, err == nil, err
 	}
 	if half != "" {
 		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export "+
 			"LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
 	}
-	for _, l := range Launchers() {
-		if _, ok := env[l.World]; ok && !bySlurmsPlugin(env, l.World) {
+	for _, l := range launchers {
+		if _, ok := env[l.world]; ok && !bySlurmsPlugin(env, l.world) {
 			return Task{}, false, withoutPlace(l)
 		}
 	}
@@ -296,22 +287,22 @@ func bySlurmsPlugin(env Env, world string) bool {
 
 // withoutPlace is the error for a rank whose launcher tells it no place on its node. It is the same for all ranks, so
 // that one of them can print it.
-func withoutPlace(l Launcher) error {
+func withoutPlace(l launcher) error {
 	repair := "export LOCAL_RANK and LOCAL_WORLD_SIZE"
-	if l.World == "PMIX_RANK" { // PRRTE's own personality has no place; that of Open MPI has (run with PRRTE of 5.0.7)
+	if l.world == "PMIX_RANK" { // PRRTE's own personality has no place; that of Open MPI has (run with PRRTE of 5.0.7)
 		repair = "give prun or prterun --personality ompi, or " + repair
 	}
 	return fmt.Errorf("%s is set, so a launcher started this rank, but no variable has its place on this node: %s",
-		l.World, repair)
+		l.world, repair)
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
-func launcherSize(env Env, l Launcher) (size, source string, ok bool) {
-	if l.Size != "" {
-		size, ok = env[l.Size]
-		return size, l.Size, ok
+func launcherSize(env Env, l launcher) (size, source string, ok bool) {
+	if l.size != "" {
+		size, ok = env[l.size]
+		return size, l.size, ok
 	}
-	if l.Name == "Flux" && env["FLUX_JOB_NNODES"] == "1" {
+	if l.name == "Flux" && env["FLUX_JOB_NNODES"] == "1" {
 		size, ok = env["FLUX_JOB_SIZE"]
 		return size, "FLUX_JOB_SIZE", ok
 	}
@@ -340,8 +331,8 @@ func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task,
 // alone is for a process that no launcher started. It fails for a launcher's rank, because as rank 0 of 1 each rank
 // would take the whole GPU.
 func alone(task Task, env Env) (Task, error) {
-	for _, l := range Launchers() {
-		if _, ok := env[l.World]; ok {
+	for _, l := range launchers {
+		if _, ok := env[l.world]; ok {
 			return Task{}, withoutPlace(l)
 		}
 	}
