@@ -69,6 +69,7 @@ type OfRoot struct {
 	Raised     bool
 	TakerPlace func() (*lease.TakerPlace, error) // takes a place among the node's takers; nil for takers that are not counted
 	Recorder   []string                          // the command line of the program that records what the job uses; empty for none
+	Published  func() bool                       // whether the job has its ticket; the recorder starts then
 	Promise    func(time.Time)                   // is told before each wait by when the guard acts again
 	Guards     func() int                        // how many guards run on the node, about
 	Leased     func() bool                       // whether the job's lease exists; a guard without a lease ends

@@ -3,10 +3,12 @@
 package guard
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -26,7 +28,11 @@ type recorder struct {
 	started chan *program // one element: nil if the start has failed
 }
 
-// startRecorder starts the recorder in another goroutine, because on a busy node the start takes time.
+// ticketCheck is the time between two looks for the job's ticket.
+const ticketCheck = 10 * time.Millisecond
+
+// startRecorder starts the recorder when the job has its ticket, because the prolog needs the processors and the
+// driver until then. That is in another goroutine, because on a busy node the start takes time.
 func (g *Guard) startRecorder() {
 	if len(g.Recorder) == 0 {
 		return
@@ -34,6 +40,9 @@ func (g *Guard) startRecorder() {
 	r := &recorder{make(chan usage.Event, maxEvents), make(chan *program, 1)}
 	g.recorder = r
 	go func() {
+		for !g.Published() {
+			site.Sleep(context.Background(), ticketCheck)
+		}
 		p, err := startProgram(g.Recorder...)
 		if r.started <- p; err != nil {
 			g.warn("cannot record what the job uses", err)

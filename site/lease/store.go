@@ -278,6 +278,12 @@ func (s *Store) WriteTicket(t Ticket) error {
 	return nil
 }
 
+// HasTicket reports whether a job has a ticket.
+func (s *Store) HasTicket(job uint32) bool {
+	_, err := os.Lstat(s.TicketPath(job))
+	return err == nil
+}
+
 // ReadTicket returns the ticket of a job. Its errors are those of Read.
 func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 	path := s.TicketPath(job)

@@ -104,17 +104,16 @@ func (l line) recordJob(log zerolog.Logger) error {
 	}
 	store := lease.OpenReadOnly(l.paths.Run(), boot)
 	events := readEvents(os.Stdin)
-	published, withdrawn := watchTicket(store.TicketPath(l.job))
-	// NVML is opened after the prolog, because the prolog must not wait for a driver that is busy with the recorder.
-	early, ok := waitForTicket(events, published)
-	if !ok {
+	withdrawn := watchTicket(store.TicketPath(l.job))
+	o := options{interval: l.interval, log: log}
+	o.ticket, err = store.ReadTicket(l.job)
+	if errors.Is(err, lease.ErrNotFound) { // the epilog has begun
 		return nil
 	}
-	o := options{interval: l.interval, early: early, log: log}
-	if o.lease, err = store.Read(l.job); err != nil {
-		return err
+	if err == nil {
+		o.lease, err = store.Read(l.job)
 	}
-	if o.ticket, err = store.ReadTicket(l.job); err != nil {
+	if err != nil {
 		return err
 	}
 	if o.folder, err = site.OpenFolder(store.JobDir(l.job)); err != nil {

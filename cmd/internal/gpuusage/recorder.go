@@ -32,7 +32,6 @@ type options struct {
 	interval time.Duration
 	samplers []sampler // one for each device of the ticket, nil if the device cannot be sampled
 	read     func(pid int) clientenv.Environment
-	early    []usage.Event // what the guard reported before the ticket was there
 	log      zerolog.Logger
 }
 
@@ -98,9 +97,6 @@ func readEvents(source io.Reader) <-chan usage.Event {
 
 // run records until there are no more events of the guard. The job ends when its ticket is withdrawn.
 func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
-	for _, e := range r.early {
-		r.tell(e)
-	}
 	r.last = time.Now()
 	timer, changed := time.NewTimer(min(firstSample, r.interval)), (<-chan time.Time)(nil)
 	for {

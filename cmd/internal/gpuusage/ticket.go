@@ -7,46 +7,23 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
 
 // missedTicket is the time between two checks of the folder if the kernel allows no watch.
 const missedTicket = time.Second
 
-// watchTicket reports when a job's ticket is published and when it is withdrawn, by closing a channel each time. The
-// prolog writes the ticket last, and the epilog removes it first.
-func watchTicket(path string) (published, withdrawn <-chan struct{}) {
-	came, went := make(chan struct{}), make(chan struct{})
-	changes := watch(filepath.Dir(path))
+// watchTicket closes a channel when a job's ticket is withdrawn. The epilog removes the ticket first.
+func watchTicket(path string) (withdrawn <-chan struct{}) {
+	gone := make(chan struct{})
+	wait := watch(filepath.Dir(path))
 	go func() {
-		await(changes, func() bool { return exists(path) })
-		close(came)
-		await(changes, func() bool { return !exists(path) })
-		close(went)
-	}()
-	return came, went
-}
-
-// waitForTicket waits for a ticket. It returns the events that the guard sends until then. ok is false if the guard has ended.
-func waitForTicket(events <-chan usage.Event, published <-chan struct{}) (early []usage.Event, ok bool) {
-	for {
-		select {
-		case e, ok := <-events:
-			if !ok {
-				return nil, false
-			}
-			early = append(early, e)
-		case <-published:
-			return early, true
+		for exists(path) {
+			wait()
 		}
-	}
-}
-
-func await(changes func(), done func() bool) {
-	for !done() {
-		changes()
-	}
+		close(gone)
+	}()
+	return gone
 }
 
 func exists(path string) bool {
@@ -61,7 +38,7 @@ func watch(folder string) func() {
 	if err != nil {
 		return sleep
 	}
-	if _, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_ONLYDIR); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, folder, unix.IN_DELETE|unix.IN_ONLYDIR); err != nil {
 		unix.Close(fd)
 		return sleep
 	}
