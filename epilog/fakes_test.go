@@ -53,7 +53,7 @@ func (n *node) epilog() Epilog {
 	n.log.Reset()
 	return Epilog{
 		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Logs: n.logs,
-		Log:          zerolog.New(&n.log),
+		Log:          zerolog.New(zerolog.SyncWriter(&n.log)),
 		RerunCommand: func(job lease.Job) string { return fmt.Sprintf("epilog of job %d", job.ID) },
 	}
 }

@@ -3,10 +3,10 @@
 package epilog
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
@@ -24,16 +24,12 @@ func (e Epilog) startNVML(l lease.Lease) {
 // restoreModes restores the modes that the record lists. It leaves a device that belongs to another job by now. It
 // leaves a mode that is neither the one that was set nor the one before, because an admin has set it since.
 func (e Epilog) restoreModes(l lease.Lease) error {
-	var failed error
-	for _, held := range l.Held {
-		if held.NewMode == "" {
-			continue
+	return site.Each(len(l.Held), func(i int) error {
+		if l.Held[i].NewMode == "" {
+			return nil
 		}
-		if err := e.restoreMode(l.Job.ID, held); err != nil {
-			failed = errors.Join(failed, err)
-		}
-	}
-	return failed
+		return e.restoreMode(l.Job.ID, l.Held[i])
+	})
 }
 
 func (e Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {

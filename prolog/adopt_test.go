@@ -49,7 +49,7 @@ func TestTheSamePrologAgainAdoptsWhatIsThere(t *testing.T) {
 	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	if after := n.content(); after != before {
 		t.Errorf("the records were %s and are %s", before, after)
 	}
@@ -66,7 +66,7 @@ func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	if after := n.content(); after != before {
 		t.Errorf("the records were %s and are %s", before, after)
 	}
@@ -81,7 +81,7 @@ func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did("start guard: lease open, claims a, ticket")
+	n.Did("start guard: lease open, claims a, ticket")
 	if l, err := n.Store.Read(7); err != nil || l.Guard != n.Self || l.Phase != lease.Opened {
 		t.Errorf("the lease names %v, phase %s, %v", l.Guard, l.Phase, err)
 	}
@@ -146,7 +146,7 @@ func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
 	if outcome, err := n.open(job(0), refusing("not any more")); outcome != Adopted || err != nil {
 		t.Errorf("with a ticket: %s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	if err := n.Store.RemoveTicket(7); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {
 	if outcome, err := n.open(j, granting(grant)); outcome != Failed || !errors.Is(err, lease.ErrCorrupt) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	if content, err := os.ReadFile(path); err != nil || string(content) != "{" {
 		t.Errorf("the lease is %q, %v", content, err)
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -73,6 +72,7 @@ func (n *node) open(job slurm.Job, rules policy.Policy) (Outcome, error) {
 	n.Events = nil
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
+	defer n.Order()
 	return n.prolog().Open(ctx, job, rules)
 }
 
@@ -82,17 +82,6 @@ func (n *node) mustOpen(job slurm.Job) {
 	if outcome, err := n.open(job, granting(oneDaemon())); outcome != Opened || err != nil {
 		n.T.Fatalf("the prolog of job %d: %s, %v", job.ID, outcome, err)
 	}
-}
-
-// did checks the events. Daemon and guard start at the same time, so did puts their events into one order.
-func (n *node) did(want ...string) {
-	n.T.Helper()
-	for i := 1; i < len(n.Events); i++ {
-		if strings.HasPrefix(n.Events[i-1], "start guard") && strings.HasPrefix(n.Events[i], "start daemon") {
-			n.Events[i-1], n.Events[i] = n.Events[i], n.Events[i-1]
-		}
-	}
-	n.Did(want...)
 }
 
 // job is job 7 of user hpc1, which asks for MPS and has the node's GPUs at these places.

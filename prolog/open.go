@@ -201,15 +201,22 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 	return single
 }
 
-// apply carries out the lease, in the order of docs/contract.md.
+// apply carries out the lease, in the order of docs/contract.md. The modes are set while the daemon starts: only the
+// daemon's server opens the GPUs, and Configure starts it.
 func (p Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []site.Device) error {
-	if err := p.step("modes", func() error { return p.setModes(l) }); err != nil {
+	if err := p.modesAsClaimed(l); err != nil {
 		return err
 	}
-	if err := p.step("folders", func() error { return p.makeDirs(l) }); err != nil {
-		return err
+	modes, held := make(chan error, 1), l.Held
+	go func() { modes <- p.step("modes", func() error { return p.setModes(held) }) }()
+	err := p.step("folders", func() error { return p.makeDirs(l) })
+	if err == nil {
+		err = p.step("daemon and guard", func() error { return p.startAll(ctx, l) })
 	}
-	if err := p.step("daemon and guard", func() error { return p.startAll(ctx, l) }); err != nil {
+	if failed := <-modes; failed != nil {
+		return failed // and not err, which the user may have caused
+	}
+	if err != nil {
 		return err
 	}
 	ceiling := policy.PercentFrom(v.verdict.Grant.Ceiling)
@@ -251,11 +258,8 @@ func (p Prolog) modeOf(uuid site.UUID) (site.Mode, error) {
 }
 
 // setModes sets the modes and reads them back, because only the driver knows whether a GPU is exclusive.
-func (p Prolog) setModes(l *lease.Lease) error {
-	if err := p.modesAsClaimed(l); err != nil {
-		return err
-	}
-	for _, held := range l.Held {
+func (p Prolog) setModes(gpus []lease.ClaimedGPU) error {
+	for _, held := range gpus {
 		if held.NewMode == "" || held.NewMode == held.OriginalMode {
 			continue
 		}
@@ -338,7 +342,7 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	if l.Hold > 0 {
 		all++
 	}
-	err := runAll(all, func(n int) (err error) {
+	err := site.Each(all, func(n int) (err error) {
 		if n == daemons {
 			l.Guard, err = p.Guards.Start(ctx, job)
 			return err
@@ -350,22 +354,9 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 }
 
 func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease, ceiling policy.Percent) error {
-	return runAll(len(l.Daemons), func(n int) error {
+	return site.Each(len(l.Daemons), func(n int) error {
 		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], ceiling)
 	})
-}
-
-// runAll runs act for 0 to n-1 side by side and joins the errors.
-func runAll(n int, act func(int) error) error {
-	results := make(chan error, n)
-	for i := range n {
-		go func() { results <- act(i) }()
-	}
-	var failed error
-	for range n {
-		failed = errors.Join(failed, <-results)
-	}
-	return failed
 }
 
 // step runs one step and logs its time.

@@ -27,7 +27,7 @@ func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 	n := newNode(t)
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveProcess // an admin has set it, so the prolog sets nothing
 	n.mustOpen(job(0, 1))
-	n.did(
+	n.Did(
 		"set mode of a to exclusive_process: lease opening, claims a b",
 		"make group-7-0: lease opening, claims a b",
 		"start daemon of ab as hpc1: lease opening, claims a b",
@@ -91,7 +91,7 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 		t.Fatalf("%s, %v", outcome, err)
 	}
 	slices.Sort(n.Events) // the daemons start side by side
-	n.did(
+	n.Did(
 		"make group-7-0: lease opening, claims a b",
 		"make group-7-1: lease opening, claims a b",
 		"set ceiling 100: lease opening, claims a b",
@@ -134,7 +134,30 @@ func TestAModeThatIsAcceptedAndNotSetIsAFailure(t *testing.T) {
 	if outcome != Failed || err == nil || err.Error() != want {
 		t.Errorf("%s, %v, want %s", outcome, err, want)
 	}
-	n.did("set mode of a to exclusive_process: lease opening, claims a", "undo: lease opening, claims a")
+	n.Did(
+		"set mode of a to exclusive_process: lease opening, claims a",
+		"make group-7-0: lease opening, claims a",
+		"start daemon of a as hpc1: lease opening, claims a",
+		"start guard: lease opening, claims a",
+		"undo: lease opening, claims a",
+	)
+	n.IsAsBefore()
+}
+
+// A mode that cannot be set is the node's failure, also if the daemon, which starts at the same time, fails as the user.
+// The job is not refused, and no trial as nobody follows.
+func TestAModeThatFailsBesideADaemonDrainsTheNode(t *testing.T) {
+	n := newNode(t)
+	broken := errors.New("cannot set mode: it is broken")
+	n.Fail["set mode of a to exclusive_process"], n.asUser = broken, errors.New("it is killed")
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Failed || !errors.Is(err, broken) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	for _, event := range n.Events {
+		if strings.Contains(event, "as nobody") {
+			t.Errorf("done: %q", n.Events)
+		}
+	}
 	n.IsAsBefore()
 }
 
@@ -185,7 +208,7 @@ func TestAGPUOfAnotherJobIsNotChanged(t *testing.T) {
 	if outcome != Failed || !errors.As(err, &held) || held.Job != 8 || held.UUID != fakenode.GPUB {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
 		t.Errorf("modes: %v", n.Modes)
 	}
@@ -202,7 +225,7 @@ func TestAGPUThatIsOutOfServiceStaysSo(t *testing.T) {
 	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "an admin took it out of service") {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	if n.Modes[fakenode.GPUA] != site.ModeProhibited || len(n.Files()) > 0 {
 		t.Errorf("mode %s, files %q", n.Modes[fakenode.GPUA], n.Files())
 	}
@@ -230,7 +253,7 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 		"set ceiling 100: lease opening, claims a",
 		"undo: lease opening, claims a",
 	}
-	n.did(slices.Concat(attempt, trial, attempt)...)
+	n.Did(slices.Concat(attempt, trial, attempt)...)
 	ticket, err := n.Store.ReadTicket(7)
 	reason := "cannot start the daemon: it was killed: it works for others"
 	if err != nil || !strings.HasPrefix(ticket.RefusalReason, reason) {
@@ -313,6 +336,6 @@ func TestADaemonWithoutRoomForAClientIsNotStarted(t *testing.T) {
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Failed || err == nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	n.IsAsBefore()
 }

@@ -68,7 +68,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			if ticket.RunWithoutMPS || ticket.Daemons != nil {
 				t.Errorf("the ticket has more than the reason: %+v", ticket)
 			}
-			n.did()
+			n.Did()
 			n.IsAsBefore("tickets/7.json")
 		})
 	}
@@ -84,7 +84,7 @@ func TestALookUpThatFailsIsTheNodesFailure(t *testing.T) {
 	if outcome, err := p.Open(context.Background(), job(0), rules); outcome != Failed || !errors.Is(err, broken) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.did()
+	n.Did()
 	n.IsAsBefore()
 }
 
