@@ -419,7 +419,7 @@ func TestStatusMarksDisagreements(t *testing.T) {
 		{"the claim is gone", func(s scene) { s.remove("claims/" + string(s.uuid(0))) }, "lease-without-claim"},
 		{"the lease is torn", func(s scene) { s.record("leases/7.json", `{"schema":1,`) }, "lease-unreadable"},
 		{"the lease is of a newer kind", func(s scene) {
-			s.record("leases/7.json", strings.Replace(read(s.t, s.path("leases/7.json")), `"schema": 2`, `"schema": 9`, 1))
+			s.record("leases/7.json", strings.Replace(read(s.t, s.path("leases/7.json")), `"schema": 3`, `"schema": 9`, 1))
 		}, "lease-unreadable"},
 		{"the lease is a user's", func(s scene) { _ = os.Chown(s.path("leases/7.json"), uid, gid) }, "lease-unreadable"},
 		{"its prolog died", func(s scene) {

@@ -82,7 +82,7 @@ func TestBadLeases(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
 		{"torn", "{", "torn record: unexpected end of JSON input"},
 		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 2"},
-		{"of another job", `{"schema":2,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
+		{"of another job", `{"schema":3,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)

@@ -172,9 +172,9 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 // because the epilog has told it to quit and has then tried SIGKILL, and does both again.
 func (e Epilog) logRepair(failed error, l lease.Lease) error {
 	var commands []string
-	for _, held := range l.Held {
-		if held.NewMode != "" {
-			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.OriginalMode))))
+	for _, gpu := range l.GPUs {
+		if gpu.NewMode != "" {
+			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", gpu.UUID, strings.ToUpper(string(gpu.OriginalMode))))
 		}
 	}
 	commands = append(commands, e.RerunCommand(l.Job))

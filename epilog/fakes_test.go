@@ -80,8 +80,8 @@ func (n *node) leased(change func(*lease.Lease)) lease.Lease {
 		}},
 	}
 	for minor, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUB} {
-		held := lease.ClaimedGPU{UUID: uuid, Minor: minor, OriginalMode: n.Modes[uuid], NewMode: site.ModeExclusiveProcess}
-		l.Held = append(l.Held, held)
+		gpu := lease.LeasedGPU{UUID: uuid, Minor: minor, OriginalMode: n.Modes[uuid], NewMode: site.ModeExclusiveProcess}
+		l.GPUs = append(l.GPUs, gpu)
 		n.Modes[uuid] = site.ModeExclusiveProcess
 	}
 	if change != nil {

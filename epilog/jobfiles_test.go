@@ -37,7 +37,7 @@ func TestJobFiles(t *testing.T) {
 			t.Cleanup(func() { os.RemoveAll(dir) })
 			n := newNode(t)
 			n.leased(func(l *lease.Lease) {
-				l.Held[0].JobFile, l.Held[1].JobFile = filepath.Join(dir, "0"), filepath.Join(dir, "1")
+				l.GPUs[0].JobFile, l.GPUs[1].JobFile = filepath.Join(dir, "0"), filepath.Join(dir, "1")
 			})
 			for name, content := range c.before {
 				_ = os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755)
@@ -73,7 +73,7 @@ func TestJobFilesInAFolderOfOthers(t *testing.T) {
 	if err := os.WriteFile(path, []byte("7\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	n.leased(func(l *lease.Lease) { l.Held[0].JobFile = path })
+	n.leased(func(l *lease.Lease) { l.GPUs[0].JobFile = path })
 	if err := n.close(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,9 +93,9 @@ func TestJobFileOfAGPUThatAnotherJobHolds(t *testing.T) {
 	if err := os.WriteFile(path, []byte("7\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	n.leased(func(l *lease.Lease) { l.Held[0].JobFile = path })
+	n.leased(func(l *lease.Lease) { l.GPUs[0].JobFile = path })
 	l, err := n.Store.Read(7)
-	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, Held: l.Held}
+	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, GPUs: l.GPUs}
 	err = errors.Join(err, n.Store.Delete(t.Context(), l), n.Store.Create(t.Context(), other), n.Store.Save(l))
 	if err != nil {
 		t.Fatal(err)

@@ -87,7 +87,7 @@ func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, Held: l.Held[1:]}
+	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, GPUs: l.GPUs[1:]}
 	err = errors.Join(n.Store.Delete(t.Context(), l), n.Store.Create(t.Context(), other), n.Store.Save(l))
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
 // A mode that the prolog did not set is not restored, and the driver is not asked for it.
 func TestAModeThatWasNotSetIsNotRestored(t *testing.T) {
 	n := newNode(t)
-	n.leased(func(l *lease.Lease) { l.Held[1].OriginalMode, l.Held[1].NewMode = "", "" })
+	n.leased(func(l *lease.Lease) { l.GPUs[1].OriginalMode, l.GPUs[1].NewMode = "", "" })
 	n.Fail["read mode of b"] = errors.New("the driver does not answer")
 	if err := n.close(); err != nil {
 		t.Error(err)

@@ -22,7 +22,7 @@ func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState
 	var request policy.Request
 	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
 	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
-		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.Held)).
+		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.GPUs)).
 		Int("clients_at_epilog", end.clients).Int("terminated", end.terminated).Bool("closed", closed)
 	if !l.CreatedAt.IsZero() {
 		line = line.Float64("seconds", time.Since(l.CreatedAt).Seconds())

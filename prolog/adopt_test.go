@@ -131,7 +131,7 @@ func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 				device = fakenode.GPUB
 			}
 			l, err := n.Store.Read(7)
-			if err != nil || l.Phase != lease.Opened || l.Held[0].UUID != device || l.Held[0].OriginalMode != site.ModeDefault {
+			if err != nil || l.Phase != lease.Opened || l.GPUs[0].UUID != device || l.GPUs[0].OriginalMode != site.ModeDefault {
 				t.Errorf("lease: %+v, %v", l, err)
 			}
 		})

@@ -115,11 +115,11 @@ func (n *node) undo(_ context.Context, l lease.Lease) error {
 	if err := n.Event("undo"); err != nil {
 		return err
 	}
-	for _, held := range l.Held {
-		if held.NewMode == "" || n.Modes[held.UUID] == held.OriginalMode {
+	for _, gpu := range l.GPUs {
+		if gpu.NewMode == "" || n.Modes[gpu.UUID] == gpu.OriginalMode {
 			continue
 		}
-		if err := (gpus{n}).SetMode(held.UUID, held.OriginalMode); err != nil {
+		if err := (gpus{n}).SetMode(gpu.UUID, gpu.OriginalMode); err != nil {
 			return err
 		}
 	}
@@ -233,8 +233,8 @@ func (g gpus) SetMode(uuid site.UUID, mode site.Mode) error {
 func (g gpus) recorded(uuid site.UUID) bool {
 	job, _, _ := g.n.Store.Owner(uuid)
 	l, err := g.n.Store.Read(job)
-	return err == nil && slices.ContainsFunc(l.Held, func(held lease.ClaimedGPU) bool {
-		return held.UUID == uuid && held.OriginalMode == g.n.Modes[uuid]
+	return err == nil && slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool {
+		return gpu.UUID == uuid && gpu.OriginalMode == g.n.Modes[uuid]
 	})
 }
 

@@ -31,8 +31,8 @@ func TestJobFiles(t *testing.T) {
 	}
 	for i, name := range []string{"0", "1"} {
 		path := filepath.Join(n.jobFiles, name)
-		if content, err := os.ReadFile(path); err != nil || string(content) != "7\n" || l.Held[i].JobFile != path {
-			t.Errorf("%s: %q, %v; the lease has %+v", path, content, err, l.Held[i])
+		if content, err := os.ReadFile(path); err != nil || string(content) != "7\n" || l.GPUs[i].JobFile != path {
+			t.Errorf("%s: %q, %v; the lease has %+v", path, content, err, l.GPUs[i])
 		}
 	}
 }
@@ -41,8 +41,8 @@ func TestJobFiles(t *testing.T) {
 func TestNoJobFiles(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))
-	if l, err := n.Store.Read(7); err != nil || l.Held[0].JobFile != "" {
-		t.Errorf("%+v, %v", l.Held, err)
+	if l, err := n.Store.Read(7); err != nil || l.GPUs[0].JobFile != "" {
+		t.Errorf("%+v, %v", l.GPUs, err)
 	}
 }
 

@@ -73,7 +73,7 @@ func failedAsUser(err error) bool {
 
 // attempt makes a lease. It stops at the first error, and then undoes what the lease lists.
 func (p Prolog) attempt(ctx context.Context, l lease.Lease, v opening, devices []site.Device) error {
-	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
+	l.GPUs, l.Daemons = slices.Clone(l.GPUs), slices.Clone(l.Daemons)
 	if err := p.step("lease", func() error { return p.Store.Create(ctx, l) }); err != nil {
 		return err
 	}
@@ -104,9 +104,9 @@ func (p Prolog) trial(l lease.Lease, grant policy.Grant) error {
 	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace, l.Hold = "nobody", nobody, "", 0, 0
-	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
-	for i := range l.Held {
-		l.Held[i].OriginalMode, l.Held[i].NewMode, l.Held[i].JobFile = "", "", ""
+	l.GPUs, l.Daemons = slices.Clone(l.GPUs), slices.Clone(l.Daemons)
+	for i := range l.GPUs {
+		l.GPUs[i].OriginalMode, l.GPUs[i].NewMode, l.GPUs[i].JobFile = "", "", ""
 	}
 	if err := p.Store.Create(ctx, l); err != nil {
 		return err
@@ -145,12 +145,12 @@ func (p Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 		CreatedAt: p.Clock(),
 	}
 	for _, device := range devices {
-		held, err := p.modeChange(device, grant)
+		gpu, err := p.modeChange(device, grant)
 		if err != nil {
 			return l, err
 		}
-		held.JobFile = p.jobFile(device.UUID)
-		l.Held = append(l.Held, held)
+		gpu.JobFile = p.jobFile(device.UUID)
+		l.GPUs = append(l.GPUs, gpu)
 	}
 	for n, group := range groups(devices, grant.Scope) {
 		if _, err := p.Daemons.Fit(len(group)); err != nil {
@@ -176,17 +176,17 @@ func (p Prolog) served() int {
 
 // modeChange returns the new mode of a device. EXCLUSIVE_PROCESS does not exist for MIG instances. PROHIBITED stays,
 // because an admin took that GPU out of service.
-func (p Prolog) modeChange(device site.Device, grant policy.Grant) (lease.ClaimedGPU, error) {
-	held := lease.ClaimedGPU{UUID: device.UUID, Minor: device.Minor}
+func (p Prolog) modeChange(device site.Device, grant policy.Grant) (lease.LeasedGPU, error) {
+	gpu := lease.LeasedGPU{UUID: device.UUID, Minor: device.Minor}
 	if device.UUID.MIG() || grant.Compute == policy.ComputeUnchanged {
-		return held, nil
+		return gpu, nil
 	}
 	mode, err := p.modeOf(device.UUID)
 	if err != nil {
-		return held, err
+		return gpu, err
 	}
-	held.OriginalMode, held.NewMode = mode, site.ModeExclusiveProcess
-	return held, nil
+	gpu.OriginalMode, gpu.NewMode = mode, site.ModeExclusiveProcess
+	return gpu, nil
 }
 
 // groups returns which devices share a daemon. A daemon serves only one MIG instance.
@@ -207,8 +207,8 @@ func (p Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []
 	if err := p.modesAsClaimed(l); err != nil {
 		return err
 	}
-	modes, held := make(chan error, 1), l.Held
-	go func() { modes <- p.step("modes", func() error { return p.setModes(held) }) }()
+	modes, gpus := make(chan error, 1), l.GPUs
+	go func() { modes <- p.step("modes", func() error { return p.setModes(gpus) }) }()
 	err := p.step("folders", func() error { return p.makeDirs(l) })
 	if err == nil {
 		err = p.step("daemon and guard", func() error { return p.startAll(ctx, l) })
@@ -231,16 +231,16 @@ func (p Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []
 // epilog may have restored them, and this job must restore the later modes.
 func (p Prolog) modesAsClaimed(l *lease.Lease) error {
 	changed := false
-	for i, held := range l.Held {
-		if held.NewMode == "" {
+	for i, gpu := range l.GPUs {
+		if gpu.NewMode == "" {
 			continue
 		}
-		mode, err := p.modeOf(held.UUID)
+		mode, err := p.modeOf(gpu.UUID)
 		if err != nil {
 			return err
 		}
-		changed = changed || mode != held.OriginalMode
-		l.Held[i].OriginalMode = mode
+		changed = changed || mode != gpu.OriginalMode
+		l.GPUs[i].OriginalMode = mode
 	}
 	if !changed {
 		return nil
@@ -258,20 +258,20 @@ func (p Prolog) modeOf(uuid site.UUID) (site.Mode, error) {
 }
 
 // setModes sets the modes and reads them back, because only the driver knows whether a GPU is exclusive.
-func (p Prolog) setModes(gpus []lease.ClaimedGPU) error {
-	for _, held := range gpus {
-		if held.NewMode == "" || held.NewMode == held.OriginalMode {
+func (p Prolog) setModes(gpus []lease.LeasedGPU) error {
+	for _, gpu := range gpus {
+		if gpu.NewMode == "" || gpu.NewMode == gpu.OriginalMode {
 			continue
 		}
-		if err := p.GPUs.SetMode(held.UUID, held.NewMode); err != nil {
+		if err := p.GPUs.SetMode(gpu.UUID, gpu.NewMode); err != nil {
 			return err
 		}
-		mode, err := p.GPUs.Mode(held.UUID)
+		mode, err := p.GPUs.Mode(gpu.UUID)
 		if err != nil {
 			return err
 		}
-		if mode != held.NewMode {
-			return fmt.Errorf("cannot set compute mode of %s: set to %s, and it reads %s", held.UUID, held.NewMode, mode)
+		if mode != gpu.NewMode {
+			return fmt.Errorf("cannot set compute mode of %s: set to %s, and it reads %s", gpu.UUID, gpu.NewMode, mode)
 		}
 	}
 	return nil
@@ -293,11 +293,11 @@ func (p Prolog) jobFile(uuid site.UUID) string {
 
 // writeJobFiles writes the job files. A failure costs the site a label in its charts, so it fails no job.
 func (p Prolog) writeJobFiles(l lease.Lease) {
-	for _, held := range l.Held {
-		if held.JobFile == "" {
+	for _, gpu := range l.GPUs {
+		if gpu.JobFile == "" {
 			continue
 		}
-		if err := lease.WriteJobFile(held.JobFile, l.Job.ID); err != nil {
+		if err := lease.WriteJobFile(gpu.JobFile, l.Job.ID); err != nil {
 			p.noJobFile(err)
 		}
 	}

@@ -53,11 +53,11 @@ func TestALeaseNamesWhatIsUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []lease.ClaimedGPU{
+	if want := []lease.LeasedGPU{
 		{UUID: fakenode.GPUA, Minor: 0, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess},
 		{UUID: fakenode.GPUB, Minor: 1, OriginalMode: site.ModeExclusiveThread, NewMode: site.ModeExclusiveProcess},
-	}; !slices.Equal(l.Held, want) {
-		t.Errorf("GPUs: %+v, want %+v", l.Held, want)
+	}; !slices.Equal(l.GPUs, want) {
+		t.Errorf("GPUs: %+v, want %+v", l.GPUs, want)
 	}
 	if len(l.Daemons) != 1 || l.Daemons[0].Proc != n.Self || l.Daemons[0].Group != "group-7-0" || l.Guard != n.Self {
 		t.Errorf("daemons %+v, guard %v", l.Daemons, l.Guard)
@@ -75,8 +75,8 @@ func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
 	n := newNode(t)
 	n.Modes[fakenode.GPUA], n.later = site.ModeExclusiveProcess, site.ModeDefault
 	n.mustOpen(job(0))
-	if l, err := n.Store.Read(7); err != nil || l.Held[0].OriginalMode != site.ModeDefault {
-		t.Errorf("the lease has %+v, %v", l.Held, err)
+	if l, err := n.Store.Read(7); err != nil || l.GPUs[0].OriginalMode != site.ModeDefault {
+		t.Errorf("the lease has %+v, %v", l.GPUs, err)
 	}
 	if n.Events[0] != "set mode of a to exclusive_process: lease opening, claims a" {
 		t.Errorf("done: %q", n.Events)
@@ -301,9 +301,9 @@ func TestATrialChangesNoMode(t *testing.T) {
 			return state()
 		}
 		trials++
-		for _, held := range l.Held {
-			if held.OriginalMode != "" || held.NewMode != "" || held.JobFile != "" {
-				t.Errorf("the trial's lease names %+v", held)
+		for _, gpu := range l.GPUs {
+			if gpu.OriginalMode != "" || gpu.NewMode != "" || gpu.JobFile != "" {
+				t.Errorf("the trial's lease names %+v", gpu)
 			}
 		}
 		return state()

@@ -21,7 +21,7 @@ func (p Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ti
 	g.MaxClients = p.maxClients(l, g)
 	t := lease.Ticket{
 		Job: l.Job, Rule: v.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
-		Exclusive: slices.ContainsFunc(l.Held, func(h lease.ClaimedGPU) bool { return h.NewMode == site.ModeExclusiveProcess }),
+		Exclusive: slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool { return gpu.NewMode == site.ModeExclusiveProcess }),
 		Daemons:   l.Daemons, ControlProgram: p.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
 	}
 	for i, device := range devices {

@@ -45,7 +45,7 @@ func thousand(tb testing.TB) *Reader {
 		uuid := site.UUID(fmt.Sprintf("GPU-%08x", i))
 		devices = append(devices, uuid)
 		owner := lease.Job{ID: uint32(i + 1), UID: 2001, GID: 2001, User: "hpc1"}
-		l := lease.Lease{Job: owner, Phase: lease.Opened, Held: []lease.ClaimedGPU{{UUID: uuid, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess}}}
+		l := lease.Lease{Job: owner, Phase: lease.Opened, GPUs: []lease.LeasedGPU{{UUID: uuid, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess}}}
 		t := lease.Ticket{Job: owner, Devices: []lease.TicketDevice{{Device: site.Device{UUID: uuid}}}}
 		if err := begin(j, l, t); err != nil {
 			tb.Fatal(err)

@@ -218,7 +218,7 @@ func (j *Job) obeys(l lease.Lease) {
 		made := l.CreatedAt
 		j.Since = &made
 	}
-	for _, held := range l.Held {
+	for _, held := range l.GPUs {
 		j.Devices = append(j.Devices, Held{UUID: held.UUID, Set: held.NewMode, Clients: []Client{}})
 	}
 	j.attach(l.Daemons)

@@ -25,7 +25,7 @@ import (
 )
 
 // Schema is the version of the records' form. A record of another version is refused.
-const Schema = 2
+const Schema = 3
 
 // The states of a record that cannot be used. Each has the same outcome everywhere. ErrNotFound and ErrStaleBoot:
 // there is nothing to undo. ErrCorrupt, ErrSchema and site.ErrNotRootOwned: an admin must look, and the node drains.
@@ -51,8 +51,8 @@ type Lease struct {
 	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU; 0, of an earlier version: 48
 	// Request is the request to the policy (a policy.Request), so that it can be repeated. No undo reads it.
 	Request   json.RawMessage `json:"request,omitempty"`
-	CreatedAt time.Time       `json:"created"`
-	Held      []ClaimedGPU    `json:"claims"`
+	CreatedAt time.Time       `json:"created_at"`
+	GPUs      []LeasedGPU     `json:"gpus"`
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
 	Guard site.Process `json:"guard,omitzero"`
@@ -63,9 +63,9 @@ func (l Lease) ServedClients() int { return cmp.Or(l.Clients, policy.Clients) }
 
 // UUIDs returns the devices of the lease.
 func (l Lease) UUIDs() []site.UUID {
-	list := make([]site.UUID, len(l.Held))
-	for i, held := range l.Held {
-		list[i] = held.UUID
+	list := make([]site.UUID, len(l.GPUs))
+	for i, gpu := range l.GPUs {
+		list[i] = gpu.UUID
 	}
 	return list
 }
@@ -81,9 +81,9 @@ type Job struct {
 	Groups []uint32 `json:"groups,omitempty"`
 }
 
-// ClaimedGPU is a device with its compute mode before the job and the mode that was set. NewMode is empty if the mode
+// LeasedGPU is a device with its compute mode before the job and the mode that was set. NewMode is empty if the mode
 // was not changed.
-type ClaimedGPU struct {
+type LeasedGPU struct {
 	UUID         site.UUID `json:"uuid"`
 	Minor        int       `json:"minor"` // N of /dev/nvidiaN
 	OriginalMode site.Mode `json:"original_mode,omitempty"`
@@ -112,13 +112,13 @@ type Ticket struct {
 	Boot           string         `json:"boot"`
 	Job            Job            `json:"job"`
 	Rule           string         `json:"rule,omitempty"`
-	RefusalReason  string         `json:"refused,omitempty"`         // why the job has no MPS; the rest is empty then
+	RefusalReason  string         `json:"refusal_reason,omitempty"`  // why the job has no MPS; the rest is empty then
 	RunWithoutMPS  bool           `json:"run_without_mps,omitempty"` // the site lets the job run without MPS
 	Grant          policy.Grant   `json:"grant,omitzero"`            // what a rank has if its user sets nothing else
 	Exclusive      bool           `json:"exclusive,omitempty"`       // the devices are in EXCLUSIVE_PROCESS: without MPS only one rank could run
 	Devices        []TicketDevice `json:"devices,omitempty"`         // in Slurm's order
 	Daemons        []Daemon       `json:"daemons,omitempty"`
-	ControlProgram Program        `json:"control,omitzero"`
+	ControlProgram Program        `json:"control_program,omitzero"`
 	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder through which ranks of one launch exchange their shares
 }
 

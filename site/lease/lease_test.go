@@ -50,7 +50,7 @@ func newStore(t *testing.T) *Store {
 func leaseOf(job uint32, devices ...site.UUID) Lease {
 	l := Lease{Job: Job{ID: job, UID: 2001, GID: 2001, User: "hpc1"}, Phase: Opening, DrainGrace: Duration(10 * time.Second)}
 	for _, d := range devices {
-		l.Held = append(l.Held, ClaimedGPU{UUID: d, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess})
+		l.GPUs = append(l.GPUs, LeasedGPU{UUID: d, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess})
 	}
 	return l
 }
@@ -90,7 +90,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 		t.Errorf("after Begin: %s, want %s", got, want)
 	}
 	read, err := j.Read(7)
-	if err != nil || read.Phase != Opening || len(read.Held) != 2 || read.Held[0] != l.Held[0] || time.Duration(read.DrainGrace) != 10*time.Second {
+	if err != nil || read.Phase != Opening || len(read.GPUs) != 2 || read.GPUs[0] != l.GPUs[0] || time.Duration(read.DrainGrace) != 10*time.Second {
 		t.Errorf("read %+v, %v", read, err)
 	}
 	if err := j.WriteTicket(Ticket{Job: l.Job, Rule: "mps"}); err != nil {
@@ -191,7 +191,7 @@ func TestARecordIsWholeOrAbsent(t *testing.T) {
 //
 // Contract: R4, R5
 func TestBadRecords(t *testing.T) {
-	good := `{"schema":2,"boot":"boot-1","job":{"id":7},"phase":"open"}`
+	good := `{"schema":3,"boot":"boot-1","job":{"id":7},"phase":"open"}`
 	for _, c := range []struct {
 		name   string
 		damage func(path string) error
@@ -200,10 +200,10 @@ func TestBadRecords(t *testing.T) {
 	}{
 		{"empty", write("", 0o600), ErrCorrupt, "torn record: unexpected end of JSON input"},
 		{"cut", write(good[:40], 0o600), ErrCorrupt, "torn record"},
-		{"of another form", write(`{"schema":2,"boot":"boot-1","job":7}`, 0o600), ErrCorrupt, "torn record"},
-		{"with a path for a device", write(`{"schema":2,"boot":"boot-1","job":{"id":7},"claims":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrCorrupt, `torn record: it names a device "../../etc/passwd"`},
-		{"without a boot", write(`{"schema":2}`, 0o600), ErrCorrupt, "torn record: it names no boot"},
-		{"of a newer schema", write(`{"schema":3,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 3, and this program knows 2"},
+		{"of another form", write(`{"schema":3,"boot":"boot-1","job":7}`, 0o600), ErrCorrupt, "torn record"},
+		{"with a path for a device", write(`{"schema":3,"boot":"boot-1","job":{"id":7},"gpus":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrCorrupt, `torn record: it names a device "../../etc/passwd"`},
+		{"without a boot", write(`{"schema":3}`, 0o600), ErrCorrupt, "torn record: it names no boot"},
+		{"of a newer schema", write(`{"schema":4,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 4, and this program knows 3"},
 		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrStaleBoot, "record of another boot"},
 		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), site.ErrNotRootOwned, "not root's own: it is job 8's"},
 		{"writable by others", write(good, 0o666), site.ErrNotRootOwned, "not root's own: its mode 0666 lets others write"},
@@ -474,8 +474,8 @@ func limited(files uint64, do func() error) error {
 }
 
 func FuzzRecord(f *testing.F) {
-	f.Add([]byte(`{"schema":2,"boot":"boot-1","job":{"id":7},"phase":"open","claims":[{"uuid":"GPU-1"}],"drain_grace":"10s"}`))
-	f.Add([]byte(`{"schema":2,"boot":"boot-1","job":7,"rule":"mps","grant":{"share":"even","memory":"8G"},"devices":[{"uuid":"GPU-1"}]}`))
+	f.Add([]byte(`{"schema":3,"boot":"boot-1","job":{"id":7},"phase":"open","gpus":[{"uuid":"GPU-1"}],"drain_grace":"10s"}`))
+	f.Add([]byte(`{"schema":3,"boot":"boot-1","job":7,"rule":"mps","grant":{"share":"even","memory":"8G"},"devices":[{"uuid":"GPU-1"}]}`))
 	f.Add([]byte(`{"schema":1e9,"boot":null}`))
 	f.Add([]byte(``))
 	dir := f.TempDir()

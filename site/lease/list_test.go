@@ -115,7 +115,7 @@ func BenchmarkRead1000(b *testing.B) {
 	}
 	for i := range 1000 {
 		l := leaseOf(uint32(i+1), site.UUID(fmt.Sprintf("GPU-%08x", i)))
-		l.Daemons = []Daemon{{Devices: []site.UUID{l.Held[0].UUID}, PipeDir: j.JobDir(l.Job.ID) + "/0/pipe"}}
+		l.Daemons = []Daemon{{Devices: []site.UUID{l.GPUs[0].UUID}, PipeDir: j.JobDir(l.Job.ID) + "/0/pipe"}}
 		if err := j.Save(l); err != nil {
 			b.Fatal(err)
 		}

@@ -149,9 +149,9 @@ func (s *Store) Read(job uint32) (Lease, error) {
 	if l.Job.ID != job {
 		return Lease{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, site.ErrNotRootOwned, l.Job.ID)
 	}
-	for _, held := range l.Held {
-		if !held.UUID.Valid() {
-			return Lease{}, fmt.Errorf("cannot read %s: %w: it names a device %q", path, ErrCorrupt, held.UUID)
+	for _, gpu := range l.GPUs {
+		if !gpu.UUID.Valid() {
+			return Lease{}, fmt.Errorf("cannot read %s: %w: it names a device %q", path, ErrCorrupt, gpu.UUID)
 		}
 	}
 	return l, nil
@@ -160,9 +160,9 @@ func (s *Store) Read(job uint32) (Lease, error) {
 // Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of
 // it again and returns an *InUseError.
 func (s *Store) Create(ctx context.Context, l Lease) error {
-	for _, held := range l.Held {
-		if !held.UUID.Valid() {
-			return fmt.Errorf("cannot begin lease of job %d: %q is not the UUID of a device", l.Job.ID, held.UUID)
+	for _, gpu := range l.GPUs {
+		if !gpu.UUID.Valid() {
+			return fmt.Errorf("cannot begin lease of job %d: %q is not the UUID of a device", l.Job.ID, gpu.UUID)
 		}
 	}
 	lock, err := flock(ctx, filepath.Join(s.dir, "lock"))
@@ -206,8 +206,8 @@ func (s *Store) claim(l Lease) error {
 	if err := writeFile(temporary, content, 0o600, -1, true); err != nil {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, site.ExplainFull(temporary, err))
 	}
-	for _, held := range l.Held {
-		if err := s.claimOne(temporary, held.UUID, l.Job.ID); err != nil {
+	for _, gpu := range l.GPUs {
+		if err := s.claimOne(temporary, gpu.UUID, l.Job.ID); err != nil {
 			return err
 		}
 	}

@@ -466,7 +466,7 @@ func (r *Reaper) leased() map[site.UUID]bool {
 		if err != nil {
 			continue
 		}
-		for _, held := range l.Held {
+		for _, held := range l.GPUs {
 			named[held.UUID] = true
 		}
 	}

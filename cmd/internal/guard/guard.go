@@ -208,7 +208,7 @@ func guardJob(
 	if line.interval > 0 {
 		o.Recorder = line.gpuUsage("--record", strconv.FormatUint(uint64(job), 10), "--interval", line.interval.String())
 	}
-	for _, held := range l.Held {
+	for _, held := range l.GPUs {
 		o.Minors = append(o.Minors, held.Minor)
 		o.Gauge = append(o.Gauge, "--gpu", string(held.UUID))
 	}

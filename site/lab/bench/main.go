@@ -243,7 +243,7 @@ func (b bench) others(n int) error {
 	}
 	for i := range n {
 		l := lease.Lease{Job: lease.Job{ID: uint32(100 + i), UID: uid, GID: gid}, Phase: lease.Opened,
-			Held: []lease.ClaimedGPU{{UUID: site.UUID(fmt.Sprintf("GPU-0000-%04d", i))}}}
+			GPUs: []lease.LeasedGPU{{UUID: site.UUID(fmt.Sprintf("GPU-0000-%04d", i))}}}
 		if err := journal.Create(context.Background(), l); err != nil {
 			return err
 		}
