@@ -672,7 +672,7 @@ func TestDoctorOfANodeWithWarnings(t *testing.T) {
 	w := newHealthyNode(t)
 	w.write(w.cgroup(), "ConstrainDevices=no\n")
 	result := w.doctor("-v")
-	if result.Code != 0 || !strings.Contains(result.Output, "\n  ~   a job can open its own GPUs alone\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
+	if result.Code != 0 || !strings.Contains(result.Output, "\n  ~   a job can open only its own GPUs\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	if strict := w.doctor("--strict"); strict.Code != 1 || !strings.HasSuffix(strict.Output, "\n~ 1 warning\n") {

@@ -50,7 +50,7 @@ var packages = map[string][]string{
 	"site/slurm/steps":      {"site", "site/proc"},
 	"site/clientenv":        {"policy", "site", "site/proc", "site/slurm"},
 	"site/inspect":          {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm", "site/usage"},
-	"site/doctor":           {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
+	"site/doctor":           {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
 	"site/reap":             {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
 	"cmd/internal/command":  {"cmd/internal/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/internal/mpsctl":   {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},

@@ -85,19 +85,19 @@ func (c Config) MaxDurations() (prolog, epilog time.Duration) {
 	return c.PrologDeadline + PrologMargin, c.EpilogDeadline + EpilogMargin
 }
 
-// libexec is the folder into which packages install the programs that slurmd runs.
-const libexec = "/usr/libexec/slurm-mps"
+// Libexec is the folder into which packages install the programs that slurmd runs.
+const Libexec = "/usr/libexec/slurm-mps"
 
 // ProgramPath returns the path of another program that slurmd or the guard runs: in the folder of this program if it is
-// there, or else in libexec.
+// there, or else in Libexec.
 func ProgramPath(program string) string {
 	self, err := os.Executable()
 	if err != nil {
-		return filepath.Join(libexec, program)
+		return filepath.Join(Libexec, program)
 	}
 	path := filepath.Join(filepath.Dir(self), program)
 	if _, err := os.Stat(path); err != nil {
-		return filepath.Join(libexec, program)
+		return filepath.Join(Libexec, program)
 	}
 	return path
 }

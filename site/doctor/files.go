@@ -40,7 +40,7 @@ func look(name, file string) File {
 		return f
 	}
 	f.Mode = info.Mode()
-	f.Loose, f.LooseWhy = loose(real)
+	f.Loose, f.LooseReason = loose(real)
 	return f
 }
 
@@ -226,7 +226,7 @@ func state(paths site.Paths) StateDir {
 			return s
 		}
 		if at == s.Path {
-			s.There, s.Mode, s.UID = true, fileMode(st.Mode), st.Uid
+			s.Exists, s.Mode, s.UID = true, fileMode(st.Mode), st.Uid
 		}
 		s.Err = s.measure(at)
 		return s

@@ -3,13 +3,13 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -29,7 +30,6 @@ type Question struct {
 	Paths  site.Paths
 	Conf   string // path of slurm.conf
 	Node   string // its name in slurm.conf
-	Self   string // this program's path
 	Slurmd string // its path; "": find it, "none": do not run it
 }
 
@@ -42,7 +42,7 @@ func Gather(ctx context.Context, q Question) Node {
 	if !n.Root {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
 	}
-	n.Policy = readLaw(q.Paths)
+	n.Policy = readPolicy(q.Paths)
 	n.Own = []File{look("the policy", q.Paths.Policy()), look("the site's file", q.Paths.ConfigFile())}
 	n.Config, n.ConfigErr = policyfile.ReadConfig(q.Paths)
 	if n.known() {
@@ -56,73 +56,54 @@ func Gather(ctx context.Context, q Question) Node {
 		}
 		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
 	}
-	n.Programs = programs(ctx, q, n.Slurm)
+	n.Programs = programs(ctx, n.Slurm)
 	n.State = state(q.Paths)
 	n.Limits = limits()
 	n.Guard = guarding()
 	_, n.NoGroups = cgroup.Mount()
-	n.askDriver(ctx, q.Paths)
+	n.askDriver(ctx)
 	return n
 }
 
 // known reports whether the site's settings are known: its file can be used, or a copy of it.
 func (n Node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
 
-func readLaw(paths site.Paths) PolicyResult {
-	compiled, standing := policyfile.ReadPolicy(paths)
+func readPolicy(paths site.Paths) PolicyResult {
+	compiled, status := policyfile.ReadPolicy(paths)
 	if compiled == nil {
-		return PolicyResult{FileStatus: standing}
+		return PolicyResult{FileStatus: status}
 	}
-	return PolicyResult{compiled.Policy().Trigger, standing}
+	return PolicyResult{compiled.Policy().Trigger, status}
 }
 
-func helpers(facts site.Config) []File {
-	all := []File{look("mps_control", facts.Control)}
-	if facts.LibraryPath != "" {
-		for _, dir := range filepath.SplitList(facts.LibraryPath) {
-			all = append(all, look("library_path", dir))
-		}
+func helpers(config site.Config) []File {
+	all := []File{look("mps_control", config.Control)}
+	for _, dir := range filepath.SplitList(config.LibraryPath) {
+		all = append(all, look("library_path", dir))
 	}
 	return all
 }
 
-// programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this program.
-func programs(ctx context.Context, q Question, s *Slurm) []Program {
+// programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this program, or as in
+// docs/operator.md.
+func programs(ctx context.Context, s *Slurm) []Program {
 	var all []Program
-	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap"} {
-		path := hooked(s, name)
+	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"} {
+		path := s.started(name)
 		if path == "" {
-			path = installed(filepath.Dir(q.Self), name)
+			path = site.ProgramPath(name)
 		}
-		all = append(all, program(ctx, name, path))
+		if path == filepath.Join(site.Libexec, "mpirun-wrap") {
+			path = "/usr/bin/mpirun-wrap"
+		}
+		file := look(name, path)
+		all = append(all, Program{file, versionOf(ctx, file)})
 	}
-	return append(all, program(ctx, "mpsctl", q.Self))
+	return all
 }
 
-// guarding tries on this process what a guard does with a client.
-func guarding() (g Guarding) {
-	text, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
-	if err == nil {
-		g.Scope, _ = strconv.Atoi(strings.TrimSpace(string(text)))
-	}
-	self, err := unix.PidfdOpen(os.Getpid(), 0)
-	if err != nil {
-		return Guarding{g.Scope, err}
-	}
-	defer unix.Close(self)
-	file, err := unix.PidfdGetfd(self, self, 0)
-	if err == nil {
-		unix.Close(file)
-	}
-	return Guarding{g.Scope, err}
-}
-
-func program(ctx context.Context, name, path string) Program {
-	file := look(name, path)
-	return Program{file, versionOf(ctx, file)}
-}
-
-func hooked(s *Slurm, name string) string {
+// started returns the path of one of our programs that Slurm starts, "" if it starts none of that name.
+func (s *Slurm) started(name string) string {
 	if s == nil {
 		return ""
 	}
@@ -136,74 +117,68 @@ func hooked(s *Slurm, name string) string {
 	return ""
 }
 
-// installed returns the path of a program that Slurm does not name: beside this program, or as in docs/operator.md.
-func installed(beside, name string) string {
-	home := libexec
-	if name == "mpirun-wrap" {
-		home = "/usr/bin"
+// guarding tries on this process what a guard does with a client.
+func guarding() (g Guarding) {
+	text, _ := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // a kernel without Yama does not have it
+	g.Scope, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if g.NoGetfd = err; err != nil {
+		return g
 	}
-	path := filepath.Join(beside, name)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return filepath.Join(home, name)
+	defer unix.Close(self)
+	file, err := unix.PidfdGetfd(self, self, 0)
+	if g.NoGetfd = err; err == nil {
+		unix.Close(file)
 	}
-	return path
+	return g
 }
 
 // readSlurm reads Slurm's files. It fails if slurm.conf cannot be read. The other files have their own errors.
-func readSlurm(q Question, facts site.Config) (*Slurm, error) {
+func readSlurm(q Question, config site.Config) (*Slurm, error) {
 	settings, err := slurm.ReadConfFile(q.Conf, q.Node)
 	if err != nil {
 		return nil, err
 	}
-	s := &Slurm{ConfFile: settings, Hooks: []Hook{readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings), readHook("TaskProlog", "task-prolog", settings)}}
+	s := &Slurm{ConfFile: settings, Hooks: []Hook{
+		readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings),
+		readHook("TaskProlog", "task-prolog", settings),
+	}}
 	line, err := slurm.ReadNode(q.Conf, q.Node)
 	s.Features, s.NodeErr = line.Features, err
-	path := facts.GresConf
-	if path == "" {
-		path = filepath.Join(filepath.Dir(q.Conf), "gres.conf")
-	}
-	gres, err := slurm.ReadGres(path, q.Node)
+	gres, err := slurm.ReadGres(cmp.Or(config.GresConf, s.inFolder("gres.conf")), q.Node)
 	if s.GresErr = err; err == nil {
 		gres.Add(line)
 		s.Gres = &gres
 	}
-	s.Container = s.beside("job_container.conf", q.Node)
-	s.readNamespace(q.Node)
-	s.Cgroup = s.beside("cgroup.conf", q.Node)
+	s.Container = optional(s, slurm.ReadConfFile, "job_container.conf", q.Node)
+	s.Cgroup = optional(s, slurm.ReadConfFile, "cgroup.conf", q.Node)
+	if s.value("NamespaceType") == "namespace/linux" { // without the file, this plugin does nothing
+		s.Namespace = optional(s, slurm.ReadNamespace, "namespace.yaml", q.Node)
+	}
 	s.readPlugstack()
 	return s, nil
 }
 
-// beside reads another of Slurm's files. The result is nil for a missing file, because Slurm's defaults then apply.
-func (s *Slurm) beside(name, node string) *slurm.ConfFile {
-	settings, err := slurm.ReadConfFile(filepath.Join(filepath.Dir(s.Path), name), node)
-	if err == nil {
-		return &settings
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+// inFolder returns the path of a file beside slurm.conf.
+func (s *Slurm) inFolder(name string) string { return filepath.Join(filepath.Dir(s.Path), name) }
+
+// optional reads another of Slurm's files. The result is nil for a missing file, because Slurm's defaults then apply.
+func optional[T any](s *Slurm, read func(path, node string) (T, error), name, node string) *T {
+	content, err := read(s.inFolder(name), node)
+	switch {
+	case err == nil:
+		return &content
+	case !errors.Is(err, fs.ErrNotExist):
 		s.Unread = append(s.Unread, err.Error())
 	}
 	return nil
 }
 
-// readNamespace reads namespace.yaml for the plugin that needs it. Without the file, that plugin does nothing.
-func (s *Slurm) readNamespace(node string) {
-	if s.value("NamespaceType") != "namespace/linux" {
-		return
-	}
-	found, err := slurm.ReadNamespace(filepath.Join(filepath.Dir(s.Path), "namespace.yaml"), node)
-	switch {
-	case err == nil:
-		s.Namespace = &found
-	case !errors.Is(err, fs.ErrNotExist):
-		s.Unread = append(s.Unread, err.Error())
-	}
-}
-
 // askDriver asks NVML, and finds what jobs have left.
-func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
+func (n *Node) askDriver(ctx context.Context) {
 	if !n.known() {
-		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.ConfigFile()+" has their paths, and cannot be read")
+		n.Unseen = append(n.Unseen, fmt.Sprintf("the driver, the control program and leftovers of jobs: "+
+			"%s has their paths, and cannot be read", n.Paths.ConfigFile()))
 		return
 	}
 	nvml, err := gpu.OpenTimeout(n.Config.NVMLLibrary, driverTimeout)
@@ -211,7 +186,7 @@ func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
 		defer nvml.Close()
 		n.Driver, n.NVMLErr = askGPUs(nvml)
 	}
-	n.lookForLeft(ctx, paths, nvml, n.NVMLErr)
+	n.findLeftovers(ctx, nvml)
 }
 
 func askGPUs(nvml *gpu.NVML) (*Driver, error) {
@@ -237,14 +212,14 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 	return d, nil
 }
 
-// lookForLeft reads what mpsctl status reads, with the same NVML.
-func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML, driverErr error) {
-	reader, err := inspect.Open(paths, true)
+// findLeftovers reads what mpsctl status reads, with the same NVML.
+func (n *Node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
+	reader, err := inspect.Open(n.Paths, true)
 	if err != nil {
-		n.Unseen = append(n.Unseen, "what is left of jobs: "+err.Error())
+		n.Unseen = append(n.Unseen, "leftovers of jobs: "+err.Error())
 		return
 	}
-	reader.Driver = func() (inspect.Driver, error) { return nvml, driverErr }
+	reader.Driver = func() (inspect.Driver, error) { return nvml, n.NVMLErr }
 	seen, found := reader.Inspect(ctx, inspect.Disagreements)
 	n.Leftovers = found
 	for _, missed := range seen.Incomplete {
@@ -261,37 +236,32 @@ func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML
 // limits returns the limits of slurmd, because prologs are its children. It also returns this process's limits, which
 // a slurmd started by hand would inherit.
 func limits() []Limit {
-	all := []Limit{limitOf("this shell", os.Getpid())}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return all
-	}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		if name, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "comm")); err == nil && string(name) == "slurmd\n" {
-			all = append(all, limitOf(fmt.Sprintf("slurmd (pid %d)", pid), pid))
+	all := limitOf(nil, "this shell", os.Getpid())
+	pids, _ := proc.PIDs()
+	for _, pid := range pids {
+		if name, err := proc.Name(pid); err == nil && name == "slurmd" {
+			all = limitOf(all, fmt.Sprintf("slurmd (pid %d)", pid), pid)
 		}
 	}
-	return slices.DeleteFunc(all, func(l Limit) bool { return l.Who == "" })
+	return all
 }
 
-// limitOf returns the limit of a process, zero if the process has ended.
-func limitOf(who string, pid int) Limit {
+// limitOf appends the limit of a process that has not ended.
+func limitOf(all []Limit, name string, pid int) []Limit {
 	var limit unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
-		return Limit{}
+		return all
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return Limit{}
+		return all
 	}
-	return Limit{Who: who, Hard: limit.Max, MayRaise: hasCapability(string(status), unix.CAP_SYS_RESOURCE)}
+	return append(all, Limit{name, limit.Max, hasCapability(string(status), unix.CAP_SYS_RESOURCE)})
 }
 
-// hasCapability reads CapEff of /proc/PID/status.
+// hasCapability reads a line of /proc/PID/status:
+//
+//	CapEff:	000001ffffffffff
 func hasCapability(status string, capability int) bool {
 	_, rest, ok := strings.Cut(status, "\nCapEff:")
 	if !ok {

@@ -18,37 +18,27 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Kind is the name of a fault, for programs.
-type Kind string
-
-// Level is how much a finding matters.
-type Level string
-
-// A fault makes a job fail, or gives it less than it was granted. A warning costs time, or makes a later fault worse.
-const (
-	Fault   Level = "fault"
-	Warning Level = "warning"
-)
-
-// Finding is a fault or warning with its place and its repair.
-type Finding struct {
-	Kind  Kind   `json:"kind"`
-	Level Level  `json:"level"`
-	Where string `json:"where"`
-	What  string `json:"what"`
-	Do    string `json:"fix"`
+// diagnosis gathers the findings of a node.
+type diagnosis struct {
+	Node
+	found []inspect.Finding
 }
 
-func fault(kind Kind, where, do, what string, args ...any) Finding {
-	return Finding{kind, Fault, where, fmt.Sprintf(what, args...), do}
+func (d *diagnosis) fault(kind inspect.Kind, where, fix, what string, args ...any) {
+	d.add(inspect.Fault, kind, where, fix, what, args...)
 }
 
-func warning(kind Kind, where, do, what string, args ...any) Finding {
-	return Finding{kind, Warning, where, fmt.Sprintf(what, args...), do}
+func (d *diagnosis) warning(kind inspect.Kind, where, fix, what string, args ...any) {
+	d.add(inspect.Warning, kind, where, fix, what, args...)
 }
 
-// part is the part of the node that a check needs. If it was not seen, the check is not made, and another part of the
-// report has the reason.
+func (d *diagnosis) add(level inspect.Level, kind inspect.Kind, where, fix, what string, args ...any) {
+	what = fmt.Sprintf(what, args...)
+	d.found = append(d.found, inspect.Finding{Kind: kind, Level: level, Where: where, What: what, Fix: fix})
+}
+
+// part reports whether the part of the node that a check needs was seen. If not, the check is not made, and another
+// part of the report has the reason.
 type part func(Node) bool
 
 func anything(Node) bool    { return true }
@@ -57,57 +47,67 @@ func slurmConf(n Node) bool { return n.Slurm != nil }
 
 // check judges one thing.
 type check struct {
-	what  string // the sentence if all is well
-	looks part
-	judge func(Node) []Finding
+	sentence string // if all is well
+	seen     part
+	judge    func(*diagnosis)
+}
+
+// run returns the findings of a check.
+func (c check) run(n Node) []inspect.Finding {
+	d := diagnosis{Node: n}
+	if c.seen(n) {
+		c.judge(&d)
+	}
+	return d.found
 }
 
 // checks lists all checks in the order of the report: our own files, the driver, Slurm, this machine.
 var checks = []check{
-	{"our programs are there, and who runs them may", anything, programsThere},
-	{"our programs are of one version", anything, programsAgree},
-	{"policy.hcl can be used", anything, policyLoads},
-	{"site.hcl can be used", anything, factsLoad},
-	{"only root can change what root runs and reads", anything, nobodyElseWrites},
-	{"what site.hcl names is there", Node.known, helpersThere},
-	{"the kernel and the driver let a guard hold files", driver, guardWorks},
-	{"daemons can have control groups of their own", anything, groupsWork},
-	{"the control program and the driver are of one version", driver, controlAgrees},
-	{"the driver answers and shows GPUs", Node.known, driverAnswers},
-	{"every GPU can be read", driver, gpusReadable},
-	{"every GPU is new enough for shares", driver, gpusNewEnough},
-	{"every GPU has persistence mode", driver, gpusPersistent},
-	{"no GPU is in MIG mode if Slurm allocates whole GPUs", driver, gpusWhole},
-	{"no GPU is out of service by its compute mode", driver, gpusOpen},
-	{"slurm.conf can be read", anything, slurmReads},
-	{"Prolog=, Epilog= and TaskProlog= start our programs", slurmConf, hooksOurs},
-	{"slurmd may run them", slurmConf, hooksRunnable},
-	{"they stand in the right order among others", slurmConf, hookOrder},
-	{"PrologFlags= fits", slurmConf, prologFlags},
-	{"Slurm waits for our programs until they end", slurmConf, prologTimeouts},
-	{"GresTypes= has gpu", slurmConf, gresTypes},
-	{"slurm.conf has a line for this node", slurmConf, nodeLine},
-	{"the node has the trigger's Feature", slurmConf, nodeFeature},
-	{"gres.conf can be read", slurmConf, gresReads},
-	{"slurmd itself reads gres.conf", slurmConf, slurmdReads},
-	{"the node's GPUs are of one type", slurmConf, oneType},
-	{"gres.conf, slurm.conf, slurmd and the driver have the same GPUs", slurmConf, gresAgrees},
-	{"Slurm itself shares no GPU of this node among jobs", slurmConf, noShares},
-	{"steps see the folder of state", slurmConf, stateShared},
-	{"a job can open its own GPUs alone", slurmConf, devicesConstrained},
-	{"the SPANK plugin is there, for slurmd's release", slurmConf, spankFits},
-	{"paths of sockets are short enough", anything, socketsFit},
-	{"limits of open files are high enough", anything, filesEnough},
-	{"the folder of state is root's own", anything, stateOurs},
-	{"there is room for state, on a tmpfs", anything, stateRoom},
-	{"nothing is left of jobs that have ended", Node.known, nothingLeft},
+	{"our programs are there, and who runs them may", anything, (*diagnosis).programsThere},
+	{"our programs are of one version", anything, (*diagnosis).programsAgree},
+	{"policy.hcl can be used", anything, (*diagnosis).policyLoads},
+	{"site.hcl can be used", anything, (*diagnosis).configLoads},
+	{"only root can change what root runs and reads", anything, (*diagnosis).onlyRootWrites},
+	{"the paths of site.hcl exist", Node.known, (*diagnosis).helpersThere},
+	{"the kernel lets a guard hold files", anything, (*diagnosis).kernelHolds},
+	{"the driver lets a guard hold files", driver, (*diagnosis).driverHolds},
+	{"daemons can have control groups of their own", anything, (*diagnosis).groupsWork},
+	{"the control program and the driver are of one version", driver, (*diagnosis).controlAgrees},
+	{"the driver answers and shows GPUs", Node.known, (*diagnosis).driverAnswers},
+	{"every GPU can be read", driver, (*diagnosis).gpusReadable},
+	{"every GPU is new enough for shares", driver, eachGPU((*diagnosis).gpuNewEnough)},
+	{"every GPU has persistence mode", driver, eachGPU((*diagnosis).gpuPersistent)},
+	{"no GPU is in MIG mode if Slurm allocates whole GPUs", driver, eachGPU((*diagnosis).gpuWhole)},
+	{"no GPU is out of service by its compute mode", driver, eachGPU((*diagnosis).gpuOpen)},
+	{"slurm.conf can be read", anything, (*diagnosis).slurmReads},
+	{"Prolog=, Epilog= and TaskProlog= start our programs", slurmConf, (*diagnosis).hooksOurs},
+	{"slurmd may run them", slurmConf, (*diagnosis).hooksRunnable},
+	{"they stand in the right order among others", slurmConf, (*diagnosis).hookOrder},
+	{"PrologFlags= fits", slurmConf, (*diagnosis).prologFlags},
+	{"Slurm waits for our programs until they end", slurmConf, (*diagnosis).prologTimeouts},
+	{"GresTypes= has gpu", slurmConf, (*diagnosis).gresTypes},
+	{"slurm.conf has a line for this node", slurmConf, (*diagnosis).nodeLine},
+	{"the node has the trigger's Feature", slurmConf, (*diagnosis).nodeFeature},
+	{"gres.conf can be read", slurmConf, (*diagnosis).gresReads},
+	{"slurmd itself reads gres.conf", slurmConf, (*diagnosis).slurmdReads},
+	{"the node's GPUs are of one type", slurmConf, (*diagnosis).oneType},
+	{"gres.conf, slurm.conf, slurmd and the driver have the same GPUs", slurmConf, (*diagnosis).gresAgrees},
+	{"Slurm itself shares no GPU of this node among jobs", slurmConf, (*diagnosis).noShares},
+	{"steps see the folder of state", slurmConf, (*diagnosis).stateShared},
+	{"a job can open only its own GPUs", slurmConf, (*diagnosis).devicesConstrained},
+	{"the SPANK plugin is there, for slurmd's release", slurmConf, (*diagnosis).spankFits},
+	{"paths of sockets are short enough", anything, (*diagnosis).socketsFit},
+	{"limits of open files are high enough", anything, (*diagnosis).filesEnough},
+	{"the folder of state is root's own", anything, (*diagnosis).stateOurs},
+	{"there is room for state, on a tmpfs", anything, (*diagnosis).stateRoom},
+	{"ended jobs have left nothing", Node.known, (*diagnosis).nothingLeft},
 }
 
 // Judge returns what would make a job on this node fail. It is pure: the same node has the same findings.
-func Judge(n Node) []Finding {
-	found := []Finding{}
+func Judge(n Node) []inspect.Finding {
+	found := []inspect.Finding{}
 	for _, c := range checks {
-		found = append(found, c.judge(n)...)
+		found = append(found, c.run(n)...)
 	}
 	return found
 }
@@ -122,73 +122,79 @@ type Check struct {
 func Checks(n Node) []Check {
 	all := make([]Check, len(checks))
 	for i, c := range checks {
-		all[i] = Check{c.what, "ok"}
-		found := c.judge(n)
+		all[i] = Check{c.sentence, "ok"}
+		found := c.run(n)
 		switch {
-		case slices.ContainsFunc(found, func(f Finding) bool { return f.Level == Fault }):
-			all[i].Result = string(Fault)
+		case slices.ContainsFunc(found, func(f inspect.Finding) bool { return f.Level == inspect.Fault }):
+			all[i].Result = string(inspect.Fault)
 		case len(found) > 0:
-			all[i].Result = string(Warning)
-		case !c.looks(n):
+			all[i].Result = string(inspect.Warning)
+		case !c.seen(n):
 			all[i].Result = "not seen"
 		}
 	}
 	return all
 }
 
-// needs returns the mode bits that a program needs. slurmd reads and executes it as root, and a rank as its user.
-// Slurm refuses a file that can be executed and not read, with status 127.
-func needs(program string) fs.FileMode {
+// needs returns the mode bits that a program needs, and the reason. slurmd reads and executes it as root, and a rank as
+// its user. Slurm refuses a file that can be executed and not read, with status 127.
+func needs(program string) (bits fs.FileMode, reason string) {
 	switch program {
 	case "prolog", "epilog", "guard", "gpu-usage":
-		return 0o500
+		return 0o500, "Slurm must be able to read and execute it, or it drains the node with status 127"
 	case "mpirun-wrap":
-		return 0o001
+		return 0o001, "every user executes it"
 	}
-	return 0o005
+	return 0o005, "it runs as the job's user, and Slurm must be able to read and execute it"
 }
 
-func programsThere(n Node) (found []Finding) {
-	for _, p := range n.Programs {
-		where := p.Path
+func (d *diagnosis) programsThere() {
+	for _, p := range d.Programs {
+		bits, reason := needs(p.Name)
 		switch {
 		case errors.Is(p.Err, fs.ErrNotExist):
-			found = append(found, fault("program-missing", where, "install it: docs/operator.md, Install on a node", "%s is not there", p.Name))
+			d.fault("program-missing", p.Path, "install it: docs/operator.md, Install on a node", "%s is not there", p.Name)
 		case p.Err != nil:
-			found = append(found, fault("program-missing", where, "look at it: ls -lL "+where, "%s cannot be looked at: %v", p.Name, p.Err))
-		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&needs(p.Name) != needs(p.Name)):
-			found = append(found, fault("program-mode", where, "chmod 755 "+where, "the mode of %s is %04o: %s", p.Name, p.Mode.Perm(), whyMode(p.Name)))
+			d.fault("program-missing", p.Path, "look at it: ls -lL "+p.Path, "%s cannot be looked at: %v", p.Name, p.Err)
+		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&bits != bits):
+			d.fault("program-mode", p.Path, "chmod 755 "+p.Path,
+				"the mode of %s is %04o: %s", p.Name, p.Mode.Perm(), reason)
 		}
 	}
-	return found
 }
 
 // firstToHold is the first driver with which a dead client's work continues while its files are held (from its open
 // source; not tried).
 const firstToHold = "535.43"
 
-func guardWorks(n Node) (found []Finding) {
-	const harm = "a client that ends with work in flight kills the other clients on its GPU"
-	if n.Guard.NoGetfd != nil {
-		found = append(found, warning("guard", "this kernel", "use a kernel from 5.6 on", "pidfd_getfd: %v: %s", n.Guard.NoGetfd, harm))
+// notHeld is the effect of a guard that cannot hold files.
+const notHeld = "a client that ends with work in flight kills the other clients on its GPU"
+
+func (d *diagnosis) kernelHolds() {
+	if d.Guard.NoGetfd != nil {
+		d.warning("guard", "this kernel", "use a kernel from 5.6 on", "pidfd_getfd: %v: %s", d.Guard.NoGetfd, notHeld)
 	}
-	if n.Guard.Scope >= 3 {
-		found = append(found, warning("guard", "kernel.yama.ptrace_scope", "set it to 2 or less and reboot", "it is %d, and no process may look into another: %s", n.Guard.Scope, harm))
+	if d.Guard.Scope >= 3 {
+		d.warning("guard", "kernel.yama.ptrace_scope", "set it to 2 or less and reboot",
+			"it is %d, and no process may look into another: %s", d.Guard.Scope, notHeld)
 	}
-	if n.Driver != nil && older(n.Driver.Version, firstToHold) {
-		found = append(found, warning("guard", "driver "+n.Driver.Version, "use a driver from "+firstToHold+" on", "it stops a client's work when the process ends: %s", harm))
-	}
-	return found
 }
 
-func groupsWork(n Node) (found []Finding) {
-	if n.NoGroups != nil {
-		found = append(found, warning("control-groups", "/sys/fs/cgroup", "mount version 2 of control groups, as systemd does", "%v: what a user starts through a daemon may outlive the job", n.NoGroups))
+func (d *diagnosis) driverHolds() {
+	if older(d.Driver.Version, firstToHold) {
+		d.warning("guard", "driver "+d.Driver.Version, "use a driver from "+firstToHold+" on",
+			"it stops a client's work when the process ends: %s", notHeld)
 	}
-	return found
 }
 
-// older compares versions like 535.43.02 number by number. A text that is no version is not older.
+func (d *diagnosis) groupsWork() {
+	if d.NoGroups != nil {
+		d.warning("control-groups", "/sys/fs/cgroup", "mount version 2 of control groups, as systemd does",
+			"%v: processes that a user starts through a daemon may outlive the job", d.NoGroups)
+	}
+}
+
+// older compares versions like 535.43.02 number by number. A text that is not a version is not older.
 func older(version, than string) bool {
 	have, want := strings.Split(version, "."), strings.Split(than, ".")
 	for i := range min(len(have), len(want)) {
@@ -201,44 +207,36 @@ func older(version, than string) bool {
 	return false
 }
 
-func whyMode(program string) string {
-	if program == "mpirun-wrap" {
-		return "every user executes it"
-	}
-	if program == "task-prolog" {
-		return "it runs as the job's user, and Slurm takes no file that it may not read as well as execute"
-	}
-	return "slurmd takes no file that it may not read as well as execute, and drains the node with status 127"
-}
-
 // programsAgree compares versions. A program that does not print a version is not compared.
-func programsAgree(n Node) []Finding {
-	var told []string
+func (d *diagnosis) programsAgree() {
+	var printed []string
 	versions := map[string]bool{}
-	for _, p := range n.Programs {
+	for _, p := range d.Programs {
 		if p.Version != "" {
 			versions[p.Version] = true
-			told = append(told, p.Path+" "+p.Version)
+			printed = append(printed, p.Path+" "+p.Version)
 		}
 	}
-	if len(versions) < 2 {
-		return nil
+	if len(versions) > 1 {
+		d.fault("program-versions", filepath.Dir(d.Programs[0].Path),
+			"install all of one build: docs/operator.md, Install on a node",
+			"our programs are of several versions, which need not understand one another's records: %s",
+			strings.Join(printed, ", "))
 	}
-	return []Finding{fault("program-versions", filepath.Dir(n.Programs[0].Path), "install all of one build: docs/operator.md, Install on a node",
-		"our programs are of several versions, which need not understand one another's records: %s", strings.Join(told, ", "))}
 }
 
-func policyLoads(n Node) []Finding {
-	return unreadable("policy", n.Paths.Policy(), "mpsctl policy check"+n.rooted(), n.Policy.FileStatus, "jobs that ask for MPS fail, and drain the node")
+func (d *diagnosis) policyLoads() {
+	d.unreadable("policy", d.Paths.Policy(), "mpsctl policy check"+d.rooted(), d.Policy.FileStatus,
+		"jobs that ask for MPS fail, and drain the node")
 }
 
-func factsLoad(n Node) []Finding {
-	return unreadable("site-file", n.Paths.ConfigFile(), "correct the line; "+shipped+"site.hcl is an example", n.ConfigErr, "the defaults hold")
+func (d *diagnosis) configLoads() {
+	d.unreadable("site-file", d.Paths.ConfigFile(), "correct the line; "+shipped+"site.hcl is an example",
+		d.ConfigErr, "the defaults hold")
 }
 
-// These are the folders of the packages (site/pkg/nfpm.yaml).
+// These folders of the packages (site/pkg/nfpm.yaml) have files to copy.
 const (
-	libexec  = "/usr/libexec/slurm-mps/"            // programs for slurmd
 	shipped  = "/usr/share/slurm-mps/"              // policy.hcl and site.hcl as they were shipped
 	examples = "/usr/share/doc/slurm-mps/examples/" // lines for Slurm's files
 )
@@ -252,97 +250,95 @@ func (n Node) rooted() string {
 }
 
 // unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning.
-func unreadable(kind Kind, path, correct string, s policyfile.FileStatus, without string) []Finding {
+func (d *diagnosis) unreadable(kind inspect.Kind, path, correct string, s policyfile.FileStatus, without string) {
 	if s.Err == nil {
-		return nil
+		return
 	}
-	f := Finding{Kind: kind, Level: Fault, Where: path, Do: "look at it: ls -l " + path}
+	level := inspect.Fault
 	if !s.Kept.IsZero() {
-		f.Level = Warning
+		level = inspect.Warning
 	}
-	what := s.Err.Error()
+	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+path
 	var bad *policyfile.Error
 	switch {
 	case errors.As(s.Err, &bad):
-		c := bad.Diagnostics()[0]
-		f.Where, f.Do = fmt.Sprintf("%s:%d", c.File, c.Line), correct
+		first := bad.Diagnostics()[0]
+		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist):
-		name := filepath.Base(path)
-		what, f.Do = "it is not there", fmt.Sprintf("install -D -m 644 %s %s", shipped+name, path)
+		what, fix = "it is not there", fmt.Sprintf("install -D -m 644 %s %s", shipped+filepath.Base(path), path)
 	case errors.Is(s.Err, site.ErrNotRootOwned):
-		f.Do = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
+		fix = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
 	}
-	f.What = strings.TrimSuffix(what, ".") + ": " + s.Instead(without)
-	return []Finding{f}
+	d.add(level, kind, where, fix, "%s: %s", what, s.Instead(without))
 }
 
-// nobodyElseWrites judges what root runs and reads. It returns a finding for each file or folder that someone else
-// can change.
-func nobodyElseWrites(n Node) (found []Finding) {
-	files := slices.Clone(n.Own)
-	for _, p := range n.Programs {
+// onlyRootWrites judges the files that root runs and reads. Each file or folder that someone else can change is a
+// finding.
+func (d *diagnosis) onlyRootWrites() {
+	files := slices.Concat(d.Own, d.Helpers)
+	for _, p := range d.Programs {
 		files = append(files, p.File)
 	}
-	if n.Slurm != nil {
-		for _, h := range n.Slurm.Hooks {
+	if d.Slurm != nil {
+		for _, h := range d.Slurm.Hooks {
 			for _, s := range h.Scripts {
 				files = append(files, s.File)
 			}
 		}
-		if n.Slurm.Plugin != nil {
-			files = append(files, n.Slurm.Plugin.File)
+		if d.Slurm.Plugin != nil {
+			files = append(files, d.Slurm.Plugin.File)
 		}
 	}
-	files = append(files, n.Helpers...)
-	told := []string{}
+	found := map[string]bool{}
 	for _, f := range files {
-		if f.Loose == "" || slices.Contains(told, f.Loose) || n.foreign(f.Path) {
+		if f.Loose == "" || found[f.Loose] || d.foreign(f.Path) {
 			continue
 		}
-		told = append(told, f.Loose)
-		found = append(found, fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %s", f.Loose, f.Loose),
-			"%s: someone except root can change what root runs or reads (%s)", f.LooseWhy, f.Path))
+		found[f.Loose] = true
+		d.fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %s", f.Loose, f.Loose),
+			"%s: someone except root can change what root runs or reads (%s)", f.LooseReason, f.Path)
 	}
-	return found
 }
 
 // foreign reports whether a file has the wrong owner, which is a finding already.
 func (n Node) foreign(path string) bool {
-	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, site.ErrNotRootOwned) || path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Err, site.ErrNotRootOwned)
+	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, site.ErrNotRootOwned) ||
+		path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Err, site.ErrNotRootOwned)
 }
 
-func helpersThere(n Node) (found []Finding) {
-	for _, f := range n.Helpers {
-		set := fmt.Sprintf("set %s in %s to where it is", f.Name, n.Paths.ConfigFile())
+func (d *diagnosis) helpersThere() {
+	for _, f := range d.Helpers {
+		set := fmt.Sprintf("set %s in %s to where it is", f.Name, d.Paths.ConfigFile())
 		switch {
 		case f.Err != nil && f.Name == "mps_control":
-			found = append(found, fault("control-missing", f.Path, set+", or install the driver's package that has nvidia-cuda-mps-control", "the MPS control program cannot be found: %v", f.Err))
+			d.fault("control-missing", f.Path, set+", or install the driver's package that has nvidia-cuda-mps-control",
+				"the MPS control program cannot be found: %v", f.Err)
 		case f.Err != nil:
-			found = append(found, fault("library-path", f.Path, set+", or take the line out", "a folder of library_path cannot be found: %v", f.Err))
+			d.fault("library-path", f.Path, set+", or take the line out",
+				"a folder of library_path cannot be found: %v", f.Err)
 		case f.Name == "mps_control" && (!f.Mode.IsRegular() || f.Mode&0o001 == 0):
-			found = append(found, fault("control-mode", f.Path, "chmod 755 "+f.Path, "its mode is %v, and the job's user executes it", f.Mode))
+			d.fault("control-mode", f.Path, "chmod 755 "+f.Path, "its mode is %v, and the job's user executes it", f.Mode)
 		}
 	}
-	return found
 }
 
 // controlAgrees compares the versions of control program and driver. After an upgrade without a reboot, no client can
 // talk to the daemon.
-func controlAgrees(n Node) []Finding {
-	if n.Driver == nil || n.Control == "" || n.Control == n.Driver.Version {
-		return nil
+func (d *diagnosis) controlAgrees() {
+	if d.Control != "" && d.Control != d.Driver.Version {
+		d.fault("control-version", d.Config.Control, "reboot the node, or install the packages of one driver",
+			"it is driver %s's, and driver %s is loaded", d.Control, d.Driver.Version)
 	}
-	return []Finding{fault("control-version", n.Config.Control, "reboot the node, or install the packages of one driver", "it is driver %s's, and driver %s is loaded", n.Control, n.Driver.Version)}
 }
 
-func driverAnswers(n Node) []Finding {
+func (d *diagnosis) driverAnswers() {
 	switch {
-	case n.NVMLErr != nil:
-		return []Finding{fault("nvml", "NVML", fmt.Sprintf("make nvidia-smi work (modprobe nvidia), or set nvml_library in %s to where libnvidia-ml.so.1 is", n.Paths.ConfigFile()), "%v", n.NVMLErr)}
-	case n.Driver != nil && len(n.Driver.GPUs) == 0:
-		return []Finding{fault("no-gpu", "NVML", "see why: dmesg | grep -i nvrm", "driver %s shows no GPU", n.Driver.Version)}
+	case d.NVMLErr != nil:
+		d.fault("nvml", "NVML", "make nvidia-smi work (modprobe nvidia), or set nvml_library in "+
+			d.Paths.ConfigFile()+" to where libnvidia-ml.so.1 is", "%v", d.NVMLErr)
+	case d.Driver != nil && len(d.Driver.GPUs) == 0:
+		d.fault("no-gpu", "NVML", "see why: dmesg | grep -i nvrm", "driver %s shows no GPU", d.Driver.Version)
 	}
-	return nil
 }
 
 // gpus returns the GPUs that could be read.
@@ -359,92 +355,94 @@ func (n Node) gpus() (all []GPU) {
 
 func (g GPU) where() string { return fmt.Sprintf("GPU %d, %s", g.Index, g.Device.UUID) }
 
-func gpusReadable(n Node) (found []Finding) {
-	if n.Driver == nil {
-		return nil
-	}
-	for _, g := range n.Driver.GPUs {
+// smi returns a command that sets a GPU.
+func (g GPU) smi(setting string) string {
+	return fmt.Sprintf("nvidia-smi -i %s %s", g.Device.UUID, setting)
+}
+
+func (d *diagnosis) gpusReadable() {
+	for _, g := range d.Driver.GPUs {
 		if g.Err != nil {
-			found = append(found, fault("gpu-unreadable", g.where(), "see why: dmesg | grep -i xid; a GPU that is lost comes back with a reboot of the node", "%s", strings.ReplaceAll(g.Err.Error(), "\n", "; ")))
+			d.fault("gpu-unreadable", g.where(),
+				"see why: dmesg | grep -i xid; a GPU that is lost comes back with a reboot of the node",
+				"%s", site.OneLine(g.Err))
 		}
 	}
-	return found
 }
 
-func gpusNewEnough(n Node) (found []Finding) {
-	for _, g := range n.gpus() {
-		if g.Major < 7 {
-			found = append(found, fault("gpu-too-old", g.where(), "give its node no Feature that asks for MPS", "%s has compute capability %d.%d: MPS knows shares from 7.0 on", g.Device.Name, g.Major, g.Minor))
+// eachGPU judges every GPU that could be read.
+func eachGPU(judge func(*diagnosis, GPU)) func(*diagnosis) {
+	return func(d *diagnosis) {
+		for _, g := range d.gpus() {
+			judge(d, g)
 		}
 	}
-	return found
 }
 
-func gpusPersistent(n Node) (found []Finding) {
-	for _, g := range n.gpus() {
-		if !g.Persistent {
-			found = append(found, warning("persistence-off", g.where(), "systemctl enable --now nvidia-persistenced, or: nvidia-smi -i "+string(g.Device.UUID)+" -pm 1",
-				"persistence mode is off: the driver forgets the compute mode when nothing uses the GPU, and every prolog waits for it to come up"))
-		}
+func (d *diagnosis) gpuNewEnough(g GPU) {
+	if g.Major < 7 {
+		d.fault("gpu-too-old", g.where(), "give its node no Feature that asks for MPS",
+			"%s has compute capability %d.%d: MPS knows shares from 7.0 on", g.Device.Name, g.Major, g.Minor)
 	}
-	return found
 }
 
-// gpusWhole judges MIG mode on a node whose MIG instances Slurm does not allocate.
-func gpusWhole(n Node) (found []Finding) {
-	if n.Slurm != nil && n.Slurm.Gres != nil && n.Slurm.Gres.Detect == slurm.DetectNVML {
-		return nil
+func (d *diagnosis) gpuPersistent(g GPU) {
+	if !g.Persistent {
+		d.warning("persistence-off", g.where(),
+			"systemctl enable --now nvidia-persistenced, or: "+g.smi("-pm 1"), "persistence mode is off: the driver "+
+				"forgets the compute mode when nothing uses the GPU, and every prolog waits for it to come up")
 	}
-	for _, g := range n.gpus() {
-		if g.Device.MIGMode {
-			found = append(found, fault("mig-mode", g.where(), "nvidia-smi -i "+string(g.Device.UUID)+" -mig 0, or AutoDetect=nvml in gres.conf, so that Slurm allocates instances", "it is in MIG mode, and no job can use it whole"))
-		}
-	}
-	return found
 }
 
-// gpusOpen judges the modes in which no process can use the GPU. exclusive_process without a lease is a finding of
-// what jobs have left.
-func gpusOpen(n Node) (found []Finding) {
-	for _, g := range n.gpus() {
-		if g.Mode == site.ModeProhibited || g.Mode == site.ModeExclusiveThread {
-			found = append(found, fault("gpu-mode", g.where(), "nvidia-smi -i "+string(g.Device.UUID)+" -c DEFAULT", "its compute mode is %s", g.Mode))
-		}
+// gpuWhole judges MIG mode on a node whose MIG instances Slurm does not allocate.
+func (d *diagnosis) gpuWhole(g GPU) {
+	instances := d.Slurm != nil && d.Slurm.Gres != nil && d.Slurm.Gres.Detect == slurm.DetectNVML
+	if g.Device.MIGMode && !instances {
+		d.fault("mig-mode", g.where(), g.smi("-mig 0")+", or AutoDetect=nvml in gres.conf, so that Slurm allocates "+
+			"instances", "it is in MIG mode, and no job can use it whole")
 	}
-	return found
 }
 
-// widest is the longest path of a job's socket: with the largest job number, and a daemon for each of up to 100 GPUs.
-func widest(paths site.Paths) string {
+// gpuOpen judges the modes in which no process can use the GPU. exclusive_process without a lease is a finding of the
+// leftovers of jobs.
+func (d *diagnosis) gpuOpen(g GPU) {
+	if g.Mode == site.ModeProhibited || g.Mode == site.ModeExclusiveThread {
+		d.fault("gpu-mode", g.where(), g.smi("-c DEFAULT"), "its compute mode is %s", g.Mode)
+	}
+}
+
+// longestSocket is the longest path of a job's socket: with the largest job number, and a daemon for each of up to 100
+// GPUs.
+func longestSocket(paths site.Paths) string {
 	return filepath.Join(paths.Run(), "jobs", "4294967295", "99", "pipe")
 }
 
-func socketsFit(n Node) []Finding {
-	if err := mps.CheckPath(widest(n.Paths)); err != nil {
-		return []Finding{fault("socket-path", n.Paths.Run(), "move it with a shorter --root", "%v", err)}
+func (d *diagnosis) socketsFit() {
+	if err := mps.CheckPath(longestSocket(d.Paths)); err != nil {
+		d.fault("socket-path", d.Paths.Run(), "move it with a shorter --root", "%v", err)
 	}
-	return nil
 }
 
-func filesEnough(n Node) (found []Finding) {
-	for _, l := range n.Limits {
+func (d *diagnosis) filesEnough() {
+	for _, l := range d.Limits {
 		if l.Hard < mps.EnoughFiles && !l.MayRaise {
-			found = append(found, fault("open-files", l.Who, "LimitNOFILE=131072 in slurmd.service (systemctl edit slurmd), then: systemctl restart slurmd",
-				"its hard limit of open files is %d and it may not raise it: a daemon needs %d, and with less a job gets %d ranks on a GPU at most", l.Hard, mps.EnoughFiles, mps.Clients(l.Hard, 1)))
+			d.fault("open-files", l.Who,
+				"LimitNOFILE=131072 in slurmd.service (systemctl edit slurmd), then: systemctl restart slurmd",
+				"its hard limit of open files is %d and it may not raise it: a daemon needs %d, "+
+					"and with less a job gets %d ranks on a GPU at most", l.Hard, mps.EnoughFiles, mps.Clients(l.Hard, 1))
 		}
 	}
-	return found
 }
 
-func stateOurs(n Node) []Finding {
-	s := n.State
+func (d *diagnosis) stateOurs() {
+	s := d.State
 	switch {
 	case s.Err != nil:
-		return []Finding{fault("state-folder", s.Path, "look at it: ls -ld "+s.Path, "%v", s.Err)}
-	case s.There && (s.UID != 0 || s.Mode != fs.ModeDir|0o755):
-		return []Finding{fault("state-folder", s.Path, fmt.Sprintf("chown root:root %s && chmod 755 %s", s.Path, s.Path), "its owner is uid %d and its mode %v: it is to be root's, 0755", s.UID, s.Mode)}
+		d.fault("state-folder", s.Path, "look at it: ls -ld "+s.Path, "%v", s.Err)
+	case s.Exists && (s.UID != 0 || s.Mode != fs.ModeDir|0o755):
+		d.fault("state-folder", s.Path, fmt.Sprintf("chown root:root %s && chmod 755 %s", s.Path, s.Path),
+			"its owner is uid %d and its mode %v: it is to be root's, 0755", s.UID, s.Mode)
 	}
-	return nil
 }
 
 // The minimum space for a node's state. A job has about 30 files of a few KiB: a lease, a ticket, claims and sockets.
@@ -453,40 +451,42 @@ const (
 	minNames = 2000
 )
 
-func stateRoom(n Node) (found []Finding) {
-	s := n.State
+func (d *diagnosis) stateRoom() {
+	s := d.State
 	if s.Err != nil {
-		return nil
+		return
 	}
 	if s.Bytes < minRoom || s.Files < minNames {
-		found = append(found, fault("state-room", s.Path, "make room there: df -h "+filepath.Dir(s.Path)+"; df -i "+filepath.Dir(s.Path), "%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files))
+		dir := filepath.Dir(s.Path)
+		d.fault("state-room", s.Path, fmt.Sprintf("make room there: df -h %s; df -i %s", dir, dir),
+			"%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files)
 	}
-	if !s.Memory && n.Paths.Root == "" { // another root is a test's, or an admin's own choice
-		found = append(found, warning("state-on-disk", s.Path, "mount a tmpfs on /run", "it is not on a tmpfs: every write of a record waits for a disk, and it outlives the boot that it is about"))
+	if !s.Memory && d.Paths.Root == "" { // another root is a test's, or an admin's own choice
+		d.warning("state-on-disk", s.Path, "mount a tmpfs on /run", "it is not on a tmpfs: "+
+			"every write of a record waits for a disk, and it outlives the boot that it is about")
 	}
-	return found
 }
 
 // usersDoing are findings of mpsctl status that a job's user can cause. They harm only this user's jobs, so they are
 // warnings: otherwise a user could drain a node through a health check that runs doctor.
 var usersDoing = []inspect.Kind{
-	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer, inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
+	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer,
+	inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
 	inspect.GuardStalled, inspect.TakersStuck, inspect.ClientsUnguarded,
 }
 
 // nothingLeft returns the findings of mpsctl status.
-func nothingLeft(n Node) (found []Finding) {
-	for _, f := range n.Leftovers {
-		switch {
-		case f.Kind == inspect.PolicyUnusable, f.Kind == inspect.ConfigUnusable: // judged above
-		case slices.Contains(usersDoing, f.Kind):
-			found = append(found, warning(Kind(f.Kind), f.Where, f.Do, "%s", f.What))
-		default:
-			found = append(found, fault(Kind(f.Kind), f.Where, f.Do, "%s", f.What))
+func (d *diagnosis) nothingLeft() {
+	for _, f := range d.Leftovers {
+		level := inspect.Fault
+		if slices.Contains(usersDoing, f.Kind) {
+			level = inspect.Warning
+		}
+		if f.Kind != inspect.PolicyUnusable && f.Kind != inspect.ConfigUnusable { // judged above
+			d.add(level, f.Kind, f.Where, f.Fix, "%s", f.What)
 		}
 	}
-	for _, what := range n.Hidden {
-		found = append(found, warning("not-seen", "jobs", "look again: mpsctl status"+n.rooted(), "%s", what))
+	for _, hidden := range d.Hidden {
+		d.warning("not-seen", "jobs", "look again: mpsctl status"+d.rooted(), "%s", hidden)
 	}
-	return found
 }

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,30 +14,33 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // reconfigure makes Slurm read its changed files.
 const reconfigure = ", on slurmctld's host and every node, then: scontrol reconfigure"
 
-func slurmReads(n Node) []Finding {
-	if n.SlurmErr == nil {
-		return nil
+func (d *diagnosis) slurmReads() {
+	if d.SlurmErr == nil {
+		return
 	}
-	do := "correct that line"
-	if errors.Is(n.SlurmErr, fs.ErrNotExist) {
-		do = "name it: mpsctl doctor --slurm-conf FILE"
+	fix := "correct that line"
+	if errors.Is(d.SlurmErr, fs.ErrNotExist) {
+		fix = "name it: mpsctl doctor --slurm-conf FILE"
 	}
-	return []Finding{fault("slurm-conf", n.Conf, do, "%v", n.SlurmErr)}
+	d.fault("slurm-conf", d.Conf, fix, "%v", d.SlurmErr)
 }
 
-// flag reports whether a list of Slurm's contains a value, in upper or lower case.
-func flag(list, name string) bool {
-	return slices.ContainsFunc(strings.Split(list, ","), func(item string) bool { return strings.EqualFold(strings.TrimSpace(item), name) })
+// has reports whether a setting of slurm.conf is a list with a value, in upper or lower case.
+func (s Slurm) has(name, value string) bool {
+	return slices.ContainsFunc(strings.Split(s.value(name), ","), func(item string) bool {
+		return strings.EqualFold(strings.TrimSpace(item), value)
+	})
 }
 
-// at returns the file and line that set a name, or the file if nothing sets it.
-func (s Slurm) at(name string) string {
+// lineOf returns the file and line that set a name, or the file if nothing sets it.
+func (s Slurm) lineOf(name string) string {
 	if last, ok := s.Value(name); ok {
 		return last.From
 	}
@@ -51,141 +55,116 @@ func (s Slurm) value(name string) string {
 // write returns the repair of a line of slurm.conf.
 func (s Slurm) write(line string) string { return "write " + line + " in " + s.Path + reconfigure }
 
-// home returns the path of a program in docs/operator.md.
-func home(n Node, program string) string {
-	for _, p := range n.Programs {
-		if p.Name == program && p.Err == nil {
-			return p.Path
+// setHook returns the repair that makes Slurm start our program.
+func (d *diagnosis) setHook(h Hook) string {
+	path := filepath.Join(site.Libexec, h.Ours)
+	for _, p := range d.Programs {
+		if p.Name == h.Ours && p.Err == nil {
+			path = p.Path
 		}
 	}
-	return libexec + program
+	return d.Slurm.write(h.Name + "=" + path)
 }
 
 // hooksOurs checks that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a
-// warning.
-func hooksOurs(n Node) (found []Finding) {
-	if n.Slurm == nil {
-		return nil
-	}
-	for _, h := range n.Slurm.Hooks {
-		if slices.ContainsFunc(h.Scripts, func(s Script) bool { return s.Starts == h.Ours }) || h.broken() {
-			continue
+// warning. If a path does not exist, it is not known which program it should be, and hooksRunnable judges it.
+func (d *diagnosis) hooksOurs() {
+	for _, h := range d.Slurm.Hooks {
+		missing := slices.ContainsFunc(h.Scripts, func(s Script) bool { return s.Err != nil })
+		if h.position() < 0 && !missing {
+			d.notOurs(h)
 		}
-		found = append(found, h.notOurs(n))
 	}
-	return found
 }
 
-// missed is the effect of a missing hook.
-var missed = map[string]string{
+// position returns which of a hook's scripts is or starts our program, -1 for none.
+func (h Hook) position() int {
+	return slices.IndexFunc(h.Scripts, func(s Script) bool { return s.Starts == h.Ours })
+}
+
+// withoutHook is the effect of a missing hook.
+var withoutHook = map[string]string{
 	"Prolog": "no job gets MPS", "Epilog": "nothing undoes what the prolog did",
 	"TaskProlog": "ranks that start without mpirun-wrap run outside MPS, or fail on an exclusive GPU",
 }
 
-func (h Hook) notOurs(n Node) Finding {
-	f := fault("hook-not-ours", n.Slurm.Path, n.Slurm.write(h.Name+"="+home(n, h.Ours)), "%s= is not set: %s", h.Name, missed[h.Name])
-	if h.Name == "TaskProlog" {
-		f.Level = Warning
-	}
-	if len(h.Settings) == 0 {
-		return f
-	}
-	last := h.Settings[len(h.Settings)-1]
-	f.Where = last.From
-	f.What = fmt.Sprintf("%s=%s neither is nor starts our %s: %s", h.Name, last.Value, h.Ours, missed[h.Name])
-	if other := h.other(); other != "" {
-		f.What = fmt.Sprintf("%s=%s starts our %s in place of our %s: %s", h.Name, last.Value, other, h.Ours, missed[h.Name])
-	}
-	return f
-}
-
-// broken reports a path that slurm.conf names and that does not exist. It is not known which program it should be.
-func (h Hook) broken() bool {
-	return slices.ContainsFunc(h.Scripts, func(s Script) bool { return s.Err != nil })
-}
-
-// other reports one of our programs at the wrong hook.
-func (h Hook) other() string {
-	for _, s := range h.Scripts {
-		if s.Starts != "" {
-			return s.Starts
+func (d *diagnosis) notOurs(h Hook) {
+	where, what := d.Slurm.Path, h.Name+"= is not set"
+	if len(h.Settings) > 0 {
+		last := h.Settings[len(h.Settings)-1]
+		where, what = last.From, fmt.Sprintf("%s=%s neither is nor starts our %s", h.Name, last.Value, h.Ours)
+		other := slices.IndexFunc(h.Scripts, func(s Script) bool { return s.Starts != "" })
+		if other >= 0 {
+			what = fmt.Sprintf("%s=%s starts our %s in place of our %s",
+				h.Name, last.Value, h.Scripts[other].Starts, h.Ours)
 		}
 	}
-	return ""
+	level := inspect.Fault
+	if h.Name == "TaskProlog" {
+		level = inspect.Warning
+	}
+	d.add(level, "hook-not-ours", where, d.setHook(h), "%s: %s", what, withoutHook[h.Name])
 }
 
 // hooksRunnable judges the scripts between Slurm and our programs. programsThere judges the programs.
-func hooksRunnable(n Node) (found []Finding) {
-	if n.Slurm == nil {
-		return nil
-	}
-	for _, h := range n.Slurm.Hooks {
+func (d *diagnosis) hooksRunnable() {
+	for _, h := range d.Slurm.Hooks {
+		bits, _ := needs(h.Ours)
 		for _, s := range h.Scripts {
-			need := needs(h.Ours)
 			switch {
 			case s.Err != nil:
-				found = append(found, fault("hook-missing", s.Path, "put it there, or "+n.Slurm.write(h.Name+"="+home(n, h.Ours)), "%s= names it and it cannot be found (%v): every job fails", h.Name, s.Err))
-			case s.By != s.Path && s.Mode&need != need:
-				found = append(found, fault("hook-mode", s.Path, "chmod 755 "+s.Path, "%s= names it, and its mode is %04o: Slurm takes no file that it may not read as well as execute", h.Name, s.Mode.Perm()))
+				d.fault("hook-missing", s.Path, "put it there, or "+d.setHook(h),
+					"%s= names it and it cannot be found (%v): every job fails", h.Name, s.Err)
+			case s.By != s.Path && s.Mode&bits != bits:
+				d.fault("hook-mode", s.Path, "chmod 755 "+s.Path,
+					"%s= names it, and its mode is %04o: Slurm must be able to read and execute it", h.Name, s.Mode.Perm())
 			}
 		}
 	}
-	return found
 }
 
 // hookOrder checks that ours is the last of several prologs and the first of several epilogs. A script that fails
 // stops the later ones: if our epilog never runs, GPUs stay exclusive. A later prolog that changes GPUs would disturb
 // our daemon.
-func hookOrder(n Node) (found []Finding) {
-	if n.Slurm == nil {
-		return nil
-	}
-	for _, h := range n.Slurm.Hooks {
-		at := slices.IndexFunc(h.Scripts, func(s Script) bool { return s.Starts == h.Ours })
-		if at < 0 {
+func (d *diagnosis) hookOrder() {
+	for _, h := range d.Slurm.Hooks {
+		i := h.position()
+		if i < 0 {
 			continue
 		}
-		dir, base := filepath.Split(h.Scripts[at].Path)
+		path := h.Scripts[i].Path
+		dir, base := filepath.Split(path)
+		bare := strings.TrimLeft(base, "0123456789-_.") // without the number before it
 		switch {
-		case h.Name == "Prolog" && at < len(h.Scripts)-1:
-			found = append(found, warning("hook-order", h.Scripts[at].Path, fmt.Sprintf("let its name sort first: mv %s%s %s0-%s", dir, base, dir, bare(base)),
-				"Slurm runs prologs in the reverse order of their names, so %s runs after it, on GPUs that have a daemon by then", h.Scripts[at+1].Path))
-		case h.Name == "Epilog" && at > 0:
-			found = append(found, warning("hook-order", h.Scripts[at].Path, fmt.Sprintf("let its name sort last: mv %s%s %szz-%s", dir, base, dir, bare(base)),
-				"Slurm runs epilogs in the reverse order of their names and stops at the first that fails: if %s fails, ours never runs", h.Scripts[at-1].Path))
+		case h.Name == "Prolog" && i < len(h.Scripts)-1:
+			d.warning("hook-order", path, fmt.Sprintf("let its name sort first: mv %s %s0-%s", path, dir, bare),
+				"Slurm runs prologs in the reverse order of their names, so %s runs after it, "+
+					"on GPUs that have a daemon by then", h.Scripts[i+1].Path)
+		case h.Name == "Epilog" && i > 0:
+			d.warning("hook-order", path, fmt.Sprintf("let its name sort last: mv %s %szz-%s", path, dir, bare),
+				"Slurm runs epilogs in the reverse order of their names and stops at the first that fails: "+
+					"if %s fails, ours never runs", h.Scripts[i-1].Path)
 		}
 	}
-	return found
 }
 
-// bare returns a name without the number before it.
-func bare(name string) string { return strings.TrimLeft(name, "0123456789-_.") }
-
-func prologFlags(n Node) (found []Finding) {
-	if n.Slurm == nil {
-		return nil
-	}
-	flags, where := n.Slurm.value("PrologFlags"), n.Slurm.at("PrologFlags")
-	contain := flag(flags, "Contain") || flag(flags, "X11") || flag(flags, "RunInJob")
-	if flag(flags, "RunInJob") {
-		return []Finding{warning("run-in-job", where, n.Slurm.write("PrologFlags=Alloc,Contain"), "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the ranks are gone")}
-	}
+func (d *diagnosis) prologFlags() {
+	has := func(flag string) bool { return d.Slurm.has("PrologFlags", flag) }
+	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.write("PrologFlags=Alloc,Contain")
 	switch {
-	case !contain && !flag(flags, "Alloc") && !flag(flags, "ForceRequeueOnFail"): // the other flags imply it
-		found = append(found, fault("prolog-flags-alloc", where, n.Slurm.write("PrologFlags=Alloc,Contain"),
-			"PrologFlags lacks Alloc: the prolog runs with a job's first step only, so that the epilog of an salloc without a step has nothing to close, and a batch job's prolog has BatchStartTimeout (%s) to end", orValue(n.Slurm.value("BatchStartTimeout"), "10 s")))
-	case !contain:
-		found = append(found, warning("prolog-flags-contain", where, n.Slurm.write("PrologFlags=Alloc,Contain"),
-			"PrologFlags lacks Contain: what a user starts over ssh belongs to no step, outlives the job, and is the epilog's to end"))
+	case has("RunInJob"):
+		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives "+
+			"in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the "+
+			"ranks are gone")
+	case has("Contain"), has("X11"):
+	case has("Alloc"), has("ForceRequeueOnFail"): // which implies Alloc
+		d.warning("prolog-flags-contain", where, fix, "PrologFlags lacks Contain: "+
+			"what a user starts over ssh belongs to no step, outlives the job, and is the epilog's to end")
+	default:
+		d.fault("prolog-flags-alloc", where, fix, "PrologFlags lacks Alloc: the prolog runs with a job's first step "+
+			"only, so that the epilog of an salloc without a step has nothing to close, and a batch job's prolog has "+
+			"BatchStartTimeout (%s s) to end", cmp.Or(d.Slurm.value("BatchStartTimeout"), "10"))
 	}
-	return found
-}
-
-func orValue(value, otherwise string) string {
-	if value == "" {
-		return otherwise
-	}
-	return value + " s"
 }
 
 // seconds reads a time of slurm.conf. forever is true if the time has no end.
@@ -200,48 +179,53 @@ func seconds(text string) (d time.Duration, forever, ok bool) {
 // prologTimeouts checks that Slurm waits until our programs end by themselves, because a killed program undoes
 // nothing. Since 25.05 each timeout has its own name, and PrologEpilogTimeout applies to those that are not set. If
 // none is set, Slurm waits for ever.
-func prologTimeouts(n Node) (found []Finding) {
-	if n.Slurm == nil || !n.known() {
-		return nil
+func (d *diagnosis) prologTimeouts() {
+	if !d.known() {
+		return
 	}
-	prolog, epilog := n.Config.MaxDurations()
+	prolog, epilog := d.Config.MaxDurations()
 	for _, c := range []struct {
-		name, fact string
-		minimum    time.Duration
-	}{{"PrologEpilogTimeout", "prolog_deadline and epilog_deadline", max(prolog, epilog)}, {"PrologTimeout", "prolog_deadline", prolog}, {"EpilogTimeout", "epilog_deadline", epilog}} {
-		if c.name == "PrologEpilogTimeout" && n.Slurm.value("PrologTimeout") != "" && n.Slurm.value("EpilogTimeout") != "" {
+		name, attribute string
+		minimum         time.Duration
+	}{
+		{"PrologEpilogTimeout", "prolog_deadline and epilog_deadline", max(prolog, epilog)},
+		{"PrologTimeout", "prolog_deadline", prolog},
+		{"EpilogTimeout", "epilog_deadline", epilog},
+	} {
+		both := d.Slurm.value("PrologTimeout") != "" && d.Slurm.value("EpilogTimeout") != ""
+		setting, set := d.Slurm.Value(c.name)
+		limit, forever, ok := seconds(setting.Value)
+		if !set || !ok || forever || limit >= c.minimum || c.name == "PrologEpilogTimeout" && both {
 			continue
 		}
-		set, there := n.Slurm.Value(c.name)
-		d, forever, ok := seconds(set.Value)
-		if there && ok && !forever && d < c.minimum {
-			found = append(found, fault("hook-timeout", set.From, n.Slurm.write(fmt.Sprintf("%s=%d", c.name, int(c.minimum.Seconds())))+fmt.Sprintf("; or lower %s in %s", c.fact, n.Paths.ConfigFile()),
-				"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, set.Value, int(c.minimum.Seconds())))
-		}
+		minimum := int(c.minimum.Seconds())
+		d.fault("hook-timeout", setting.From,
+			fmt.Sprintf("%s; or lower %s in %s", d.Slurm.write(fmt.Sprintf("%s=%d", c.name, minimum)), c.attribute,
+				d.Paths.ConfigFile()),
+			"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, setting.Value, minimum)
 	}
-	return found
 }
 
-func gresTypes(n Node) []Finding {
-	if n.Slurm == nil || flag(n.Slurm.value("GresTypes"), "gpu") {
-		return nil
+func (d *diagnosis) gresTypes() {
+	if !d.Slurm.has("GresTypes", "gpu") {
+		d.fault("gres-types", d.Slurm.lineOf("GresTypes"), d.Slurm.write("GresTypes=gpu"),
+			"GresTypes lacks gpu: Slurm hands out no GPU")
 	}
-	return []Finding{fault("gres-types", n.Slurm.at("GresTypes"), n.Slurm.write("GresTypes=gpu"), "GresTypes lacks gpu: Slurm hands out no GPU")}
 }
 
-func nodeLine(n Node) []Finding {
+func (d *diagnosis) nodeLine() {
+	s := d.Slurm
 	switch {
-	case n.Slurm == nil:
-		return nil
-	case errors.Is(n.Slurm.NodeErr, slurm.ErrNoNode):
-		return []Finding{warning("node-unknown", n.Slurm.Path, "give the node's name: mpsctl doctor --node NAME; or "+n.Slurm.write("NodeName="+n.Name+" Gres=gpu:N Feature=mps"),
-			"no NodeName= line names %s: a node that registers itself has no features and no count of GPUs that a prolog can read", n.Name)}
-	case n.Slurm.NodeErr != nil:
-		return []Finding{fault("node-line", n.Slurm.Path, "correct that line", "%v", n.Slurm.NodeErr)}
-	case n.Slurm.Gres != nil && n.Slurm.count() == 0:
-		return []Finding{fault("node-gres", n.Slurm.at("NodeName"), n.Slurm.write(fmt.Sprintf("Gres=gpu:%d on the line of node %s", max(1, len(n.gpus())), n.Name)), "slurm.conf gives node %s no GPU", n.Name)}
+	case errors.Is(s.NodeErr, slurm.ErrNoNode):
+		d.warning("node-unknown", s.Path, "give the node's name: mpsctl doctor --node NAME; or "+
+			s.write("NodeName="+d.Name+" Gres=gpu:N Feature=mps"), "no NodeName= line names %s: a node that registers "+
+			"itself has no features and no count of GPUs that a prolog can read", d.Name)
+	case s.NodeErr != nil:
+		d.fault("node-line", s.Path, "correct that line", "%v", s.NodeErr)
+	case s.Gres != nil && s.count() == 0:
+		line := fmt.Sprintf("Gres=gpu:%d on the line of node %s", max(1, len(d.gpus())), d.Name)
+		d.fault("node-gres", s.lineOf("NodeName"), s.write(line), "slurm.conf gives node %s no GPU", d.Name)
 	}
-	return nil
 }
 
 // count returns the number of GPUs that slurm.conf gives the node.
@@ -252,39 +236,44 @@ func (s Slurm) count() (all int) {
 	return all
 }
 
-func nodeFeature(n Node) []Finding {
-	if n.Slurm == nil || n.Policy.Trigger == nil || n.Policy.Trigger.Constraint == "" || n.Slurm.NodeErr != nil {
-		return nil
+func (d *diagnosis) nodeFeature() {
+	s, trigger := d.Slurm, d.Policy.Trigger
+	if trigger == nil || trigger.Constraint == "" || s.NodeErr != nil {
+		return
 	}
-	name := n.Policy.Trigger.Constraint
-	if slices.Contains(n.Slurm.Features, name) {
-		return nil
+	if slices.Contains(s.Features, trigger.Constraint) {
+		return
 	}
-	return []Finding{fault("node-feature", n.Slurm.at("NodeName"), n.Slurm.write(fmt.Sprintf("Feature=%s on the line of node %s", strings.Join(append(slices.Clone(n.Slurm.Features), name), ","), n.Name)),
-		"node %s has no Feature %s, by which the policy's trigger lets jobs ask: sbatch --constraint=%s never runs here", n.Name, name, name)}
+	features := strings.Join(append(slices.Clone(s.Features), trigger.Constraint), ",")
+	d.fault("node-feature", s.lineOf("NodeName"), s.write("Feature="+features+" on the line of node "+d.Name),
+		"node %s has no Feature %s, by which the policy's trigger lets jobs ask: sbatch --constraint=%[2]s never runs "+
+			"here", d.Name, trigger.Constraint)
 }
 
-func gresReads(n Node) []Finding {
-	if n.Slurm == nil || n.Slurm.GresErr == nil {
-		return nil
+func (d *diagnosis) gresReads() {
+	if d.Slurm.GresErr == nil {
+		return
 	}
-	do := "correct that line; slurmd -G prints what slurmd makes of it"
-	if errors.Is(n.Slurm.GresErr, fs.ErrNotExist) {
-		do = "write it, as in " + examples + "gres.conf; or name it by gres_conf in " + n.Paths.ConfigFile()
+	fix := "correct that line; slurmd -G prints what slurmd makes of it"
+	if errors.Is(d.Slurm.GresErr, fs.ErrNotExist) {
+		fix = "write it, as in " + examples + "gres.conf; or name it by gres_conf in " + d.Paths.ConfigFile()
 	}
-	return []Finding{fault("gres-conf", "gres.conf", do, "%v", n.Slurm.GresErr)}
+	d.fault("gres-conf", "gres.conf", fix, "%v", d.Slurm.GresErr)
 }
 
 // slurmdReads checks that slurmd starts with these files. If slurmd refuses a file, no job comes to the node.
-func slurmdReads(n Node) []Finding {
-	if n.Slurm == nil || n.Slurm.ListErr == nil || n.Slurm.GresErr != nil {
-		return nil
+func (d *diagnosis) slurmdReads() {
+	if d.Slurm.ListErr != nil && d.Slurm.GresErr == nil {
+		d.fault("slurmd-refuses", d.Slurm.Path, "correct what slurmd -G complains of",
+			"slurmd does not list its GPUs: %v", d.Slurm.ListErr)
 	}
-	return []Finding{fault("slurmd-refuses", n.Slurm.Path, "correct what slurmd -G complains of", "slurmd does not list its GPUs: %v", n.Slurm.ListErr)}
 }
 
 // types returns the types of GPUs that Slurm distinguishes on the node.
 func (s Slurm) types() []string {
+	if s.Gres == nil {
+		return nil
+	}
 	var types []string
 	for _, w := range s.Gres.Configured {
 		types = append(types, w.Type)
@@ -298,194 +287,166 @@ func (s Slurm) types() []string {
 	return slices.Compact(types)
 }
 
-func oneType(n Node) []Finding {
-	if n.Slurm == nil || n.Slurm.Gres == nil || len(n.Slurm.types()) < 2 {
-		return nil
+func (d *diagnosis) oneType() {
+	if types := d.Slurm.types(); len(types) > 1 {
+		d.fault("gpu-types", d.Slurm.lineOf("Gres"), "give the node's GPUs one type, the same in Gres= and Type=, or none",
+			"node %s has GPUs of types %s: of a request for two of them Slurm may tell the prolog a part only, "+
+				"so that every such node's jobs are refused", d.Name, strings.Join(types, " and "))
 	}
-	return []Finding{fault("gpu-types", n.Slurm.at("Gres"), "give the node's GPUs one type, the same in Gres= and Type=, or none",
-		"node %s has GPUs of types %s: of a request for two of them Slurm may tell the prolog a part only, so that every such node's jobs are refused", n.Name, strings.Join(n.Slurm.types(), " and "))}
 }
 
 // gresAgrees finds the device of each GPU that Slurm allocates, as a prolog does.
-func gresAgrees(n Node) []Finding {
-	if n.Slurm == nil || n.Slurm.Gres == nil || n.Driver == nil || len(n.gpus()) < len(n.Driver.GPUs) || len(n.gpus()) == 0 || len(n.Slurm.types()) > 1 || n.Slurm.Gres.EnvUUID {
-		return nil
+func (d *diagnosis) gresAgrees() {
+	s := d.Slurm
+	unknown := s.Gres == nil || d.Driver == nil || len(d.gpus()) < len(d.Driver.GPUs) || len(d.gpus()) == 0
+	if unknown || len(s.types()) > 1 || s.Gres.EnvUUID {
+		return
 	}
 	var devices []site.Device
-	for _, g := range n.gpus() {
-		if g.Device.MIGMode && n.Slurm.Gres.Detect == slurm.DetectNVML {
-			return nil // Slurm names instances itself
+	for _, g := range d.gpus() {
+		if g.Device.MIGMode && s.Gres.Detect == slurm.DetectNVML {
+			return // Slurm names instances itself
 		}
 		devices = append(devices, g.Device)
 	}
-	for position := range n.Slurm.count() {
-		refs, err := slurm.ResolvePositions(*n.Slurm.Gres, slurm.Job{GPUs: []int{position}})
-		if err == nil {
-			var picked []site.Device
-			if picked, err = slurm.MatchDevices(*n.Slurm.Gres, refs, devices); err == nil {
-				err = n.Slurm.lists(position, picked[0])
-			}
-		} else if inner := errors.Unwrap(err); inner != nil {
-			err = inner // without a job number, because there is no job
+	for position := range s.count() {
+		if err := s.match(position, devices); err != nil {
+			d.fault("gres-differs", s.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi "+
+				"-L agree; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid "+
+				"there", d.Name, s.Gres.Path, len(devices)),
+				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v",
+				s.count(), d.Name, position, err)
+			return
 		}
-		if err != nil {
-			return []Finding{fault("gres-differs", n.Slurm.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi -L agree; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid there", n.Name, n.Slurm.Gres.Path, len(devices)),
-				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v", n.Slurm.count(), n.Name, position, err)}
-		}
+	}
+}
+
+// match finds the device at a position. It is an error if slurmd has another one there.
+func (s Slurm) match(position int, devices []site.Device) error {
+	refs, err := slurm.ResolvePositions(*s.Gres, slurm.Job{GPUs: []int{position}})
+	if err != nil {
+		return cmp.Or(errors.Unwrap(err), err) // without a job number, because there is no job
+	}
+	found, err := slurm.MatchDevices(*s.Gres, refs, devices)
+	switch minors := s.SlurmdGPUs; {
+	case err != nil:
+		return err
+	case minors != nil && position >= len(minors):
+		return fmt.Errorf("slurmd lists %d", len(minors))
+	case minors != nil && minors[position] != found[0].Minor:
+		return fmt.Errorf("slurmd has /dev/nvidia%d there, and we read /dev/nvidia%d", minors[position], found[0].Minor)
 	}
 	return nil
 }
 
-// lists is an error if slurmd has another device at a position.
-func (s Slurm) lists(position int, device site.Device) error {
-	switch {
-	case s.SlurmdGPUs == nil:
-		return nil
-	case position >= len(s.SlurmdGPUs):
-		return fmt.Errorf("slurmd lists %d", len(s.SlurmdGPUs))
-	case s.SlurmdGPUs[position] != device.Minor:
-		return fmt.Errorf("slurmd has /dev/nvidia%d there, and we read /dev/nvidia%d", s.SlurmdGPUs[position], device.Minor)
+// noShares checks that Slurm does not share GPUs among jobs in its own way. GresTypes= may name shard, because other
+// nodes may have shards.
+func (d *diagnosis) noShares() {
+	s := d.Slurm
+	inFile := func(name string) bool { return s.Gres != nil && slices.Contains(s.Gres.Shared, name) }
+	if inTypes := s.has("GresTypes", "mps"); inTypes || inFile("mps") {
+		where, fix := s.lineOf("GresTypes"), "take mps out of GresTypes and Gres= in "+s.Path
+		if inFile("mps") {
+			fix += " and its lines out of " + s.Gres.Path
+		}
+		if !inTypes {
+			where = s.Gres.Path
+		}
+		d.fault("gres-mps", where, fix+reconfigure, "Slurm shares GPUs by gres/mps of its own: it takes "+
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the ranks of gpu jobs, and its daemon and ours want the same GPUs")
 	}
-	return nil
-}
-
-// noShares checks that Slurm does not share GPUs among jobs in its own way.
-func noShares(n Node) (found []Finding) {
-	for _, shared := range []struct{ name, what string }{
-		{"mps", "Slurm shares GPUs by gres/mps of its own: it takes CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the ranks of gpu jobs, and its daemon and ours want the same GPUs"},
-		{"shard", "Slurm shares GPUs by gres/shard, and does not tell a prolog whether a job has a whole one: every job that asks for MPS is refused on this node"},
-	} {
-		found = append(found, noShare(n, shared.name, shared.what)...)
+	if inFile("shard") {
+		fix := "take shard out of this node's Gres= in " + s.Path + " and its lines out of " + s.Gres.Path + reconfigure
+		d.fault("gres-shard", s.Gres.Path, fix, "Slurm shares GPUs by gres/shard, and does not tell a prolog whether a "+
+			"job has a whole one: every job that asks for MPS is refused on this node")
 	}
-	return found
-}
-
-func noShare(n Node, name, what string) []Finding {
-	if n.Slurm == nil {
-		return nil
-	}
-	inTypes, inFile := flag(n.Slurm.value("GresTypes"), name), n.Slurm.Gres != nil && slices.Contains(n.Slurm.Gres.Shared, name)
-	if name == "shard" { // other nodes may have shards
-		inTypes = false
-	}
-	if !inTypes && !inFile {
-		return nil
-	}
-	where, do := n.Slurm.at("GresTypes"), "take "+name+" out of GresTypes and Gres= in "+n.Slurm.Path
-	if inFile {
-		do += " and its lines out of " + n.Slurm.Gres.Path
-	}
-	if name == "shard" {
-		do = "take shard out of this node's Gres= in " + n.Slurm.Path + " and its lines out of " + n.Slurm.Gres.Path
-	}
-	if !inTypes {
-		where = n.Slurm.Gres.Path
-	}
-	return []Finding{fault(Kind("gres-"+name), where, do+reconfigure, "%s", what)}
 }
 
 // private returns the folders that each job has for itself, and the setting that has them.
 func (s Slurm) private() (dirs []string, from string) {
 	kind := s.value("JobContainerType") + s.value("NamespaceType")
-	if strings.HasSuffix(kind, "/linux") {
-		if s.Namespace == nil {
-			return nil, ""
-		}
+	if strings.HasSuffix(kind, "/linux") && s.Namespace != nil {
 		return append(slices.Clone(s.Namespace.Dirs), s.Namespace.Base), s.Namespace.From
 	}
 	if !strings.HasSuffix(kind, "/tmpfs") {
 		return nil, ""
 	}
-	from, dirs = s.at("JobContainerType"), []string{"/tmp", "/dev/shm"}
+	from, dirs = s.lineOf("JobContainerType"), []string{"/tmp", "/dev/shm"}
 	if s.value("JobContainerType") == "" {
-		from = s.at("NamespaceType")
+		from = s.lineOf("NamespaceType")
 	}
 	if s.Container == nil {
 		return dirs, from
 	}
-	if set, ok := s.Container.Value("Dirs"); ok {
-		dirs, from = strings.Split(set.Value, ","), set.From
+	if setting, ok := s.Container.Value("Dirs"); ok {
+		dirs, from = strings.Split(setting.Value, ","), setting.From
 	}
-	if set, ok := s.Container.Value("BasePath"); ok && set.Value != "none" {
-		dirs = append(dirs, set.Value)
+	if setting, ok := s.Container.Value("BasePath"); ok && setting.Value != "none" {
+		dirs = append(dirs, setting.Value)
 	}
 	return dirs, from
 }
 
 // stateShared checks that ranks see the folder with their daemon's sockets. Slurm makes a job's private folders after
 // the prolog.
-func stateShared(n Node) []Finding {
-	if n.Slurm == nil {
-		return nil
-	}
-	dirs, from := n.Slurm.private()
-	run := n.Paths.Run()
-	file := "job_container.conf"
-	if n.Slurm.Namespace != nil {
+func (d *diagnosis) stateShared() {
+	dirs, from := d.Slurm.private()
+	run, file := d.Paths.Run(), "job_container.conf"
+	if d.Slurm.Namespace != nil {
 		file = "namespace.yaml"
 	}
 	for _, dir := range dirs {
 		if dir = filepath.Clean(dir); run == dir || strings.HasPrefix(run, strings.TrimSuffix(dir, "/")+"/") {
-			return []Finding{fault("state-private", from, "take "+dir+" out of the folders of jobs in "+file+", or move ours out of it with another --root",
-				"%s lies below %s, of which every job has its own: its ranks never see their daemon's sockets", run, dir)}
+			d.fault("state-private", from,
+				fmt.Sprintf("take %s out of the folders of jobs in %s, or move ours out of it with another --root", dir, file),
+				"%s lies below %s, of which every job has its own: its ranks never see their daemon's sockets", run, dir)
+			return
 		}
 	}
-	return nil
 }
 
-func devicesConstrained(n Node) []Finding {
-	if n.Slurm == nil {
-		return nil
+func (d *diagnosis) devicesConstrained() {
+	const harm = "a job's processes can open GPUs that it was not given, past MPS"
+	s := d.Slurm
+	if !s.has("TaskPlugin", "task/cgroup") && !s.has("TaskPlugin", "cgroup") {
+		fix := s.write("TaskPlugin=task/cgroup,task/affinity") + "; and ConstrainDevices=yes in cgroup.conf"
+		d.warning("devices-open", s.lineOf("TaskPlugin"), fix, "TaskPlugin lacks task/cgroup: %s", harm)
+		return
 	}
-	if !flag(n.Slurm.value("TaskPlugin"), "task/cgroup") && !flag(n.Slurm.value("TaskPlugin"), "cgroup") {
-		return []Finding{warning("devices-open", n.Slurm.at("TaskPlugin"), n.Slurm.write("TaskPlugin=task/cgroup,task/affinity")+"; and ConstrainDevices=yes in cgroup.conf",
-			"TaskPlugin lacks task/cgroup: a job's processes can open GPUs that it was not given, past MPS")}
-	}
-	set, value := slurm.ConfValue{From: filepath.Join(filepath.Dir(n.Slurm.Path), "cgroup.conf")}, ""
-	if n.Slurm.Cgroup != nil {
-		if last, ok := n.Slurm.Cgroup.Value("ConstrainDevices"); ok {
-			set, value = last, last.Value
+	setting := slurm.ConfValue{From: filepath.Join(filepath.Dir(s.Path), "cgroup.conf")}
+	if s.Cgroup != nil {
+		if last, ok := s.Cgroup.Value("ConstrainDevices"); ok {
+			setting = last
 		}
 	}
-	if strings.EqualFold(value, "yes") || strings.EqualFold(value, "true") || value == "1" {
-		return nil
+	if !slices.Contains([]string{"yes", "true", "1"}, strings.ToLower(setting.Value)) {
+		d.warning("devices-open", setting.From, "write ConstrainDevices=yes in cgroup.conf"+reconfigure,
+			"ConstrainDevices is not yes: %s", harm)
 	}
-	return []Finding{warning("devices-open", set.From, "write ConstrainDevices=yes in cgroup.conf"+reconfigure, "ConstrainDevices is not yes: a job's processes can open GPUs that it was not given, past MPS")}
 }
 
 // spankFits checks that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own
 // release only, whatever the patch level (run: 22.05, 24.11, 26.05).
-func spankFits(n Node) []Finding {
-	if n.Slurm == nil {
-		return nil
+func (d *diagnosis) spankFits() {
+	p, trigger, release := d.Slurm.Plugin, d.Policy.Trigger, d.Slurm.Release
+	fix := "install the package slurm-mps-spank-" + cmp.Or(release, "RELEASE") + ", or build the plugin: make spank"
+	if p == nil {
+		if trigger != nil && trigger.Option {
+			d.warning("spank-plugin", d.Slurm.Plugstack, fix+", or take option = true out of the policy's trigger",
+				"it names no %s: srun, sbatch and salloc on this node do not know --mps, which the policy's trigger takes",
+				pluginFile)
+		}
+		return
 	}
-	p := n.Slurm.Plugin
-	switch {
-	case p == nil && (n.Policy.Trigger == nil || !n.Policy.Trigger.Option):
-		return nil
-	case p == nil:
-		return []Finding{warning("spank-plugin", n.Slurm.Plugstack, n.installPlugin()+", or take option = true out of the policy's trigger",
-			"it names no %s: srun, sbatch and salloc on this node do not know --mps, which the policy's trigger takes", pluginFile)}
-	case p.Err != nil:
-		return []Finding{p.unfit(n.installPlugin(), fmt.Sprintf("it names %s, which cannot be found (%v)", p.Path, p.Err))}
-	case p.Release != "" && n.Slurm.Release != "" && p.Release != n.Slurm.Release:
-		return []Finding{p.unfit(n.installPlugin(), fmt.Sprintf("%s is built for Slurm %s, and slurmd is %s", p.Path, p.Release, n.Slurm.Release))}
-	}
-	return nil
-}
-
-// installPlugin is the repair. The release is slurmd's, if it is known.
-func (n Node) installPlugin() string {
-	release := n.Slurm.Release
-	if release == "" {
-		release = "RELEASE"
-	}
-	return "install the package slurm-mps-spank-" + release + ", or build the plugin: make spank"
-}
-
-func (p SpankPlugin) unfit(do, what string) Finding {
+	level, effect := inspect.Warning, "commands print two lines of warning and do not know --mps"
 	if p.Required {
-		return fault("spank-plugin", p.From, do, "%s: every job fails, because the line says required", what)
+		level, effect = inspect.Fault, "every job fails, because the line says required"
 	}
-	return warning("spank-plugin", p.From, do, "%s: commands print two lines of warning and do not know --mps", what)
+	switch {
+	case p.Err != nil:
+		d.add(level, "spank-plugin", p.From, fix, "it names %s, which cannot be found (%v): %s", p.Path, p.Err, effect)
+	case p.Release != "" && release != "" && p.Release != release:
+		d.add(level, "spank-plugin", p.From, fix, "%s is built for Slurm %s, and slurmd is %s: %s",
+			p.Path, p.Release, release, effect)
+	}
 }

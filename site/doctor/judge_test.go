@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
@@ -24,24 +25,24 @@ func sound() Node {
 func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(*Node)
-		want  []Kind
+		want  []inspect.Kind
 	}{
 		"nothing seen, nothing wrong": {func(*Node) {}, nil},
-		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []Kind{"state-on-disk"}},
+		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []inspect.Kind{"state-on-disk"}},
 		"a root of its own on a disk": {func(n *Node) { n.State.Memory, n.Paths = false, site.Paths{Root: "/x"} }, nil},
-		"no names left":               {func(n *Node) { n.State.Files = minNames - 1 }, []Kind{"state-room"}},
-		"a state that cannot be seen": {func(n *Node) { n.State = StateDir{Err: errors.New("input/output error")} }, []Kind{"state-folder"}},
-		"a state of a user":           {func(n *Node) { n.State.There, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []Kind{"state-folder"}},
-		"a state as it should be":     {func(n *Node) { n.State.There, n.State.Mode = true, 0o755|1<<31 }, nil},
-		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []Kind{"no-gpu"}},
+		"no names left":               {func(n *Node) { n.State.Files = minNames - 1 }, []inspect.Kind{"state-room"}},
+		"a state that cannot be seen": {func(n *Node) { n.State = StateDir{Err: errors.New("input/output error")} }, []inspect.Kind{"state-folder"}},
+		"a state of a user":           {func(n *Node) { n.State.Exists, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []inspect.Kind{"state-folder"}},
+		"a state as it should be":     {func(n *Node) { n.State.Exists, n.State.Mode = true, 0o755|1<<31 }, nil},
+		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []inspect.Kind{"no-gpu"}},
 		"few files that may be more":  {func(n *Node) { n.Limits = []Limit{{"slurmd", 1024, true}} }, nil},
 		"few files": {func(n *Node) {
 			n.Limits = []Limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
-		}, []Kind{"open-files"}},
-		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []Kind{"guard"}},
-		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []Kind{"control-groups"}},
-		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []Kind{"guard"}},
-		"an older driver":                   {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} }, []Kind{"guard"}},
+		}, []inspect.Kind{"open-files"}},
+		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []inspect.Kind{"guard"}},
+		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []inspect.Kind{"control-groups"}},
+		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []inspect.Kind{"guard"}},
+		"an older driver":                   {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} }, []inspect.Kind{"guard"}},
 		"a driver that is new enough":       {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},
 		"versions that do not say":          {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
@@ -51,10 +52,10 @@ func TestJudge(t *testing.T) {
 		for i := range n.Programs {
 			n.Programs[i].Name = "mpsctl" // which runs: its mode is not judged
 		}
-		var got []Kind
+		var got []inspect.Kind
 		for _, f := range Judge(n) {
 			got = append(got, f.Kind)
-			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Do == "" {
+			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Fix == "" {
 				t.Errorf("%s: half a finding: %+v", name, f)
 			}
 		}
@@ -93,7 +94,7 @@ func TestRepairsNameInstalledFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{libexec + "prolog", shipped + "policy.hcl", shipped + "site.hcl", examples + "gres.conf"} {
+	for _, path := range []string{site.Libexec + "/prolog", shipped + "policy.hcl", shipped + "site.hcl", examples + "gres.conf"} {
 		if !strings.Contains(string(list), ", dst: "+path+", ") {
 			t.Errorf("no package has %s", path)
 		}

@@ -10,17 +10,19 @@ package doctor
 import (
 	"slices"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
 // Report is the result of doctor, in the form of its JSON.
 type Report struct {
-	Node     string    `json:"node"`
-	Time     time.Time `json:"time"`
-	Complete bool      `json:"complete"` // all was seen
-	Looked   looked    `json:"checked"`
-	Checks   []Check   `json:"checks,omitempty"` // with -v
-	Findings []Finding `json:"findings"`
-	Unseen   []string  `json:"errors"`
+	Node     string            `json:"node"`
+	Time     time.Time         `json:"time"`
+	Complete bool              `json:"complete"` // all was seen
+	Looked   looked            `json:"checked"`
+	Checks   []Check           `json:"checks,omitempty"` // with -v
+	Findings []inspect.Finding `json:"findings"`
+	Unseen   []string          `json:"errors"`
 }
 
 // looked is what doctor has read.
@@ -32,6 +34,7 @@ type looked struct {
 	Checks    int    `json:"checks"`
 }
 
+// NewReport judges a node.
 func NewReport(n Node) Report {
 	r := Report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Findings: Judge(n), Unseen: n.Unseen}
 	r.Looked.Programs, r.Looked.Checks = len(n.Programs), len(checks)
@@ -46,10 +49,11 @@ func NewReport(n Node) Report {
 
 // Failed reports whether the node is not ready for jobs, or could not be read completely.
 func (r Report) Failed(strict bool) bool {
-	return !r.Complete || slices.ContainsFunc(r.Findings, func(f Finding) bool { return strict || f.Level == Fault })
+	return !r.Complete || slices.ContainsFunc(r.Findings, func(f inspect.Finding) bool { return strict || f.Level == inspect.Fault })
 }
 
-func (r Report) Count(level Level) (n int) {
+// Count returns the number of findings of a level.
+func (r Report) Count(level inspect.Level) (n int) {
 	for _, f := range r.Findings {
 		if f.Level == level {
 			n++

@@ -49,7 +49,7 @@ type File struct {
 	Mode fs.FileMode
 	Err  error
 	// Loose is the file, or the folder above it, that someone except root can change; "" for none.
-	Loose, LooseWhy string
+	Loose, LooseReason string
 }
 
 // Program is one of our programs.
@@ -117,7 +117,7 @@ type GPU struct {
 // StateDir is the folder of state, or the lowest folder above it that exists.
 type StateDir struct {
 	Path         string
-	There        bool // the folder itself exists
+	Exists       bool // the folder itself exists
 	Mode         fs.FileMode
 	UID          uint32
 	Memory       bool // its file system is empty after a boot

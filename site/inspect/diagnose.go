@@ -21,233 +21,260 @@ import (
 // Diagnose returns the findings of a node, job by job, then GPU by GPU. It is pure: the same node has the same
 // findings. It reports only what was seen.
 func Diagnose(n Node) []Finding {
-	var b diagnosis
-	b.files(n)
+	d := diagnosis{Node: n}
+	d.file(PolicyUnusable, n.paths.Policy(), n.policy, "jobs that ask for MPS fail, and drain the node", "mpsctl policy check")
+	d.file(ConfigUnusable, n.paths.ConfigFile(), n.config, "the defaults hold", "mpsctl doctor")
 	for _, j := range n.Jobs {
-		b.job(n, j)
+		d.job(j)
 	}
-	b.claims(n)
-	b.gpus(n)
-	b.daemons(n)
-	b.takers(n)
-	return b.found
+	d.judgeClaims()
+	d.judgeGPUs()
+	d.judgeDaemons()
+	d.judgeTakers()
+	return d.found
 }
 
-// diagnosis gathers findings.
-type diagnosis struct{ found []Finding }
-
-func (b *diagnosis) add(f Finding) { b.found = append(b.found, f) }
-
-// files judges the admins' files.
-func (b *diagnosis) files(n Node) {
-	for _, f := range []struct {
-		kind              Kind
-		path, without, do string
-		policyfile.FileStatus
-	}{
-		{PolicyUnusable, n.paths.Policy(), "jobs that ask for MPS fail, and drain the node", "see what is wrong: mpsctl policy check" + n.rooted(), n.policy},
-		{ConfigUnusable, n.paths.ConfigFile(), "the defaults hold", "see what is wrong: mpsctl doctor" + n.rooted(), n.facts},
-	} {
-		if f.Err != nil {
-			b.add(Finding{Kind: f.kind, Where: f.path, What: fmt.Sprintf("it cannot be used: %s: %s", strings.TrimSuffix(site.OneLine(f.Err), "."), f.Instead(f.without)), Do: f.do})
-		}
-	}
+// diagnosis gathers the findings of a node.
+type diagnosis struct {
+	Node
+	found []Finding
 }
 
-// rooted is the flag that changes the root of the commands' files.
-func (n Node) rooted() string {
-	if n.paths.Root == "" {
-		return ""
+func (d *diagnosis) add(f Finding) { d.found = append(d.found, f) }
+
+// finding is a finding of a job.
+func (j Job) finding(kind Kind, what, fix string) Finding {
+	return Finding{Kind: kind, Job: j.ID, Where: fmt.Sprintf("job %d", j.ID), What: what, Fix: fix}
+}
+
+// in returns a finding of a process, whose place gets an addition.
+func (f Finding) in(pid int, addition string) Finding {
+	f.PID, f.Where = pid, f.Where+addition
+	return f
+}
+
+// on is a finding of a job's device.
+func (d *diagnosis) on(j Job, uuid site.UUID, kind Kind, what, fix string) Finding {
+	f := j.finding(kind, what, fix).in(0, ", "+d.where(uuid))
+	f.GPU = uuid
+	return f
+}
+
+// process adds a finding of a process on a job's device.
+func (d *diagnosis) process(j Job, uuid site.UUID, pid int, kind Kind, what, fix string) {
+	f := d.on(j, uuid, kind, what, fix)
+	f.PID, f.Where = pid, fmt.Sprintf("pid %d, %s", pid, f.Where)
+	d.add(f)
+}
+
+func (n Node) where(uuid site.UUID) string {
+	if g := n.gpu(uuid); g != nil && !uuid.MIG() {
+		return fmt.Sprintf("%s (%s)", g, uuid)
 	}
-	return " --root " + n.paths.Root
+	return string(uuid)
+}
+
+// requeue is the repair of a job that has lost something.
+func (j Job) requeue() string { return fmt.Sprintf("requeue the job: scontrol requeue %d", j.ID) }
+
+// file judges a file of the admin's. The command shows the mistake.
+func (d *diagnosis) file(kind Kind, path string, s policyfile.FileStatus, without, command string) {
+	if s.Err == nil {
+		return
+	}
+	if d.paths.Root != "" {
+		command += " --root " + d.paths.Root
+	}
+	what := fmt.Sprintf("it cannot be used: %s: %s", strings.TrimSuffix(site.OneLine(s.Err), "."), s.Instead(without))
+	d.add(Finding{Kind: kind, Where: path, What: what, Fix: "see what is wrong: " + command})
 }
 
 // job judges one job. While a prolog or an epilog works on a job, nothing about it is a finding.
-func (b *diagnosis) job(n Node, j Job) {
+func (d *diagnosis) job(j Job) {
+	reap := d.paths.ReapCommand(j.ID)
 	switch {
 	case j.Acting != 0:
 	case j.Phase == Unreadable:
-		b.add(j.finding(LeaseUnreadable, j.err.Error(), "look at the file; a record that is not root's own, or of another version, stays until a person moves it away"))
+		d.add(j.finding(LeaseUnreadable, j.err.Error(), "look at the file; "+
+			"a record that is not root's own, or of another version, stays until a person moves it away"))
 	case !j.leased:
-		b.stray(n, j)
+		d.leftovers(j, reap)
 	case j.Phase == Opening:
-		b.add(j.finding(LeaseUnfinished, "its prolog has ended before the job was ready", "undo it: "+n.again(j.ID)))
+		d.add(j.finding(LeaseUnfinished, "its prolog has ended before the job was ready", "undo it: "+reap))
 	case j.Phase == Closing:
-		b.add(j.finding(LeaseUnfinished, "its epilog has ended before all was undone: the log has the reason, unless the epilog was killed", "close it again: "+n.again(j.ID)))
+		d.add(j.finding(LeaseUnfinished, "its epilog has ended before all was undone: "+
+			"the log has the reason, unless the epilog was killed", "close it again: "+reap))
 	case j.Phase == Opened:
-		b.open(n, j)
+		d.opened(j)
 	}
 }
 
-// stray judges the files of a job without a lease. They have no effect, and can mislead an admin.
-func (b *diagnosis) stray(n Node, j Job) {
+// leftovers judges the files of a job without a lease. They have no effect, and can mislead an admin.
+func (d *diagnosis) leftovers(j Job, reap string) {
 	if j.ticketed() && j.Refused == "" {
-		b.add(j.finding(TicketWithoutLease, fmt.Sprintf("ranks that read %s continue as if the job had MPS", filepath.Join(n.run, "tickets", fmt.Sprintf("%d.json", j.ID))), "remove it: "+n.again(j.ID)))
+		ticket := filepath.Join(d.run, "tickets", fmt.Sprintf("%d.json", j.ID))
+		d.add(j.finding(TicketWithoutLease, "ranks that read "+ticket+" continue as if the job had MPS", "remove it: "+reap))
 	}
 	if j.dir {
-		b.add(j.finding(DirectoryWithoutLease, fmt.Sprintf("%s is left of a job that has been closed", filepath.Join(n.run, "jobs", strconv.FormatUint(uint64(j.ID), 10))), "remove it: "+n.again(j.ID)))
+		dir := filepath.Join(d.run, "jobs", fmt.Sprint(j.ID))
+		d.add(j.finding(DirectoryWithoutLease, dir+" is left of a job that has been closed", "remove it: "+reap))
 	}
 }
 
-// open judges a job that is ready for its ranks.
-func (b *diagnosis) open(n Node, j Job) {
-	if n.Root && j.ticket == nil {
-		b.add(j.finding(LeaseWithoutTicket, fmt.Sprintf("its ranks do not start: its ticket: %v", j.tickets), "requeue the job: scontrol requeue "+strconv.FormatUint(uint64(j.ID), 10)))
+// opened judges a job that is ready for its ranks.
+func (d *diagnosis) opened(j Job) {
+	if d.Root && j.ticket == nil {
+		what := fmt.Sprintf("its ranks do not start: its ticket: %v", j.ticketErr)
+		d.add(j.finding(LeaseWithoutTicket, what, j.requeue()))
 	}
 	for _, held := range j.Devices {
-		b.held(n, j, held)
+		d.device(j, held)
 	}
-	for _, d := range j.Daemons {
-		b.daemon(n, j, d)
+	for _, daemon := range j.Daemons {
+		d.daemon(j, daemon)
 	}
 	if j.Guard != nil {
-		b.guard(j, *j.Guard)
+		d.guard(j, *j.Guard)
 	}
 }
 
 // guard judges the guard of a job, and what the guard has found.
-func (b *diagnosis) guard(j Job, g Guard) {
+func (d *diagnosis) guard(j Job, g Guard) {
+	another := fmt.Sprintf("to have a guard again requeue the job: scontrol requeue %d", j.ID)
 	if !g.Running {
-		f := j.finding(GuardGone, fmt.Sprintf("pid %d has ended: a client that ends with work in flight kills the other clients on its GPU", g.PID),
-			fmt.Sprintf("find out who ended it, in the log and by dmesg; to have a guard again requeue the job: scontrol requeue %d", j.ID))
-		f.PID = g.PID
-		b.add(f)
+		const what = "pid %d has ended: a client that ends with work in flight kills the other clients on its GPU"
+		d.add(j.finding(GuardGone, fmt.Sprintf(what, g.PID),
+			"find out who ended it, in the log and by dmesg; "+another).in(g.PID, ""))
 	}
 	if g.Stalled != nil {
 		const what = "pid %d has not looked since %s: new clients are not protected"
-		const do = "look for state T or D: ps -o pid,stat,wchan,args -p %d; to have a guard again requeue the job: scontrol requeue %d"
-		f := j.finding(GuardStalled, fmt.Sprintf(what, g.PID, g.Stalled.Format("15:04:05")), fmt.Sprintf(do, g.PID, j.ID))
-		f.PID = g.PID
-		b.add(f)
+		d.add(j.finding(GuardStalled, fmt.Sprintf(what, g.PID, g.Stalled.Format("15:04:05")),
+			fmt.Sprintf("look for state T or D: ps -o pid,stat,wchan,args -p %d; %s", g.PID, another)).in(g.PID, ""))
 	}
 	for _, u := range g.Unguarded {
-		const what = "the guard could not watch %s of the job: %s: one that ends with work in flight kills its neighbours"
-		f := j.finding(ClientsUnguarded, fmt.Sprintf(what, site.Count(u.Processes, "process"), u.Cause),
-			"see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, or the file system of an exec")
-		f.PID, f.Where = g.PID, f.Where+": "+u.Cause
-		b.add(f)
+		what := fmt.Sprintf("the guard could not watch %s of the job: %s: one that ends with work in flight kills its "+
+			"neighbours", site.Count(u.Processes, "process"), u.Cause)
+		const fix = "see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, or the file system of an exec"
+		d.add(j.finding(ClientsUnguarded, what, fix).in(g.PID, ": "+u.Cause))
 	}
 	if g.Unheld > 0 {
-		f := j.finding(FilesUnheld, fmt.Sprintf("the guard could not hold %d driver files of the job's clients", g.Unheld), "the log has the reason")
-		f.PID = g.PID
-		b.add(f)
+		const what = "the guard could not hold %d driver files of the job's clients"
+		d.add(j.finding(FilesUnheld, fmt.Sprintf(what, g.Unheld), "the log has the reason").in(g.PID, ""))
 	}
 	for _, o := range g.Outside {
 		if o.Proc.Running() {
 			f := j.finding(ProcessWithoutMPS, "it has a GPU of the job open and is no client of the job's MPS daemon: "+o.Cause,
 				fmt.Sprintf("ask the user; to see how it was started: ps -fp %d", o.Proc.PID))
 			f.PID, f.Where = o.Proc.PID, fmt.Sprintf("pid %d, %s", o.Proc.PID, f.Where)
-			b.add(f)
+			d.add(f)
 		}
 	}
 }
 
-// takers judges processes of guards that no signal ends. Each waits for a file system of a user.
-func (b *diagnosis) takers(n Node) {
+// judgeTakers judges processes of guards that no signal ends. Each waits for a file system of a user.
+func (d *diagnosis) judgeTakers() {
 	users := map[uint32][]lease.Taker{}
-	for _, t := range n.takers {
+	for _, t := range d.takers {
 		users[t.UID] = append(users[t.UID], t)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(users)) {
-		const do = "end the user's processes: ps -fU %d; with 8 of root's, no guard of the user's jobs holds files"
-		where := fmt.Sprintf("uid %d", uid)
-		b.add(Finding{Kind: TakersStuck, Where: where, What: takersSentence(users[uid]), Do: fmt.Sprintf(do, uid)})
+		const fix = "end the user's processes: ps -fU %d; with 8 of root's, no guard of the user's jobs holds files"
+		d.add(Finding{Kind: TakersStuck, Where: fmt.Sprintf("uid %d", uid), What: takersSentence(users[uid]),
+			Fix: fmt.Sprintf(fix, uid)})
 	}
 }
 
 // takersSentence describes the takers of one user's jobs that are left.
 func takersSentence(left []lease.Taker) string {
-	jobs := map[uint32]bool{}
+	var jobs []uint32
 	for _, t := range left {
-		jobs[t.Job] = true
+		jobs = append(jobs, t.Job)
 	}
-	var numbers []string
-	for _, job := range slices.Sorted(maps.Keys(jobs)) {
-		numbers = append(numbers, fmt.Sprint(job))
-	}
+	slices.Sort(jobs)
+	jobs = slices.Compact(jobs)
 	verb := "wait"
 	if len(left) == 1 {
 		verb = "waits"
 	}
 	const what = "%s of root's (%s first), started by the guard of %s, %s for a file system of the user's that does not answer"
-	return fmt.Sprintf(what, site.Count(len(left), "process"), left[0].Proc, numbered("job", numbers), verb)
+	return fmt.Sprintf(what, site.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
 }
 
-// held judges a device of a job.
-func (b *diagnosis) held(n Node, j Job, held Held) {
-	g := n.gpu(held.UUID)
-	if n.Root && !n.claimed(held.UUID, j.ID) {
-		b.add(j.on(n, held.UUID, LeaseWithoutClaim, "the job holds it and has no claim on it: another job's prolog may take it", "requeue the job: scontrol requeue "+strconv.FormatUint(uint64(j.ID), 10)))
+// device judges a device of a job.
+func (d *diagnosis) device(j Job, held Held) {
+	g := d.gpu(held.UUID)
+	if d.Root && !d.claimed(held.UUID, j.ID) {
+		d.add(d.on(j, held.UUID, LeaseWithoutClaim,
+			"the job holds it and has no claim on it: another job's prolog may take it", j.requeue()))
 	}
 	switch {
-	case g == nil && n.drivers:
-		b.add(j.on(n, held.UUID, GPUMissing, "the driver does not show it", "look at the kernel's log for Xid messages of this GPU: dmesg"))
+	case g == nil && d.drivers:
+		d.add(d.on(j, held.UUID, GPUMissing, "the driver does not show it",
+			"look at the kernel's log for Xid messages of this GPU: dmesg"))
 	case g == nil || g.Mode == "":
 	case held.Set != "" && g.Mode != held.Set:
-		b.add(j.on(n, held.UUID, ModeDiffers, fmt.Sprintf("it is in mode %s, and the lease has set %s", g.Mode, held.Set),
-			fmt.Sprintf("find out who set it; to set it again: nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.Set)))))
+		d.add(d.on(j, held.UUID, ModeDiffers, fmt.Sprintf("it is in mode %s, and the lease has set %s", g.Mode, held.Set),
+			fmt.Sprintf("find out who set it; to set it again: nvidia-smi -i %s -c %s",
+				held.UUID, strings.ToUpper(string(held.Set)))))
 	}
 	for _, c := range held.Clients {
-		b.client(n, j, held, c)
+		d.client(j, held, c)
 	}
-	b.processes(n, j, held)
+	d.otherProcesses(j, held)
 }
 
 func (n Node) claimed(uuid site.UUID, job uint32) bool {
 	return slices.ContainsFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid && c.Err == nil && c.Job == job })
 }
 
-// ofDaemon names a state that is not serving, and its effect.
-var ofDaemon = map[DaemonState]struct {
-	kind Kind
-	what string
+// notServing is the finding of a daemon's state that is not serving, and its effect.
+var notServing = map[DaemonState]struct {
+	kind   Kind
+	effect string
 }{
 	Gone:       {DaemonGone, "CUDA starts without MPS, or fails with error 46 on an exclusive GPU"},
 	Replaced:   {DaemonReplaced, "the epilog ends what it can prove to be the daemon's"},
 	NotServing: {DaemonNotServing, "its socket does not answer, and CUDA starts without MPS"},
-	NoAnswer:   {DaemonNoAnswer, "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait"},
-	Unclear:    {DaemonUnclear, "it answers, and not what was asked"},
+	NoAnswer: {DaemonNoAnswer, "no answer within 2 s: it, its server or a client is stopped, " +
+		"or a client is being ended; new clients wait"},
+	Unclear: {DaemonUnclear, "it answers, and not what was asked"},
 }
 
 // daemon judges a daemon of a job.
-func (b *diagnosis) daemon(n Node, j Job, d Daemon) {
-	if wrong, is := ofDaemon[d.State]; is {
-		f := j.finding(wrong.kind, d.Reason+": "+wrong.what, "requeue the job: scontrol requeue "+strconv.FormatUint(uint64(j.ID), 10))
-		if d.State == NoAnswer {
-			f.What, f.Do = wrong.what, fmt.Sprintf("look for state T: ps -o pid,stat,args --ppid %d -p %d; if it stays so, requeue the job: scontrol requeue %d", d.PID, d.PID, j.ID)
+func (d *diagnosis) daemon(j Job, daemon Daemon) {
+	place := ", " + daemon.PipeDir
+	if wrong, found := notServing[daemon.State]; found {
+		f := j.finding(wrong.kind, daemon.Reason+": "+wrong.effect, j.requeue())
+		if daemon.State == NoAnswer {
+			f.What, f.Fix = wrong.effect, fmt.Sprintf(
+				"look for state T: ps -o pid,stat,args --ppid %d -p %[1]d; if it stays so, %s", daemon.PID, j.requeue())
 		}
-		f.PID, f.Where = d.PID, f.Where+", "+d.PipeDir
-		b.add(f)
+		d.add(f.in(daemon.PID, place))
 		return
 	}
-	for _, s := range d.Servers {
+	for _, s := range daemon.Servers {
 		if s.Status == "FAULT" {
-			f := j.finding(ServerFault, "a client has failed on the GPU: its neighbours fail too, and new clients get error 807 until all of them are gone", "end the job's processes, or requeue it: scontrol requeue "+strconv.FormatUint(uint64(j.ID), 10))
-			f.PID, f.Where = s.PID, f.Where+fmt.Sprintf(", server pid %d", s.PID)
-			b.add(f)
+			d.add(j.finding(ServerFault, "a client has failed on the GPU: its neighbours fail too, "+
+				"and new clients get error 807 until all of them are gone",
+				fmt.Sprintf("end the job's processes, or requeue it: scontrol requeue %d", j.ID),
+			).in(s.PID, fmt.Sprintf(", server pid %d", s.PID)))
 		}
 	}
-	b.ceiling(j, d)
-}
-
-// ceiling judges the percentage that the daemon enforces for all clients. The daemon's user can change it.
-func (b *diagnosis) ceiling(j Job, d Daemon) {
-	if j.Ceiling == 0 || d.Ceiling == nil {
+	// The daemon enforces its percentage for all clients, and its user can change it.
+	if j.Ceiling == 0 || daemon.Ceiling == nil {
 		return
 	}
-	reported, who := *d.Ceiling, "servers to come"
-	for _, s := range d.Servers {
+	reported, who := *daemon.Ceiling, "servers to come"
+	for _, s := range daemon.Servers {
 		if above(s.Percent, j.Ceiling) {
 			reported, who = s.Percent, fmt.Sprintf("server pid %d", s.PID)
 		}
 	}
-	if !above(reported, j.Ceiling) {
-		return
+	if above(reported, j.Ceiling) {
+		const what = "%s let a client have %.1f %% of a GPU, and the ceiling granted is %s %%: the job's user has set it"
+		d.add(j.finding(CeilingLifted, fmt.Sprintf(what, who, reported, j.Ceiling), "talk to the user; "+
+			"to end it, requeue or cancel the job: clients that are connected keep what they have").in(daemon.PID, place))
 	}
-	f := j.finding(CeilingLifted, fmt.Sprintf("%s let a client have %.1f %% of a GPU, and the ceiling granted is %s %%: the job's user has set it", who, reported, j.Ceiling),
-		"talk to the user; to end it, requeue or cancel the job: clients that are connected keep what they have")
-	f.PID, f.Where = d.PID, f.Where+", "+d.PipeDir
-	b.add(f)
 }
 
 func above(reported float64, ceiling policy.Percent) bool {
@@ -255,25 +282,29 @@ func above(reported float64, ceiling policy.Percent) bool {
 }
 
 // client judges the limits of a client, if the ticket of its job grants limits.
-func (b *diagnosis) client(n Node, j Job, held Held, c Client) {
+func (d *diagnosis) client(j Job, held Held, c Client) {
 	if c.Unknown != "" || j.ticket == nil {
 		return
 	}
-	if due := n.due(j, held); due != 0 && c.Percent == 0 {
-		what := fmt.Sprintf("%s has no share of its own, and the rule's share among %d clients is %d SMs", c.Command, len(held.Clients), due)
+	if share := d.smallestShare(j, held); share != 0 && c.Percent == 0 {
+		has := "no share of its own"
 		if c.ignored != "" {
-			what = fmt.Sprintf("%s has the percentage %s, which CUDA ignores, and the rule's share among %d clients is %d SMs", c.Command, c.ignored, len(held.Clients), due)
+			has = "the percentage " + c.ignored + ", which CUDA ignores"
 		}
-		b.add(j.process(n, held.UUID, c.PID, ClientWithoutShare, what, "ask the user to start it with mpirun-wrap, or whether no share was meant: --share=none"))
+		const what = "%s has %s, and the rule's share among %d clients is %d SMs"
+		d.process(j, held.UUID, c.PID, ClientWithoutShare, fmt.Sprintf(what, c.Command, has, len(held.Clients), share),
+			"ask the user to start it with mpirun-wrap, or whether no share was meant: --share=none")
 	}
 	if j.Memory != "" && j.Memory != "none" && c.MemoryMiB == nil {
-		b.add(j.process(n, held.UUID, c.PID, ClientWithoutMemoryCap, fmt.Sprintf("%s has no limit of memory, and the rule grants %s", c.Command, j.Memory),
-			"ask the user to start it with mpirun-wrap"))
+		d.process(j, held.UUID, c.PID, ClientWithoutMemoryCap,
+			fmt.Sprintf("%s has no limit of memory, and the rule grants %s", c.Command, j.Memory),
+			"ask the user to start it with mpirun-wrap")
 	}
 }
 
-// due returns the minimum that the job's rule gives to each of a device's present clients; 0 if there is no limit.
-func (n Node) due(j Job, held Held) int {
+// smallestShare returns the SMs that the job's rule gives to each of a device's present clients; 0 if there is no
+// limit.
+func (n Node) smallestShare(j Job, held Held) int {
 	g := n.gpu(held.UUID)
 	if g == nil || g.SMs == 0 {
 		return 0
@@ -287,81 +318,88 @@ func (n Node) due(j Job, held Held) int {
 	return shares[len(shares)-1].SMs
 }
 
-// processes judges the other processes on a job's device.
-func (b *diagnosis) processes(n Node, j Job, held Held) {
-	g := n.gpu(held.UUID)
+// otherProcesses judges processes on a job's device that its daemon does not serve.
+func (d *diagnosis) otherProcesses(j Job, held Held) {
+	g := d.gpu(held.UUID)
 	if g == nil {
 		return
 	}
+	asked := slices.ContainsFunc(j.Daemons, func(daemon Daemon) bool {
+		return daemon.State == Serves && slices.Contains(daemon.Devices, held.UUID)
+	})
 	for _, p := range g.Processes {
+		ps := fmt.Sprintf("see whose it is: ps -fp %d", p.PID)
+		served := slices.ContainsFunc(held.Clients, func(c Client) bool { return c.PID == p.PID })
 		switch {
 		case p.Kind == KindCompute:
-			b.add(j.process(n, held.UUID, p.PID, ProcessWithoutMPS, p.Name+" computes on the GPU beside MPS, in turns with all of the job's ranks",
-				fmt.Sprintf("see whose it is: ps -fp %d; a rank of the job is there when it was started without mpirun-wrap, or lost CUDA_MPS_PIPE_DIRECTORY", p.PID)))
-		case p.Kind == KindClient && j.asked(held.UUID) && !slices.ContainsFunc(held.Clients, func(c Client) bool { return c.PID == p.PID }):
-			b.add(j.process(n, held.UUID, p.PID, ClientOfAnother, p.Name+" is a client of MPS, and the job's daemon does not serve it",
-				fmt.Sprintf("see whose it is: ps -fp %d", p.PID)))
+			d.process(j, held.UUID, p.PID, ProcessWithoutMPS,
+				p.Name+" computes on the GPU beside MPS, in turns with all of the job's ranks", ps+"; a rank of the job "+
+					"is there when it was started without mpirun-wrap, or lost CUDA_MPS_PIPE_DIRECTORY")
+		case p.Kind == KindClient && asked && !served:
+			d.process(j, held.UUID, p.PID, ClientOfAnother,
+				p.Name+" is a client of MPS, and the job's daemon does not serve it", ps)
 		}
 	}
 }
 
-// asked reports whether the daemon of a device has listed its clients.
-func (j Job) asked(uuid site.UUID) bool {
-	return slices.ContainsFunc(j.Daemons, func(d Daemon) bool { return d.State == Serves && slices.Contains(d.Devices, uuid) })
-}
-
-// claims judges claims without effect.
-func (b *diagnosis) claims(n Node) {
+// judgeClaims judges claims without effect.
+func (d *diagnosis) judgeClaims() {
 	settled := map[uint32]bool{} // jobs that have a lease, or will soon have none
-	for _, j := range n.Jobs {
+	for _, j := range d.Jobs {
 		settled[j.ID] = j.leased || j.Acting != 0
 	}
-	for _, job := range n.hidden {
+	for _, job := range d.hidden {
 		settled[job] = true
 	}
-	for _, c := range n.claims {
+	for _, c := range d.claims {
 		if c.Err != nil || settled[c.Job] {
 			continue
 		}
-		b.add(Finding{
-			Kind: ClaimWithoutLease, Job: c.Job, GPU: c.UUID, Where: n.where(c.UUID),
-			What: fmt.Sprintf("job %d has claimed it and has no lease: the claim holds nothing, and the next job's prolog takes it away", c.Job),
-			Do:   "nothing, or: " + n.again(c.Job),
+		const what = "job %d has claimed it and has no lease: the claim holds nothing, and the next job's prolog takes it away"
+		d.add(Finding{
+			Kind: ClaimWithoutLease, Job: c.Job, GPU: c.UUID, Where: d.where(c.UUID), What: fmt.Sprintf(what, c.Job),
+			Fix: "nothing, or: " + d.paths.ReapCommand(c.Job),
 		})
 	}
 }
 
-// gpus judges GPUs that no job has.
-func (b *diagnosis) gpus(n Node) {
-	for _, g := range n.GPUs {
-		if g.Mode != site.ModeExclusiveProcess || g.Held || n.heldBy(g.UUID) != nil {
+// judgeGPUs judges GPUs that no job has.
+func (d *diagnosis) judgeGPUs() {
+	for _, g := range d.GPUs {
+		if g.Mode != site.ModeExclusiveProcess || g.Held || d.heldBy(g.UUID) != nil {
 			continue
 		}
-		b.add(Finding{
-			Kind: ExclusiveWithoutLease, GPU: g.UUID, Where: n.where(g.UUID),
+		d.add(Finding{
+			Kind: ExclusiveWithoutLease, GPU: g.UUID, Where: d.where(g.UUID),
 			What: "it is in mode exclusive_process, and no job holds it: one process alone can use it",
-			Do:   fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", g.UUID),
+			Fix:  fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", g.UUID),
 		})
 	}
 }
 
-// daemons judges control daemons that no lease names.
-func (b *diagnosis) daemons(n Node) {
-	for _, p := range n.census {
-		if p.Role != mps.RoleDaemon || p.Err != nil || n.ofLease(p) {
+// judgeDaemons judges control daemons that no lease names.
+func (d *diagnosis) judgeDaemons() {
+	for _, p := range d.census {
+		if p.Role != mps.RoleDaemon || p.Err != nil || d.ofLease(p) {
 			continue
 		}
-		f := Finding{Kind: DaemonUnknown, PID: p.PID, Where: fmt.Sprintf("pid %d, uid %d, %s", p.PID, p.UID, orDefault(p.PipeDir))}
-		f.What = "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy"
-		f.Do = fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, n.ending(p))
-		if strings.HasPrefix(p.PipeDir, n.run+"/") {
-			f.Kind, f.What = DaemonWithoutLease, "a control daemon of ours, and no lease names it: nothing will end it"
-			f.Do = n.ending(p)
-			if job, below := n.jobBelow(p.PipeDir); below {
-				f.Do = "end it: " + n.again(job)
+		dir := defaultPipeDir
+		if p.PipeDir != "" {
+			dir = strconv.Quote(p.PipeDir)
+		}
+		f := Finding{
+			Kind: DaemonUnknown, PID: p.PID, Where: fmt.Sprintf("pid %d, uid %d, %s", p.PID, p.UID, dir),
+			What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy",
+			Fix:  fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, d.ending(p)),
+		}
+		if strings.HasPrefix(p.PipeDir, d.run+"/") {
+			f.Kind, f.Fix = DaemonWithoutLease, d.ending(p)
+			f.What = "a control daemon of ours, and no lease names it: nothing will end it"
+			if job, below := d.jobBelow(p.PipeDir); below {
+				f.Fix = "end it: " + d.paths.ReapCommand(job)
 			}
 		}
-		b.add(f)
+		d.add(f)
 	}
 }
 
@@ -382,7 +420,8 @@ func (n Node) ending(p mps.Process) string {
 	if !plainPath.MatchString(dir) { // its user chose it, so it must not become part of a command
 		return whose + "to end it, have its control program tell it to quit" + kill
 	}
-	return fmt.Sprintf("%sto end it when its clients have ended: echo quit | %senv CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control%s", whose, as, dir, kill)
+	return fmt.Sprintf("%sto end it when its clients have ended: echo quit | %senv CUDA_MPS_PIPE_DIRECTORY=%s "+
+		"nvidia-cuda-mps-control%s", whose, as, dir, kill)
 }
 
 const defaultPipeDir = "/tmp/nvidia-mps"
@@ -409,45 +448,11 @@ func (n Node) ofLease(p mps.Process) bool {
 		if !j.leased {
 			continue
 		}
-		if j.Phase == Unreadable && strings.HasPrefix(p.PipeDir, filepath.Join(n.run, "jobs", strconv.FormatUint(uint64(j.ID), 10))+"/") {
-			return true
-		}
-		if slices.ContainsFunc(j.Daemons, func(d Daemon) bool { return d.record.Proc == p.Process || d.PipeDir == p.PipeDir }) {
+		dir := filepath.Join(n.run, "jobs", fmt.Sprint(j.ID)) + "/"
+		named := func(d Daemon) bool { return d.record.Proc == p.Process || d.PipeDir == p.PipeDir }
+		if j.Phase == Unreadable && strings.HasPrefix(p.PipeDir, dir) || slices.ContainsFunc(j.Daemons, named) {
 			return true
 		}
 	}
 	return false
 }
-
-func orDefault(pipeDir string) string {
-	if pipeDir == "" {
-		return defaultPipeDir
-	}
-	return strconv.Quote(pipeDir)
-}
-
-func (j Job) finding(kind Kind, what, do string) Finding {
-	return Finding{Kind: kind, Job: j.ID, Where: fmt.Sprintf("job %d", j.ID), What: what, Do: do}
-}
-
-func (j Job) on(n Node, uuid site.UUID, kind Kind, what, do string) Finding {
-	f := j.finding(kind, what, do)
-	f.GPU, f.Where = uuid, f.Where+", "+n.where(uuid)
-	return f
-}
-
-func (j Job) process(n Node, uuid site.UUID, pid int, kind Kind, what, do string) Finding {
-	f := j.on(n, uuid, kind, what, do)
-	f.PID, f.Where = pid, fmt.Sprintf("pid %d, %s", pid, f.Where)
-	return f
-}
-
-func (n Node) where(uuid site.UUID) string {
-	if g := n.gpu(uuid); g != nil && !uuid.MIG() {
-		return fmt.Sprintf("%s (%s)", g, uuid)
-	}
-	return string(uuid)
-}
-
-// again returns the command that closes a job by hand.
-func (n Node) again(job uint32) string { return n.paths.ReapCommand(job) }

@@ -43,7 +43,7 @@ func good() Node {
 			Devices: []Held{{UUID: gpuA, Set: site.ModeExclusiveProcess, Clients: []Client{client(200), client(201)}}},
 			Daemons: []Daemon{{
 				PID: 100, Devices: daemon7.Devices, PipeDir: daemon7.PipeDir, State: Serves, Ceiling: &ceiling,
-				Servers: []Server{{PID: 101, Status: "ACTIVE", Percent: 100}}, record: daemon7,
+				Servers: []mps.Server{{PID: 101, Status: "ACTIVE", Percent: 100}}, record: daemon7,
 			}},
 		}},
 		GPUs: []GPU{
@@ -107,7 +107,7 @@ func TestJudge(t *testing.T) {
 		{"a lease that names nothing readable owns its folder", func(n *Node) {
 			n.Jobs[0].Phase, n.Jobs[0].err, n.Jobs[0].Daemons = Unreadable, lease.ErrCorrupt, nil
 		}, "lease-unreadable at job 7"},
-		{"its ticket is gone", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].tickets = nil, lease.ErrNotFound }, "lease-without-ticket at job 7"},
+		{"its ticket is gone", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].ticketErr = nil, lease.ErrNotFound }, "lease-without-ticket at job 7"},
 		{"its claim is gone", func(n *Node) { n.claims = nil }, "lease-without-claim at job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"its claim is gone, for who may not know", func(n *Node) { n.claims, n.Root = nil, false }, ""},
 		{"a claim of nobody", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) }, "claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
@@ -116,17 +116,17 @@ func TestJudge(t *testing.T) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticket: &lease.Ticket{}})
 		}, "ticket-without-lease at job 6"},
 		{"a torn ticket of nobody", func(n *Node) {
-			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, tickets: lease.ErrCorrupt})
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticketErr: lease.ErrCorrupt})
 		}, "ticket-without-lease at job 6"},
-		{"its ticket is torn", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].tickets = nil, lease.ErrCorrupt }, "lease-without-ticket at job 7"},
+		{"its ticket is torn", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].ticketErr = nil, lease.ErrCorrupt }, "lease-without-ticket at job 7"},
 		{"a refused job", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Refused, Refused: "no GPU", ticket: &lease.Ticket{RefusalReason: "no GPU"}})
 		}, ""},
 		{"a folder of nobody", func(n *Node) {
-			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, tickets: lease.ErrNotFound})
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, ticketErr: lease.ErrNotFound})
 		}, "directory-without-lease at job 6"},
 		{"an epilog removes it", func(n *Node) {
-			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, Acting: 9, tickets: lease.ErrNotFound})
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, Acting: 9, ticketErr: lease.ErrNotFound})
 		}, ""},
 
 		{"the user lifted the ceiling", func(n *Node) { n.Jobs[0].Ceiling = policy.PercentFrom(50) }, "ceiling-lifted at job 7, /run/slurm-mps/jobs/7/0/pipe"},
@@ -170,7 +170,7 @@ func TestJudge(t *testing.T) {
 			var got []string
 			for _, f := range Diagnose(n) {
 				got = append(got, fmt.Sprintf("%s at %s", f.Kind, f.Where))
-				if f.What == "" || f.Do == "" {
+				if f.What == "" || f.Fix == "" {
 					t.Errorf("%s does not say what, or what to do: %+v", f.Kind, f)
 				}
 			}
@@ -281,7 +281,7 @@ func TestEndingADaemon(t *testing.T) {
 		if len(found) != 1 {
 			t.Fatalf("%q: %+v", dir, found)
 		}
-		do := found[0].Do
+		do := found[0].Fix
 		if !strings.Contains(do, want) || strings.Contains(do, "rm -rf") {
 			t.Errorf("%q: %s", dir, do)
 		}
@@ -290,7 +290,7 @@ func TestEndingADaemon(t *testing.T) {
 			t.Errorf("%q: %s", dir, do)
 		}
 		n.Root = false
-		if do := Diagnose(n)[0].Do; strings.Contains(do, "kill -9") || strings.Contains(do, "sudo") {
+		if do := Diagnose(n)[0].Fix; strings.Contains(do, "kill -9") || strings.Contains(do, "sudo") {
 			t.Errorf("%q: a user reads %s", dir, do)
 		}
 	}
@@ -325,13 +325,13 @@ func TestHiddenJobs(t *testing.T) {
 func TestFilesOfTheSite(t *testing.T) {
 	n := good()
 	n.policy = policyfile.FileStatus{Err: errors.New("cannot read it"), Kept: time.Date(2026, 3, 12, 14, 0, 0, 0, time.UTC)}
-	n.facts = policyfile.FileStatus{Err: errors.New("cannot read it")}
+	n.config = policyfile.FileStatus{Err: errors.New("cannot read it")}
 	found := Diagnose(n)
 	if len(found) != 2 || found[0].Kind != PolicyUnusable || !strings.HasSuffix(found[0].What, "the one that was kept on 2026-03-12 14:00:00 is used") ||
 		found[1].Kind != ConfigUnusable || !strings.HasSuffix(found[1].What, "the defaults hold") {
 		t.Errorf("%+v", found)
 	}
-	n.policy, n.facts = policyfile.FileStatus{Err: errors.New("cannot read it"), Hidden: true}, policyfile.FileStatus{}
+	n.policy, n.config = policyfile.FileStatus{Err: errors.New("cannot read it"), Hidden: true}, policyfile.FileStatus{}
 	found = Diagnose(n)
 	if len(found) != 1 || !strings.HasSuffix(found[0].What, "the last one that could be used is used if it was kept, which root can see") {
 		t.Errorf("%+v", found)

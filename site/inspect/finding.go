@@ -45,27 +45,33 @@ const (
 	ClientWithoutMemoryCap Kind = "client-without-memory-limit"
 )
 
-// AuditFindings are the kinds that audit reports: use of a GPU against the policy. The other kinds, and those in both
-// lists, are disagreements, which status marks.
-var AuditFindings = map[Kind]bool{
-	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, CeilingLifted: true,
-	ExclusiveWithoutLease: true, DaemonWithoutLease: true, DaemonUnknown: true, PolicyUnusable: true, ConfigUnusable: true,
+// audited are the kinds that audit reports: use of a GPU against the policy. If the value is true, the node differs
+// from its records too, and status marks it. The other kinds are for status alone.
+var audited = map[Kind]bool{
+	CeilingLifted: true, ExclusiveWithoutLease: true, DaemonWithoutLease: true, PolicyUnusable: true, ConfigUnusable: true,
+	ProcessWithoutMPS: false, ClientOfAnother: false, ClientWithoutShare: false, ClientWithoutMemoryCap: false,
+	DaemonUnknown: false,
 }
 
-// auditOnly are kinds for which lease and node agree: only the job's user can mend its processes.
-var auditOnly = map[Kind]bool{
-	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, DaemonUnknown: true,
-}
+// Level is how much a finding of doctor matters.
+type Level string
 
-// Finding is a fault with its place and its repair.
+// A fault makes a job fail, or gives it less than it was granted. A warning costs time, or makes a later fault worse.
+const (
+	Fault   Level = "fault"
+	Warning Level = "warning"
+)
+
+// Finding is a fault or a warning with its place and its repair.
 type Finding struct {
 	Kind  Kind      `json:"kind"`
+	Level Level     `json:"level,omitempty"` // "" if doctor does not judge it
 	Job   uint32    `json:"job,omitempty"`
 	GPU   site.UUID `json:"gpu,omitempty"`
 	PID   int       `json:"pid,omitempty"`
 	Where string    `json:"where"`
 	What  string    `json:"what"`
-	Do    string    `json:"fix"`
+	Fix   string    `json:"fix"`
 }
 
 // same reports whether two findings are about the same thing, even if their texts differ.
@@ -75,18 +81,24 @@ func (f Finding) same(o Finding) bool {
 
 // Disagreements are the findings that status marks.
 func Disagreements(all []Finding) []Finding {
-	return those(all, func(k Kind) bool { return !auditOnly[k] })
+	return selected(all, func(k Kind) bool {
+		differs, known := audited[k]
+		return differs || !known
+	})
 }
 
 // Violations are the findings that audit reports.
 func Violations(all []Finding) []Finding {
-	return those(all, func(k Kind) bool { return AuditFindings[k] })
+	return selected(all, func(k Kind) bool {
+		_, known := audited[k]
+		return known
+	})
 }
 
-func those(all []Finding, of func(Kind) bool) []Finding {
+func selected(all []Finding, reported func(Kind) bool) []Finding {
 	some := []Finding{}
 	for _, f := range all {
-		if of(f.Kind) {
+		if reported(f.Kind) {
 			some = append(some, f)
 		}
 	}

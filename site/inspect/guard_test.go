@@ -43,8 +43,8 @@ func TestFindingsOfAGuard(t *testing.T) {
 	}
 	for i, f := range found {
 		got := fmt.Sprintf("%s %d %d %s: %s", f.Kind, f.Job, f.PID, f.Where, f.What)
-		if !strings.HasPrefix(got, want[i]) || f.Do == "" {
-			t.Errorf("%s, fix %q\nwant %s", got, f.Do, want[i])
+		if !strings.HasPrefix(got, want[i]) || f.Fix == "" {
+			t.Errorf("%s, fix %q\nwant %s", got, f.Fix, want[i])
 		}
 	}
 }

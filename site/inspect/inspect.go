@@ -36,7 +36,7 @@ type Node struct {
 	run     string     // the folder of state; only our daemons are below it
 	paths   site.Paths // for the commands in findings
 	policy  policyfile.FileStatus
-	facts   policyfile.FileStatus
+	config  policyfile.FileStatus
 	drivers bool // the driver answered
 }
 
@@ -76,12 +76,12 @@ type Job struct {
 	Report usage.Report  `json:"-"`
 	Totals *usage.Totals `json:"totals"`
 
-	owner   lease.Job
-	err     error // why its lease cannot be read
-	leased  bool  // it has a lease of this boot, readable or not
-	dir     bool
-	ticket  *lease.Ticket
-	tickets error // why its ticket cannot be read, lease.ErrNotFound if there is none
+	owner     lease.Job
+	err       error // why its lease cannot be read
+	leased    bool  // it has a lease of this boot, readable or not
+	dir       bool
+	ticket    *lease.Ticket
+	ticketErr error // why its ticket cannot be read, lease.ErrNotFound if there is none
 }
 
 // Held is a device of a job.
@@ -125,19 +125,11 @@ type Daemon struct {
 	State   DaemonState `json:"state"`
 	Reason  string      `json:"reason,omitempty"` // of a state that is not serving
 	// Ceiling is the percentage for new servers, as the daemon reports it; null if it was not asked.
-	Ceiling *float64 `json:"ceiling"`
-	Servers []Server `json:"servers"`
+	Ceiling *float64     `json:"ceiling"`
+	Servers []mps.Server `json:"servers"`
 
 	record lease.Daemon
 	rows   []mps.ClientRow
-}
-
-// Server is an MPS server as its daemon reports it.
-type Server struct {
-	PID     int      `json:"pid"`
-	Status  string   `json:"status"`
-	Percent float64  `json:"percent"`
-	Limits  []string `json:"memory_limits"` // by the daemon's devices, "" for none
 }
 
 // Client is a process that uses one device through a server.

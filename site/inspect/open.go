@@ -26,18 +26,18 @@ func Open(paths site.Paths, asking bool) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot find out which node this is: %w", err)
 	}
-	facts, _ := policyfile.ReadConfig(paths)
+	config, _ := policyfile.ReadConfig(paths)
 	r := &Reader{
 		Store: lease.OpenReadOnly(paths.Run(), boot), Run: paths.Run(), Name: name, Paths: paths,
-		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(facts.NVMLLibrary),
-		Files: func() (policy, facts policyfile.FileStatus) {
+		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(config.NVMLLibrary),
+		Files: func() (policy, config policyfile.FileStatus) {
 			_, policy = policyfile.ReadPolicy(paths)
-			_, facts = policyfile.ReadConfig(paths)
-			return policy, facts
+			_, config = policyfile.ReadConfig(paths)
+			return policy, config
 		},
 	}
 	if asking {
-		r.Daemons = mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath}
+		r.Daemons = mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath}
 	}
 	return r, nil
 }

@@ -43,8 +43,7 @@ type Reader struct {
 	Paths   site.Paths             // for the commands in findings
 	Clock   func() time.Time
 	Root    bool
-	Files   func() (policy, facts policyfile.FileStatus) // whether the admins' files can be used; nil if that is not needed
-
+	Files   func() (policy, config policyfile.FileStatus) // of the admins' files; nil if that is not needed
 }
 
 // The limits of one reading of the node, even if a daemon or the driver hangs.
@@ -116,8 +115,8 @@ func (r *Reader) readFiles(n *Node) {
 	if r.Files == nil {
 		return
 	}
-	n.policy, n.facts = r.Files()
-	for _, s := range []*policyfile.FileStatus{&n.policy, &n.facts} {
+	n.policy, n.config = r.Files()
+	for _, s := range []*policyfile.FileStatus{&n.policy, &n.config} {
 		if errors.Is(s.Err, fs.ErrPermission) && !r.Root {
 			n.missed("a file of the site's: %v", s.Err)
 			*s = policyfile.FileStatus{}
@@ -357,9 +356,7 @@ func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
 		return
 	}
 	d.Ceiling, d.rows = &state.Ceiling, state.Clients
-	for _, s := range state.Servers {
-		d.Servers = append(d.Servers, Server{s.PID, s.Status, s.Percent, append([]string{}, s.Limits...)})
-	}
+	d.Servers = append(d.Servers, state.Servers...)
 }
 
 func servingOf(err error) DaemonState {
@@ -374,14 +371,19 @@ func servingOf(err error) DaemonState {
 	return Unclear
 }
 
-// numbered returns "job 7", or "jobs 7, 8" with at most ten numbers.
-func numbered(singular string, numbers []string) string {
+// jobList returns "job 7", or "jobs 7, 8" with at most ten numbers.
+func jobList(jobs []uint32) string {
 	const limit = 10
-	if len(numbers) > limit {
-		return fmt.Sprintf("%ss %s and %d more", singular, strings.Join(numbers[:limit], ", "), len(numbers)-limit)
+	var numbers []string
+	for _, job := range jobs[:min(len(jobs), limit)] {
+		numbers = append(numbers, fmt.Sprint(job))
 	}
-	if len(numbers) == 1 {
-		return singular + " " + numbers[0]
+	text := strings.Join(numbers, ", ")
+	switch {
+	case len(jobs) == 1:
+		return "job " + text
+	case len(jobs) > limit:
+		text += fmt.Sprintf(" and %d more", len(jobs)-limit)
 	}
-	return singular + "s " + strings.Join(numbers, ", ")
+	return "jobs " + text
 }

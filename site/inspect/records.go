@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
 // readRecords reads the records: the jobs with a lease, and the files without one.
@@ -35,14 +36,14 @@ func (r *Reader) readRecords(n *Node) {
 			n.missed("the processes of guards: %v", err)
 		}
 	}
-	var hidden, acting []string
+	var hidden, acting []uint32
 	for _, job := range r.readJobs(merge(leased, tickets, dirs, locked)) {
 		if job.hidden() {
 			n.hidden = append(n.hidden, job.ID)
 			if job.Acting != 0 {
-				acting = append(acting, fmt.Sprint(job.ID))
+				acting = append(acting, job.ID)
 			} else {
-				hidden = append(hidden, fmt.Sprint(job.ID))
+				hidden = append(hidden, job.ID)
 			}
 			continue
 		}
@@ -53,10 +54,10 @@ func (r *Reader) readRecords(n *Node) {
 	}
 	n.sign()
 	if len(acting) > 0 {
-		n.missed("the leases of jobs on which a prolog or an epilog works: root's to read (%s)", numbered("job", acting))
+		n.missed("the leases of jobs on which a prolog or an epilog works: root's to read (%s)", jobList(acting))
 	}
 	if len(hidden) > 0 {
-		n.missed("the leases of other users: root's to read (%s)", numbered("job", hidden))
+		n.missed("the leases of other users: root's to read (%s)", jobList(hidden))
 	}
 }
 
@@ -78,7 +79,7 @@ func (n *Node) sign() {
 
 // hidden reports whether this user may not read a job's files.
 func (j Job) hidden() bool {
-	return j.ticket == nil && (errors.Is(j.err, fs.ErrPermission) || errors.Is(j.tickets, fs.ErrPermission))
+	return j.ticket == nil && (errors.Is(j.err, fs.ErrPermission) || errors.Is(j.ticketErr, fs.ErrPermission))
 }
 
 // nothing reports whether a job's files vanished while they were read, or are from before a reboot and have no
@@ -89,7 +90,7 @@ func (j Job) nothing() bool {
 
 // ticketed reports whether a job has a ticket of this boot, readable or not.
 func (j Job) ticketed() bool {
-	return j.ticket != nil || !errors.Is(j.tickets, lease.ErrNotFound) && !errors.Is(j.tickets, lease.ErrStaleBoot)
+	return j.ticket != nil || !errors.Is(j.ticketErr, lease.ErrNotFound) && !errors.Is(j.ticketErr, lease.ErrStaleBoot)
 }
 
 // files lists the files of state that a job has.
@@ -144,7 +145,7 @@ func (r *Reader) readJobs(all []files) []Job {
 
 // readJob reads the records of one job. Without root it reads the ticket instead of the lease.
 func (r *Reader) readJob(has files) Job {
-	j := Job{ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{}, tickets: lease.ErrNotFound, err: lease.ErrNotFound}
+	j := Job{ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{}, ticketErr: lease.ErrNotFound, err: lease.ErrNotFound}
 	if has.ticket {
 		r.readTicket(&j)
 	}
@@ -171,7 +172,7 @@ func (r *Reader) readJob(has files) Job {
 
 func (r *Reader) readTicket(j *Job) {
 	ticket, err := r.Store.ReadTicket(j.ID)
-	if j.tickets = err; err == nil {
+	if j.ticketErr = err; err == nil {
 		j.ticket = &ticket
 		j.granted(ticket)
 	}
@@ -243,7 +244,7 @@ func (j *Job) follows(t lease.Ticket, since *time.Time) {
 
 func (j *Job) attach(daemons []lease.Daemon) {
 	for _, d := range daemons {
-		j.Daemons = append(j.Daemons, Daemon{PID: d.Proc.PID, Devices: d.Devices, PipeDir: d.PipeDir, State: Alive, Servers: []Server{}, record: d})
+		j.Daemons = append(j.Daemons, Daemon{PID: d.Proc.PID, Devices: d.Devices, PipeDir: d.PipeDir, State: Alive, Servers: []mps.Server{}, record: d})
 	}
 }
 

@@ -24,10 +24,11 @@ type State struct {
 
 // Server is a server, as the daemon reports it.
 type Server struct {
-	PID     int
-	Status  string   // INITIALIZING, ACTIVE or FAULT
-	Percent float64  // of clients that connect from now on, with one decimal
-	Limits  []string // memory limits, such as "4G", in the order of the daemon's devices; "" for none
+	PID     int     `json:"pid"`
+	Status  string  `json:"status"`  // INITIALIZING, ACTIVE or FAULT
+	Percent float64 `json:"percent"` // of clients that connect from now on, with one decimal
+	// MemoryLimits are like "4G", in the order of the daemon's devices; "" for none.
+	MemoryLimits []string `json:"memory_limits"`
 }
 
 // ClientRow is a line of ps: a client on a device.
@@ -112,7 +113,7 @@ func (s *State) parse(answer []string, devices int) error {
 		server := &s.Servers[i]
 		server.Status, server.Percent = c.status(), c.percent()
 		for range devices {
-			server.Limits = append(server.Limits, c.limit())
+			server.MemoryLimits = append(server.MemoryLimits, c.limit())
 			c.status()
 		}
 	}

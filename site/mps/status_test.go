@@ -33,7 +33,7 @@ PID       ID        SERVER         DEVICE                    NAMESPACE      COMM
 100.0`, "\n")
 	want := State{
 		Ceiling: 100,
-		Servers: []Server{{PID: 624, Status: "ACTIVE", Percent: 33.3, Limits: []string{"", "3G"}}},
+		Servers: []Server{{PID: 624, Status: "ACTIVE", Percent: 33.3, MemoryLimits: []string{"", "3G"}}},
 		Clients: []ClientRow{{670, 624, "GPU-5c872127-92d8-e70b", "/tmp/p/spin"}, {671, 624, "GPU-47c6af56-3710-e125", "/tmp/p/a ?[31mname"}},
 	}
 	if err := state.parse(answer, 2); err != nil || !reflect.DeepEqual(state, want) {

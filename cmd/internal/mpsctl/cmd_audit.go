@@ -129,8 +129,8 @@ func (r auditReport) text(screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
 		site.Count(r.Seen.GPUs, "GPU"), site.Count(r.Seen.Jobs, "job"), site.Count(r.Seen.Clients, "client"), site.Count(r.Seen.Processes, "compute process"))
-	b.WriteString(printFindings(r.Findings, "finding", screen))
-	b.WriteString(printUnseen(r.Unseen, screen))
+	b.WriteString(findingsText(r.Findings, screen))
+	b.WriteString(unseenText(r.Unseen, screen))
 	switch {
 	case len(r.Findings) == 0 && r.Complete:
 		b.WriteString("nothing found\n")

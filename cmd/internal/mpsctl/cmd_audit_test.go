@@ -37,9 +37,9 @@ func looked(unseen ...string) inspect.Node {
 
 var planted = []inspect.Finding{
 	{Kind: inspect.ProcessWithoutMPS, Job: 4711, GPU: "GPU-2", PID: 5000, Where: "pid 5000, job 4711, GPU 1 (GPU-2)",
-		What: "python computes on the GPU beside MPS, in turns with all of the job's ranks", Do: "see whose it is: ps -fp 5000; a rank of the job is there"},
+		What: "python computes on the GPU beside MPS, in turns with all of the job's ranks", Fix: "see whose it is: ps -fp 5000; a rank of the job is there"},
 	{Kind: inspect.DaemonUnknown, PID: 6000, Where: "pid 6000, uid 2002, /tmp/nvidia-mps",
-		What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy", Do: "see whose it is: ps -fp 6000; to end it when its clients have ended: echo quit"},
+		What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy", Fix: "see whose it is: ps -fp 6000; to end it when its clients have ended: echo quit"},
 }
 
 func TestAuditGoldens(t *testing.T) {
@@ -99,8 +99,8 @@ func TestAuditJSON(t *testing.T) {
 		"node": "gpu01", "time": "2026-03-12T14:03:12Z", "complete": true, "errors": []any{},
 		"counts": map[string]any{"gpus": 2., "jobs": 1., "daemons": 1., "clients": 2., "processes": 4.},
 		"findings": []any{
-			map[string]any{"kind": "process-without-mps", "job": 4711., "gpu": "GPU-2", "pid": 5000., "where": planted[0].Where, "what": planted[0].What, "fix": planted[0].Do},
-			map[string]any{"kind": "daemon-not-of-a-lease", "pid": 6000., "where": planted[1].Where, "what": planted[1].What, "fix": planted[1].Do},
+			map[string]any{"kind": "process-without-mps", "job": 4711., "gpu": "GPU-2", "pid": 5000., "where": planted[0].Where, "what": planted[0].What, "fix": planted[0].Fix},
+			map[string]any{"kind": "daemon-not-of-a-lease", "pid": 6000., "where": planted[1].Where, "what": planted[1].What, "fix": planted[1].Fix},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {

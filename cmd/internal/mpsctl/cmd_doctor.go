@@ -3,6 +3,7 @@
 package mpsctl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/doctor"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/spf13/cobra"
 )
 
@@ -46,13 +48,16 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			q, err := doctorQuestion(call, conf, name, slurmd)
-			if err != nil {
-				return cli.RuntimeError{Err: err}
+			host, err := os.Hostname()
+			host, _, _ = strings.Cut(host, ".")
+			name := cmp.Or(name, call.Variable("SLURMD_NODENAME"), host)
+			if name == "" {
+				return cli.RuntimeError{Err: fmt.Errorf("cannot find out which node this is: %w: give --node", err)}
 			}
+			conf := cmp.Or(conf, findSlurmConf(call.Variable("SLURM_CONF")))
 			ctx, stop := command.SignalContext()
 			defer stop()
-			n := doctor.Gather(ctx, q)
+			n := doctor.Gather(ctx, doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Slurmd: slurmd})
 			if ctx.Err() != nil {
 				return cli.RuntimeError{Err: errors.New("cannot print findings: interrupted")}
 			}
@@ -69,28 +74,6 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 	c.Flags().BoolVar(&strict, "strict", false, "exit with 1 for warnings too")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "list what was checked")
 	return c
-}
-
-// doctorQuestion adds the defaults for flags that were not given.
-func doctorQuestion(call *command.Invocation, conf, name, slurmd string) (doctor.Question, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return doctor.Question{}, fmt.Errorf("cannot find own program: %w", err)
-	}
-	if name == "" {
-		name = call.Variable("SLURMD_NODENAME")
-	}
-	if name == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return doctor.Question{}, fmt.Errorf("cannot find out which node this is: %w: give --node", err)
-		}
-		name, _, _ = strings.Cut(host, ".")
-	}
-	if conf == "" {
-		conf = findSlurmConf(call.Variable("SLURM_CONF"))
-	}
-	return doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Self: self, Slurmd: slurmd}, nil
 }
 
 // findSlurmConf returns the slurm.conf that a slurmd would read.
@@ -123,30 +106,27 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"), site.Count(r.Looked.Checks, "check"),
 		site.Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), site.Count(r.Looked.GPUs, "GPU"))
 	for _, c := range r.Checks {
-		mark := map[string]string{"ok": screen.Green("ok"), string(doctor.Fault): screen.Red("! "), string(doctor.Warning): screen.Yellow("~ ")}[c.Result]
-		if mark == "" {
-			mark = screen.Faint("? ")
+		sign := screen.Faint("? ")
+		switch c.Result {
+		case "ok":
+			sign = screen.Green("ok")
+		case string(inspect.Fault), string(inspect.Warning):
+			sign = mark(inspect.Level(c.Result), screen) + " "
 		}
-		fmt.Fprintf(&b, "  %s  %s\n", mark, c.What)
+		fmt.Fprintf(&b, "  %s  %s\n", sign, c.What)
 	}
 	for _, f := range r.Findings {
-		mark := screen.Red("!")
-		if f.Level == doctor.Warning {
-			mark = screen.Yellow("~")
-		}
-		fmt.Fprintf(&b, "\n%s %s  %s\n", mark, screen.Bold(string(f.Kind)), f.Where)
-		b.WriteString(screen.Wrap("    ", f.What))
-		b.WriteString(printFix(f.Do))
+		b.WriteString("\n" + findingText(f, screen))
 	}
-	b.WriteString(printUnseen(r.Unseen, screen))
-	if faults, warnings := r.Count(doctor.Fault), r.Count(doctor.Warning); faults+warnings > 0 {
-		var parts []string
-		if faults > 0 {
-			parts = append(parts, screen.Red("! "+site.Count(faults, "fault")))
-		}
-		if warnings > 0 {
-			parts = append(parts, screen.Yellow("~ "+site.Count(warnings, "warning")))
-		}
+	b.WriteString(unseenText(r.Unseen, screen))
+	var parts []string
+	if faults := r.Count(inspect.Fault); faults > 0 {
+		parts = append(parts, screen.Red("! "+site.Count(faults, "fault")))
+	}
+	if warnings := r.Count(inspect.Warning); warnings > 0 {
+		parts = append(parts, screen.Yellow("~ "+site.Count(warnings, "warning")))
+	}
+	if len(parts) > 0 {
 		fmt.Fprintf(&b, "\n%s\n", strings.Join(parts, ", "))
 	}
 	return b.String()

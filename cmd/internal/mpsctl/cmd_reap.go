@@ -105,7 +105,7 @@ func (r reapReport) text(screen command.Screen) string {
 			fmt.Fprintf(&b, "    %s %s\n", screen.Red("failed:"), line.Failed)
 		}
 		if line.Do != "" {
-			b.WriteString(printFix(line.Do))
+			b.WriteString(fixText(line.Do))
 		}
 	}
 	if len(r.Lines) == 0 {

@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -67,7 +68,7 @@ func busy() inspect.Node {
 				{UUID: gpu1, Set: site.ModeExclusiveProcess, Clients: clients(4401, 4, 71577, 33.333334, 44)},
 			},
 			Daemons: []inspect.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: inspect.Serves,
-				Ceiling: &ceiling, Servers: []inspect.Server{{PID: 4250, Status: "ACTIVE", Percent: 100, Limits: []string{"", ""}}}}},
+				Ceiling: &ceiling, Servers: []mps.Server{{PID: 4250, Status: "ACTIVE", Percent: 100, MemoryLimits: []string{"", ""}}}}},
 			Guard: &inspect.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8,
 				Counts: lease.Counts{Pauses: 2, PausedMillis: 1340}}},
 		}},
@@ -85,12 +86,12 @@ func ill() (inspect.Node, []inspect.Finding) {
 		{PID: 4301, Command: "a-name-that-is-long", SMs: 132},
 		{PID: 4302, Command: "python3", Unknown: "not yours to read"},
 	}
-	j.Daemons[0].State, j.Daemons[0].Reason, j.Daemons[0].Ceiling, j.Daemons[0].Servers = inspect.NoAnswer, "the daemon does not answer", nil, []inspect.Server{}
+	j.Daemons[0].State, j.Daemons[0].Reason, j.Daemons[0].Ceiling, j.Daemons[0].Servers = inspect.NoAnswer, "the daemon does not answer", nil, []mps.Server{}
 	n.Jobs = append(n.Jobs,
 		inspect.Job{ID: 4712, User: "hpc2", UID: 2002, Rule: "mps", Phase: inspect.Refused, Since: before(time.Hour), Devices: []inspect.Held{}, Daemons: []inspect.Daemon{},
 			Refused: "GPU-dddddddd (Tesla P100) has compute capability 6.0: MPS shares a GPU safely from 7.0 (Volta) on"},
 		inspect.Job{ID: 4713, User: "hpc2", UID: 2002, Rule: "mps", Phase: inspect.Opening, Since: before(time.Second), Acting: 5000,
-			Devices: []inspect.Held{{UUID: mig0, Clients: []inspect.Client{}}}, Daemons: []inspect.Daemon{{Devices: []site.UUID{mig0}, State: inspect.NotStarted, Servers: []inspect.Server{}}}},
+			Devices: []inspect.Held{{UUID: mig0, Clients: []inspect.Client{}}}, Daemons: []inspect.Daemon{{Devices: []site.UUID{mig0}, State: inspect.NotStarted, Servers: []mps.Server{}}}},
 		inspect.Job{ID: 4714, Phase: inspect.Orphaned, Devices: []inspect.Held{}, Daemons: []inspect.Daemon{}},
 	)
 	n.GPUs = append(n.GPUs,
@@ -101,11 +102,11 @@ func ill() (inspect.Node, []inspect.Finding) {
 	n.Incomplete = []string{"the leases of other users: root's to read (jobs 4715, 4716)"}
 	return n, []inspect.Finding{
 		{Kind: inspect.ModeDiffers, Job: 4711, GPU: gpu1, Where: "job 4711, GPU 1 (" + string(gpu1) + ")", What: "it is in mode default, and the lease has set exclusive_process",
-			Do: "find out who set it; to set it again: nvidia-smi -i " + string(gpu1) + " -c EXCLUSIVE_PROCESS"},
+			Fix: "find out who set it; to set it again: nvidia-smi -i " + string(gpu1) + " -c EXCLUSIVE_PROCESS"},
 		{Kind: inspect.DaemonNoAnswer, Job: 4711, PID: 4242, Where: "job 4711, /run/slurm-mps/jobs/4711/0/pipe",
-			What: "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait", Do: "look for state T: ps -o pid,stat,args --ppid 4242 -p 4242"},
-		{Kind: inspect.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Do: "remove it"},
-		{Kind: inspect.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)", What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Do: "unless someone meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
+			What: "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait", Fix: "look for state T: ps -o pid,stat,args --ppid 4242 -p 4242"},
+		{Kind: inspect.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Fix: "remove it"},
+		{Kind: inspect.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)", What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Fix: "unless someone meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
 	}
 }
 

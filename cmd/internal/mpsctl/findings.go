@@ -11,34 +11,44 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
-// printFindings prints findings for people: kind and place, then the fault, then the repair as a line that can be
-// pasted.
-func printFindings(found []inspect.Finding, what string, screen command.Screen) string {
+// findingsText prints findings for people, with their number.
+func findingsText(found []inspect.Finding, screen command.Screen) string {
 	if len(found) == 0 {
 		return ""
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s\n", screen.Red(site.Count(len(found), what)))
+	text := "\n" + screen.Red(site.Count(len(found), "finding")) + "\n"
 	for _, f := range found {
-		fmt.Fprintf(&b, "%s %s  %s\n", screen.Red("!"), screen.Bold(string(f.Kind)), f.Where)
-		b.WriteString(screen.Wrap("    ", f.What))
-		b.WriteString(printFix(f.Do))
+		text += findingText(f, screen)
 	}
-	return b.String()
+	return text
 }
 
-// printFix prints a repair for people. Its steps are separated by semicolons. If a step is a comment, a colon and a
+// findingText prints a finding for people: kind and place, then the fault, then the repair.
+func findingText(f inspect.Finding, screen command.Screen) string {
+	head := fmt.Sprintf("%s %s  %s\n", mark(f.Level, screen), screen.Bold(string(f.Kind)), f.Where)
+	return head + screen.Wrap("    ", f.What) + fixText(f.Fix)
+}
+
+// mark is the sign of a finding.
+func mark(level inspect.Level, screen command.Screen) string {
+	if level == inspect.Warning {
+		return screen.Yellow("~")
+	}
+	return screen.Red("!")
+}
+
+// fixText prints a repair for people. Its steps are separated by semicolons. If a step is a comment, a colon and a
 // command, the command stands alone on the next line, so that it can be copied.
-func printFix(do string) string {
+func fixText(fix string) string {
 	var b strings.Builder
-	for i, step := range strings.Split(do, "; ") {
-		comment, command, is := strings.Cut(step, ": ")
+	for i, step := range strings.Split(fix, "; ") {
+		comment, line, cut := strings.Cut(step, ": ")
 		begin := "         "
 		if i == 0 {
 			begin = "    fix: "
 		}
-		if is {
-			fmt.Fprintf(&b, "%s%s:\n             %s\n", begin, comment, command)
+		if cut {
+			fmt.Fprintf(&b, "%s%s:\n             %s\n", begin, comment, line)
 		} else {
 			fmt.Fprintf(&b, "%s%s\n", begin, step)
 		}
@@ -46,15 +56,15 @@ func printFix(do string) string {
 	return b.String()
 }
 
-// printUnseen prints for people what could not be seen.
-func printUnseen(unseen []string, screen command.Screen) string {
+// unseenText prints for people the parts that could not be seen.
+func unseenText(unseen []string, screen command.Screen) string {
 	if len(unseen) == 0 {
 		return ""
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n%s\n", screen.Yellow("not seen"))
-	for _, what := range unseen {
-		b.WriteString(screen.Wrap("  ", what))
+	for _, part := range unseen {
+		b.WriteString(screen.Wrap("  ", part))
 	}
 	return b.String()
 }

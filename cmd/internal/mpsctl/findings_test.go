@@ -10,21 +10,21 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
-func TestPrintFindings(t *testing.T) {
-	found := []inspect.Finding{{Kind: inspect.ModeDiffers, Where: "job 7, GPU 0 (GPU-1)", What: strings.Repeat("word ", 20), Do: "nvidia-smi -i GPU-1 -c DEFAULT"}}
+func TestFindingsText(t *testing.T) {
+	found := []inspect.Finding{{Kind: inspect.ModeDiffers, Where: "job 7, GPU 0 (GPU-1)", What: strings.Repeat("word ", 20), Fix: "nvidia-smi -i GPU-1 -c DEFAULT"}}
 	want := "\n1 finding\n! mode-differs  job 7, GPU 0 (GPU-1)\n" +
 		"    word word word word word word word word word word word word word word word\n    word word word word word\n" +
 		"    fix: nvidia-smi -i GPU-1 -c DEFAULT\n"
-	if got := printFindings(found, "finding", command.Screen{Columns: 80}); got != want {
+	if got := findingsText(found, command.Screen{Columns: 80}); got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	if got := printFindings(nil, "finding", command.Screen{Columns: 80}); got != "" {
+	if got := findingsText(nil, command.Screen{Columns: 80}); got != "" {
 		t.Errorf("of nothing: %q", got)
 	}
 }
 
 // A command of a repair stands alone on its line, and its comment on the line before.
-func TestPrintFix(t *testing.T) {
+func TestFixText(t *testing.T) {
 	for do, want := range map[string]string{
 		"remove it":             "    fix: remove it\n",
 		"nvidia-smi -c DEFAULT": "    fix: nvidia-smi -c DEFAULT\n",
@@ -32,7 +32,7 @@ func TestPrintFix(t *testing.T) {
 		"see it: ps -fp 1; a rank is there; only then: kill -9 1": "    fix: see it:\n             ps -fp 1\n" +
 			"         a rank is there\n         only then:\n             kill -9 1\n",
 	} {
-		if got := printFix(do); got != want {
+		if got := fixText(do); got != want {
 			t.Errorf("got\n%swant\n%s", got, want)
 		}
 	}

@@ -34,8 +34,8 @@ func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) 
 		p.job(j)
 	}
 	p.gpus()
-	p.WriteString(printFindings(found, "finding", screen))
-	p.WriteString(printUnseen(n.Incomplete, screen))
+	p.WriteString(findingsText(found, screen))
+	p.WriteString(unseenText(n.Incomplete, screen))
 	return p.String()
 }
 
@@ -179,7 +179,7 @@ func (p *view) daemon(j inspect.Job, d inspect.Daemon) {
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
 	for _, s := range d.Servers {
-		line := fmt.Sprintf("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.Limits))
+		line := fmt.Sprintf("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.MemoryLimits))
 		p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
 	}
 	if d.State == inspect.Serves && len(d.Servers) == 0 {
