@@ -42,9 +42,9 @@ const (
 type Result struct {
 	Job    uint32 `json:"job,omitempty"`
 	Where  string `json:"where"`
-	Act    Action `json:"action"`
-	Why    string `json:"reason"`
-	Do     string `json:"fix,omitempty"`    // what an admin can do
+	Action Action `json:"action"`
+	Reason string `json:"reason"`
+	Fix    string `json:"fix,omitempty"`    // for an admin
 	Failed string `json:"failed,omitempty"` // why the action failed
 }
 
@@ -61,7 +61,7 @@ type Reaper struct {
 	running  steps.Steps                     // at the beginning
 	unleased map[uint32][]lease.OrphanDaemon // our daemons without a lease, by the job in their environment
 	unseen   error                           // why these are not known
-	lines    []Result
+	results  []Result
 }
 
 // New returns a Reaper for all jobs, or for one job that the admin calls gone. It changes nothing until it has another
@@ -76,11 +76,12 @@ func New(paths site.Paths, job uint32, gpus GPUs) (*Reaper, error) {
 		return nil, err
 	}
 	_, status := policyfile.ReadConfig(paths)
-	r := &Reaper{Executor: dryRun{}, paths: paths, store: lease.OpenReadOnly(paths.Run(), boot), only: job, self: self, gpus: gpus}
+	r := &Reaper{
+		Executor: dryRun{}, paths: paths, store: lease.OpenReadOnly(paths.Run(), boot), only: job, self: self, gpus: gpus,
+	}
 	if status.Err != nil {
-		r.lines = append(r.lines, Result{Where: "site.hcl"}.leave(
-			fmt.Sprintf("it cannot be used: %v: %s", status.Err, status.Instead("the defaults hold")),
-			"correct it: mpsctl doctor shows the line"))
+		reason := fmt.Sprintf("it cannot be used: %v: %s", status.Err, status.Instead("the defaults hold"))
+		r.leave("site.hcl", reason, "correct it: mpsctl doctor shows the line")
 	}
 	return r, nil
 }
@@ -100,16 +101,16 @@ func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
 		if ctx.Err() != nil {
 			return nil, errors.New("cannot reap all: interrupted: what was begun is finished by the next reap")
 		}
-		if line := r.job(job); line.Act != "" {
-			r.lines = append(r.lines, line)
+		if result := r.job(job); result.Action != "" {
+			r.results = append(r.results, result)
 		}
 	}
 	if r.only == 0 {
-		r.lookAtTakers(ctx)
-		r.lookAtClaims()
-		r.lookAtGPUs()
+		r.checkTakers(ctx)
+		r.checkClaims()
+		r.checkGPUs()
 	}
-	return append([]Result{}, r.lines...), nil
+	return append([]Result{}, r.results...), nil
 }
 
 // jobs returns all jobs that have something here, in order.
@@ -144,48 +145,49 @@ func (r *Reaper) jobs() ([]uint32, error) {
 
 // job handles one job. It judges the job again under its lock, because only then no one else can change it.
 func (r *Reaper) job(job uint32) Result {
-	line, _ := r.judge(job, r.running)
-	if line.Act != Close && line.Act != Remove {
-		return line
+	result, _ := r.judge(job, r.running)
+	if result.Action != Close && result.Action != Remove {
+		return result
 	}
-	dealt := make(chan Result, 1)
+	closed := make(chan Result, 1)
 	err := r.Executor.Within(func(ctx context.Context) error {
-		dealt <- r.deal(ctx, job)
+		closed <- r.close(ctx, job)
 		return nil
 	})
 	select {
-	case line = <-dealt:
+	case result = <-closed:
 	default:
-		line.Failed = site.OneLine(err)
+		result.Failed = site.OneLine(err)
 	}
-	return line
+	return result
 }
 
-func (r *Reaper) deal(ctx context.Context, job uint32) Result {
+// close judges a job under its lock, and closes it if it still has to be closed.
+func (r *Reaper) close(ctx context.Context, job uint32) Result {
 	release, err := r.lock(ctx, job)
 	var busy *lease.BusyError
 	if errors.As(err, &busy) {
 		return r.busy(job, busy.Holder)
 	}
 	if err != nil {
-		return Result{Job: job, Where: where(job), Act: Leave, Why: site.OneLine(err)}
+		return resultOf(job).leave(site.OneLine(err), "")
 	}
 	defer release()
 	running, err := steps.Find()
 	if err != nil {
-		return Result{Job: job, Where: where(job), Act: Leave, Why: site.OneLine(err)}
+		return resultOf(job).leave(site.OneLine(err), "")
 	}
-	line, left := r.judge(job, running)
-	switch line.Act {
+	result, left := r.judge(job, running)
+	switch result.Action {
 	case Close:
 		err = r.Executor.Undo(ctx, *left.lease)
 	case Remove:
 		err = r.Executor.Void(ctx, job, left.daemons)
 	}
 	if err != nil {
-		line.Failed = site.OneLine(err)
+		result.Failed = site.OneLine(err)
 	}
-	return line
+	return result
 }
 
 // lockTimeout is how long to wait for a prolog or an epilog of the job. reap never ends that process, because only an
@@ -210,50 +212,52 @@ func (r *Reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 		return r.busy(job, holder), leftover{}
 	}
 	l, err := r.store.Read(job)
-	line := Result{Job: job, Where: where(job)}
+	result := resultOf(job)
 	switch {
 	case errors.Is(err, lease.ErrStaleBoot):
-		return r.withoutLease(line, "its lease is of another boot: nothing is left of it but files", running)
+		return r.withoutLease(result, "its lease is of another boot: nothing is left of it but files", running)
 	case errors.Is(err, lease.ErrNotFound):
-		return r.withoutLease(line, "", running)
+		return r.withoutLease(result, "", running)
 	case err != nil:
-		return line.leave("its lease cannot be read: "+site.OneLine(err), "look at the file: it stays until a person moves it away"), leftover{}
+		return result.leave("its lease cannot be read: "+site.OneLine(err), stays), leftover{}
 	}
-	return r.withLease(line, l, running), leftover{lease: &l}
+	return r.withLease(result, l, running), leftover{lease: &l}
 }
 
 // withLease judges a lease of this boot.
-func (r *Reaper) withLease(line Result, l lease.Lease, running steps.Steps) Result {
+func (r *Reaper) withLease(result Result, l lease.Lease, running steps.Steps) Result {
 	sign, named := running.Sign(l.Job.ID, l.SLUID), r.only == l.Job.ID
 	switch {
 	case sign != "" && l.Phase == lease.Opened && !named:
-		return line.act(Keep, "it runs: "+sign)
+		return result.act(Keep, "it runs: "+sign)
 	case sign != "":
-		return line.leave("Slurm has a step of it here: "+sign, fmt.Sprintf("end it first: scancel %d", l.Job.ID))
+		return result.leave("Slurm has a step of it here: "+sign, fmt.Sprintf("end it first: scancel %d", l.Job.ID))
 	case l.Phase == lease.Opening:
-		return line.act(Close, "its prolog has died before the job was ready")
+		return result.act(Close, "its prolog has died before the job was ready")
 	case l.Phase == lease.Closing:
-		return line.act(Close, "its epilog has begun and did not end well")
+		return result.act(Close, "its epilog has begun and did not end well")
 	case l.Phase != lease.Opened:
-		return line.leave(fmt.Sprintf("its lease is in phase %q, which this program does not know", l.Phase), "use the version that wrote it")
+		return result.leave(fmt.Sprintf("its lease is in phase %q, which this program does not know", l.Phase),
+			"use the version that wrote it")
 	case named:
-		return line.act(Close, "you named it as gone")
+		return result.act(Close, "you named it as gone")
 	}
-	why := "no step of it is here: it may be an allocation without a step"
+	reason := "no step of it is here: it may be an allocation without a step"
 	if pid := steps.ProcessOf(l.Job.ID, l.Job.UID); pid != 0 {
-		why = fmt.Sprintf("no step of it is here, and pid %d of its user was started in it", pid)
+		reason = fmt.Sprintf("no step of it is here, and pid %d of its user was started in it", pid)
 	}
-	return line.leave(why, fmt.Sprintf("if squeue -j %d shows that the job is gone: %s", l.Job.ID, r.paths.ReapCommand(l.Job.ID)))
+	command := r.paths.ReapCommand(l.Job.ID)
+	return result.leave(reason, fmt.Sprintf("if squeue -j %d shows that the job is gone: %s", l.Job.ID, command))
 }
 
 // withoutLease judges the files of a job that has no lease of this boot.
-func (r *Reaper) withoutLease(line Result, void string, running steps.Steps) (Result, leftover) {
-	job := line.Job
+func (r *Reaper) withoutLease(result Result, void string, running steps.Steps) (Result, leftover) {
+	job := result.Job
 	ticket, err := r.store.ReadTicket(job)
 	ticketed := err == nil && ticket.RefusalReason == ""
 	refused := err == nil && ticket.RefusalReason != ""
 	if err != nil && !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot) {
-		return line.leave("its ticket cannot be read: "+site.OneLine(err), "look at the file: it stays until a person moves it away"), leftover{}
+		return result.leave("its ticket cannot be read: "+site.OneLine(err), stays), leftover{}
 	}
 	daemons := r.living(job)
 	found := r.files(job, ticketed || errors.Is(err, lease.ErrStaleBoot))
@@ -269,23 +273,24 @@ func (r *Reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 	sign := running.Sign(job, "")
 	switch {
 	case void != "" && !refused && len(daemons) == 0:
-		return line.act(Remove, void), leftover{}
+		return result.act(Remove, void), leftover{}
 	case refused && len(found) == 0 && r.only != job:
 		return Result{}, leftover{} // its user knows that the job has no MPS, and the job may run
 	case refused && (sign != "" || r.only != job):
-		return line.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")),
+		return result.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")),
 			"when the job is gone: "+r.paths.ReapCommand(job)), leftover{}
 	case refused:
 		found = append(found, "a refusal")
 	case len(found) == 0:
 		return Result{}, leftover{}
 	case sign != "" && (ticketed || len(daemons) > 0):
-		return line.leave(fmt.Sprintf("it has no lease, and Slurm has a step of it here: %s", sign), fmt.Sprintf("requeue it: scontrol requeue %d", job)), leftover{}
+		return result.leave("it has no lease, and Slurm has a step of it here: "+sign,
+			fmt.Sprintf("requeue it: scontrol requeue %d", job)), leftover{}
 	}
 	if r.unseen != nil && slices.Contains(found, "a folder") {
-		return line.leave("its folder may be in use: "+site.OneLine(r.unseen), "try again"), leftover{}
+		return result.leave("its folder may be in use: "+site.OneLine(r.unseen), "try again"), leftover{}
 	}
-	return line.act(Remove, "no lease names "+strings.Join(found, ", ")), leftover{daemons: daemons}
+	return result.act(Remove, "no lease names "+strings.Join(found, ", ")), leftover{daemons: daemons}
 }
 
 // files lists a job's files except the lease.
@@ -308,28 +313,36 @@ func (r *Reaper) files(job uint32, ticketed bool) []string {
 
 // busy is the result for a job that someone else works on. For a job that the admin has named it is a failure.
 func (r *Reaper) busy(job uint32, holder site.Process) Result {
-	line := Result{Job: job, Where: where(job)}
+	result := resultOf(job)
 	why := "a prolog or an epilog is at work on it"
 	if holder.PID != 0 {
 		why += ": " + holder.String()
 	}
 	if r.only == job {
-		return line.leave(why, "wait for it, and try again")
+		return result.leave(why, "wait for it, and try again")
 	}
-	return line.act(Keep, why)
+	return result.act(Keep, why)
 }
 
-func (r Result) act(act Action, why string) Result {
-	r.Act, r.Why = act, why
+func (r Result) act(action Action, reason string) Result {
+	r.Action, r.Reason = action, reason
 	return r
 }
 
-func (r Result) leave(why, do string) Result {
-	r.Act, r.Why, r.Do = Leave, why, do
+func (r Result) leave(reason, fix string) Result {
+	r.Action, r.Reason, r.Fix = Leave, reason, fix
 	return r
 }
 
-func where(job uint32) string { return fmt.Sprintf("job %d", job) }
+func resultOf(job uint32) Result { return Result{Job: job, Where: fmt.Sprintf("job %d", job)} }
+
+// stays is the fix of a record that cannot be read.
+const stays = "look at the file: it stays until a person moves it away"
+
+// leave reports something that does not belong to one job.
+func (r *Reaper) leave(where, reason, fix string) {
+	r.results = append(r.results, Result{Where: where}.leave(reason, fix))
+}
 
 // takeCensus finds daemons and servers below our folder that no lease may name. The process shows its job: the pipe
 // folder in its environment is in a folder of the job, and its uid is the owner of that folder.
@@ -338,11 +351,11 @@ func (r *Reaper) takeCensus(ctx context.Context) {
 	census, err := mps.FindAll(ctx)
 	if err != nil {
 		r.unseen = err
-		r.lines = append(r.lines, Result{Where: "processes of MPS"}.leave("they cannot be seen: "+site.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps"))
+		r.leave("processes of MPS", "they cannot be seen: "+site.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps")
 		return
 	}
 	if silence := proc.Silence(); silence != "" {
-		r.lines = append(r.lines, Result{Where: "processes"}.leave(silence, "ask their user: ps waits for them, too"))
+		r.leave("processes", silence, "ask their user: ps waits for them, too")
 	}
 	for _, p := range census {
 		if p.Role == mps.RoleQuery || p.PipeDir != r.paths.Run() && !strings.HasPrefix(p.PipeDir, r.paths.Run()+"/") {
@@ -354,9 +367,8 @@ func (r *Reaper) takeCensus(ctx context.Context) {
 				Job: lease.Job{ID: job, UID: p.UID}, Daemon: lease.Daemon{PipeDir: p.PipeDir, Proc: p.Process},
 			})
 		} else if r.only == 0 {
-			r.lines = append(r.lines, Result{Where: p.Process.String()}.leave(
-				fmt.Sprintf("a process of MPS, of uid %d, with the pipe folder %q below ours, and not proved to be a job's", p.UID, p.PipeDir),
-				fmt.Sprintf("see whose it is: ps -fp %d", p.PID)))
+			const reason = "a process of MPS, of uid %d, with the pipe folder %q below ours, and not proved to be a job's"
+			r.leave(p.Process.String(), fmt.Sprintf(reason, p.UID, p.PipeDir), fmt.Sprintf("see whose it is: ps -fp %d", p.PID))
 		}
 	}
 }
@@ -382,66 +394,59 @@ func (r *Reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 
 // living returns the daemons of a job without a lease that still run.
 func (r *Reaper) living(job uint32) []lease.OrphanDaemon {
-	var there []lease.OrphanDaemon
-	for _, d := range r.unleased[job] {
-		if d.Daemon.Proc.Running() {
-			there = append(there, d)
-		}
-	}
-	return there
+	return slices.DeleteFunc(slices.Clone(r.unleased[job]),
+		func(d lease.OrphanDaemon) bool { return !d.Daemon.Proc.Running() })
 }
 
 // takerEnds is the time in which a process of a guard ends that waits for nothing.
 const takerEnds = 100 * time.Millisecond
 
-// lookAtTakers reports processes of root's that guards have left, because they wait for a user. No signal ends them.
-func (r *Reaper) lookAtTakers(ctx context.Context) {
+// checkTakers reports processes of root's that guards have left, because they wait for a user. No signal ends them.
+func (r *Reaper) checkTakers(ctx context.Context) {
 	left, err := r.store.TakersLeft()
 	if len(left) > 0 && site.Sleep(ctx, takerEnds) { // one whose guard has just ended is about to end
 		left, err = r.store.TakersLeft()
 	}
 	if err != nil {
-		r.lines = append(r.lines, Result{Where: "processes of guards"}.leave(site.OneLine(err), "look again"))
+		r.leave("processes of guards", site.OneLine(err), "look again")
 	}
 	users := map[uint32]int{}
 	for _, t := range left {
 		users[t.UID]++
 	}
 	for _, uid := range slices.Sorted(maps.Keys(users)) {
-		const why = "%s of root's, started by guards, cannot be ended: a file system of the user's does not answer"
-		line := Result{Where: fmt.Sprintf("uid %d", uid)}
-		r.lines = append(r.lines, line.leave(
-			fmt.Sprintf(why, site.Count(users[uid], "process")), fmt.Sprintf("end the user's processes: ps -fU %d", uid)))
+		const reason = "%s of root's, started by guards, cannot be ended: a file system of the user's does not answer"
+		r.leave(fmt.Sprintf("uid %d", uid), fmt.Sprintf(reason, site.Count(users[uid], "process")),
+			fmt.Sprintf("end the user's processes: ps -fU %d", uid))
 	}
 }
 
-// lookAtClaims reports claims that cannot be read. Their devices stay claimed.
-func (r *Reaper) lookAtClaims() {
+// checkClaims reports claims that cannot be read. Their devices stay claimed.
+func (r *Reaper) checkClaims() {
 	claims, err := r.store.Claims()
 	if err != nil {
-		r.lines = append(r.lines, Result{Where: "claims"}.leave(site.OneLine(err), "look at the folder"))
+		r.leave("claims", site.OneLine(err), "look at the folder")
 	}
 	for _, c := range claims {
 		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) {
-			r.lines = append(r.lines, Result{Where: string(c.UUID)}.leave("the claim on it cannot be read: "+site.OneLine(c.Err),
-				"look at the file: it stays until a person moves it away"))
+			r.leave(string(c.UUID), "the claim on it cannot be read: "+site.OneLine(c.Err), stays)
 		}
 	}
 }
 
-// lookAtGPUs reports GPUs that are exclusive without a job. Their original mode is not known, so it is not changed.
-func (r *Reaper) lookAtGPUs() {
+// checkGPUs reports GPUs that are exclusive without a job. Their original mode is not known, so it is not changed.
+func (r *Reaper) checkGPUs() {
 	devices, err := r.gpus.Devices()
 	if err != nil {
-		r.lines = append(r.lines, Result{Where: "GPUs"}.leave("they cannot be seen: "+site.OneLine(err),
-			"see docs/operator.md: the driver, and nvml_library in site.hcl"))
+		r.leave("GPUs", "they cannot be seen: "+site.OneLine(err),
+			"see docs/operator.md: the driver, and nvml_library in site.hcl")
 		return
 	}
 	leased := r.leased()
 	for _, device := range devices {
 		if !leased[device.UUID] && r.exclusive(device.UUID) && r.exclusive(device.UUID) {
-			r.lines = append(r.lines, Result{Where: string(device.UUID)}.leave("it is in mode exclusive_process, and no job holds it; its mode before is not known",
-				fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", device.UUID)))
+			r.leave(string(device.UUID), "it is in mode exclusive_process, and no job holds it; its mode before is not known",
+				fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", device.UUID))
 		}
 	}
 }

@@ -110,7 +110,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 			running = withStep
 		}
 		l := lease.Lease{Job: lease.Job{ID: job, UID: 2001}, Phase: c.phase}
-		if line := r.withLease(Result{}, l, running); line.Act != c.want {
+		if line := r.withLease(Result{}, l, running); line.Action != c.want {
 			t.Errorf("%s: %+v, want %s", c.name, line, c.want)
 		}
 	}
@@ -126,11 +126,11 @@ func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Release()
-	if line, left := r.judge(7, steps.Steps{}); line.Act != Leave || left.lease != nil {
+	if line, left := r.judge(7, steps.Steps{}); line.Action != Leave || left.lease != nil {
 		t.Errorf("%+v", line)
 	}
 	r.only = 0
-	if line, _ := r.judge(7, steps.Steps{}); line.Act != Keep {
+	if line, _ := r.judge(7, steps.Steps{}); line.Action != Keep {
 		t.Errorf("%+v", line)
 	}
 }
@@ -139,9 +139,9 @@ func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 func TestTakersThatAreLeft(t *testing.T) {
 	r := newReaper(t, 0)
 	lines := func() string {
-		r.lines = nil
-		r.lookAtTakers(t.Context())
-		return fmt.Sprint(r.lines)
+		r.results = nil
+		r.checkTakers(t.Context())
+		return fmt.Sprint(r.results)
 	}
 	if got := lines(); got != "[]" {
 		t.Errorf("of none: %s", got)
@@ -167,7 +167,7 @@ func TestTakersThatAreLeft(t *testing.T) {
 	_ = taker.Process.Kill()
 	_ = taker.Wait()
 	want := "{0 uid 2001 leave 1 process of root's"
-	if len(r.lines) != 1 || !strings.Contains(got, want) {
+	if len(r.results) != 1 || !strings.Contains(got, want) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if got := lines(); got != "[]" {

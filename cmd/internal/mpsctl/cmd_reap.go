@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -17,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const reapHelp = `reap closes what is left of jobs that are gone, as their epilog would have:
+const reapHelp = `reap closes the leftovers of jobs that are gone, as their epilog would have:
   a lease whose prolog or epilog has died before its end
   a lease of another boot (files only), and files without a lease
   a daemon of ours that no lease names
@@ -68,29 +69,25 @@ func runReap(call *command.Invocation, job uint32, dry bool) error {
 		defer cleanup.Close()
 		r.Executor = cleanup
 	}
-	lines, err := r.Run(ctx)
+	results, err := r.Run(ctx)
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
-	return printReap(call, reapReport{DryRun: dry, Lines: lines})
+	report := reapReport{dry, results}
+	if err := call.Print("reaping", report, report.text); err != nil {
+		return err
+	}
+	undone := func(r reap.Result) bool { return r.Failed != "" || r.Action == reap.Leave }
+	if slices.ContainsFunc(results, undone) {
+		return cli.ErrFindings
+	}
+	return nil
 }
 
 // reapReport is the result of a reaping.
 type reapReport struct {
-	DryRun bool          `json:"dry_run"`
-	Lines  []reap.Result `json:"lines"`
-}
-
-func printReap(call *command.Invocation, r reapReport) error {
-	if err := call.Print("reaping", r, r.text); err != nil {
-		return err
-	}
-	for _, line := range r.Lines {
-		if line.Failed != "" || line.Act == reap.Leave {
-			return cli.ErrFindings
-		}
-	}
-	return nil
+	DryRun  bool          `json:"dry_run"`
+	Results []reap.Result `json:"results"`
 }
 
 // text is the report for people. The report of a dry run differs in its first line only.
@@ -99,16 +96,16 @@ func (r reapReport) text(screen command.Screen) string {
 	if r.DryRun {
 		b.WriteString("dry run: nothing is done\n")
 	}
-	for _, line := range r.Lines {
-		fmt.Fprintf(&b, "%s  %s  %s\n", screen.Bold(line.Where), line.Act, line.Why)
-		if line.Failed != "" {
-			fmt.Fprintf(&b, "    %s %s\n", screen.Red("failed:"), line.Failed)
+	for _, result := range r.Results {
+		fmt.Fprintf(&b, "%s  %s  %s\n", screen.Bold(result.Where), result.Action, result.Reason)
+		if result.Failed != "" {
+			fmt.Fprintf(&b, "    %s %s\n", screen.Red("failed:"), result.Failed)
 		}
-		if line.Do != "" {
-			b.WriteString(fixText(line.Do))
+		if result.Fix != "" {
+			b.WriteString(fixText(result.Fix))
 		}
 	}
-	if len(r.Lines) == 0 {
+	if len(r.Results) == 0 {
 		b.WriteString("nothing to reap\n")
 	}
 	return b.String()
