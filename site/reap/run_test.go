@@ -92,7 +92,7 @@ func (n node) lease(job uint32, phase lease.Phase, uuids ...site.UUID) {
 	n.t.Helper()
 	l := lease.Lease{Job: lease.Job{ID: job, UID: 2001, GID: 2001}, Phase: phase}
 	for _, uuid := range uuids {
-		l.Held = append(l.Held, lease.ClaimedGPU{UUID: uuid, NewMode: site.ModeExclusiveProcess})
+		l.GPUs = append(l.GPUs, lease.LeasedGPU{UUID: uuid, NewMode: site.ModeExclusiveProcess})
 	}
 	n.do(n.store.Create(n.t.Context(), l))
 }
