@@ -90,6 +90,7 @@ func (a attack) countWaiting(user uint32) (count, last int) {
 //
 // Contract: R1
 func TestHostileExecs(t *testing.T) {
+	alone(t)
 	const count = 50
 	for name, c := range map[string]struct {
 		user  uint32
@@ -160,6 +161,7 @@ func (a attack) withinDeadline(name string, limit time.Duration, step func()) {
 // signal. The daemon's control group proves that the daemon has ended. On a node without control groups nothing does,
 // and the lease is kept.
 func TestHostileExecWithTheDaemonsPID(t *testing.T) {
+	alone(t)
 	for user, grouped := range map[uint32]bool{stormy + 33: true, stormy + 34: false} {
 		t.Run(fmt.Sprintf("control group %v", grouped), func(t *testing.T) {
 			a := newAttack(t, "", 1)
@@ -203,7 +205,10 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 // The same processes of a job's user do not drain a node of a real Slurm with proctrack/cgroup, as most sites have it.
 // With proctrack/linuxproc, slurmstepd itself reads the state of all processes and waits, and slurmd drains the node
 // (measured with Slurm 22.05.8).
-func TestHostileExecsUnderSlurm(t *testing.T) { t.Run("alone", hostileExecsUnderSlurm) }
+func TestHostileExecsUnderSlurm(t *testing.T) {
+	alone(t)
+	t.Run("alone", hostileExecsUnderSlurm)
+}
 
 // hostileExecsUnderSlurm is a subtest, so that no other test runs beside it: all see processes that do not answer.
 func hostileExecsUnderSlurm(t *testing.T) {

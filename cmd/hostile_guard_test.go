@@ -139,6 +139,7 @@ func (w *watch) endsWithin(limit time.Duration) {
 //
 // Contract: G3
 func TestHostileGuard(t *testing.T) {
+	alone(t)
 	for _, c := range []struct {
 		name string
 		try  func(w *watch)

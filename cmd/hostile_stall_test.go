@@ -23,6 +23,7 @@ import (
 //
 // Contract: G2, G3
 func TestHostileExecsBesideAGuard(t *testing.T) {
+	alone(t)
 	for name, c := range map[string]struct {
 		user    uint32
 		count   int
@@ -68,6 +69,7 @@ func TestHostileExecsBesideAGuard(t *testing.T) {
 //
 // Contract: G3
 func TestHostileExecsWithoutNumberBesideAGuard(t *testing.T) {
+	alone(t)
 	t.Run("alone", hostileExecsWithoutNumber)
 }
 
@@ -112,6 +114,7 @@ func (w *watch) takersOf(guard site.Process) (pids []int) {
 //
 // Contract: G3
 func TestHostileTakersThatStay(t *testing.T) {
+	alone(t)
 	t.Run("alone", hostileTakersThatStay)
 }
 

@@ -1042,6 +1042,7 @@ func TestHostileLinkToAServiceOfRoots(t *testing.T) {
 
 // A user's texts about a job are only data for root. They are bounded and printable, and do not drain the node.
 func TestHostileWords(t *testing.T) {
+	t.Parallel()
 	const policy = "version = 1\nrule \"no\" {\n  when = job.partition == \"main\" && contains(job.requested, \"deny\")\n  deny = \"not with ${job.comment} and ${job.extra}\"\n}\n" +
 		"rule \"mps\" {\n  when = contains(job.requested, \"mps\") && !startswith(job.comment, \"a\")\n  allow = [\"share\"]\n  grant {}\n}\n"
 	words := []string{
@@ -1219,6 +1220,7 @@ func TestHostileNeighbour(t *testing.T) {
 
 // The folder of all state, and each folder in it, must belong to root. The prolog fails if a user owns one of them.
 func TestHostileFolderOfState(t *testing.T) {
+	t.Parallel()
 	for _, dir := range []string{"", "leases", "claims", "tickets", "locks", "jobs"} {
 		t.Run("/"+dir, func(t *testing.T) {
 			a := newAttack(t, "", 1)

@@ -147,6 +147,7 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 //
 // Contract: M1
 func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, fault string
 		code        int
@@ -221,6 +222,7 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 //
 // Contract: M2
 func TestModesBefore(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, before, since, after string }{
 		{"default", "0", "", "0"},
 		{"exclusive before", "3", "", "3"},
@@ -358,6 +360,7 @@ func TestMIGInstances(t *testing.T) {
 
 // A ticket refuses a job if it is not certain which GPU is meant, or if the GPU cannot be shared. No node drains.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		model  node.Model

@@ -15,6 +15,7 @@ import (
 // A job that has, or may have, only a part of a GPU is refused before any mode changes. It drains no node, and its
 // epilog finds nothing to do.
 func TestJobsThatShareAGPUByGres(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, gres, want string
 		extra            []string

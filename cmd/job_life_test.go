@@ -19,6 +19,7 @@ import (
 
 // Contract: D1, M1
 func TestAJobsLife(t *testing.T) {
+	t.Parallel()
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
 			p := newTestNode(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)

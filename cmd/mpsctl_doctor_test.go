@@ -609,6 +609,7 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 }
 
 func TestDoctorFindsALongPath(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(publicDir(t), strings.Repeat("x", 60))
 	w := healthyNodeIn(testNodeIn(t, dir, "", node.H200, node.H200))
 	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "move it with a shorter --root"})

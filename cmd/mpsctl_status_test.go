@@ -488,6 +488,7 @@ func (p testNode) files() []string {
 
 // The commands of a finding repair it, as an admin pastes them.
 func TestRepairsOfFindings(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(scene){
 		"unfinished": func(s scene) {
 			s.record("leases/7.json", strings.Replace(read(s.t, s.path("leases/7.json")), `"phase": "open"`, `"phase": "closing"`, 1))

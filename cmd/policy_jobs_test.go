@@ -228,6 +228,7 @@ func (p testNode) kept(job uint32) string {
 
 // The logs of a daemon are kept as the grant requires, and the job's group can read them.
 func TestKeepLogs(t *testing.T) {
+	t.Parallel()
 	kill := func(p testNode) {
 		if err := p.ticket(7).Daemons[0].Proc.Kill(9); err != nil {
 			p.t.Fatal(err)

@@ -44,6 +44,7 @@ func TestBadInputOfRootsPrograms(t *testing.T) {
 
 // If a node has never had a usable policy, a job that asks for MPS fails with one exact message.
 func TestBadFilesOfTheSite(t *testing.T) {
+	t.Parallel()
 	const none = ": no earlier one was kept: see mpsctl policy check"
 	for _, c := range []struct {
 		name   string
@@ -79,6 +80,7 @@ func TestBadFilesOfTheSite(t *testing.T) {
 //
 // Contract: R5
 func TestBadLeases(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, content, want string }{
 		{"torn", "{", "torn record: unexpected end of JSON input"},
 		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 2"},

@@ -48,6 +48,7 @@ func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 // A job prints once why it has no MPS: its task prolog does, and then no step and no wrapper does. Without a task prolog,
 // the wrapper does. The program does not inherit the variable that tells the wrapper.
 func TestAReasonIsPrintedOnce(t *testing.T) {
+	t.Parallel()
 	const reason = "this job has no MPS: "
 	const wrong = "cannot read SLURM_MPS_MEM: "
 	const failed = "\ncode 125\n"

@@ -71,6 +71,7 @@ func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
 func testNodeIn(t *testing.T, dir, policy string, models ...node.Model) testNode {
 	t.Helper()
 	needRoot(t)
+	beside(t)
 	built, err := built()
 	if err != nil {
 		t.Fatal(err)

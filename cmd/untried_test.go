@@ -16,6 +16,7 @@ import (
 // That is enough, also for the epilog. A prolog that the kernel kills for its memory leaves what its epilog undoes, in
 // the same group.
 func TestLittleMemory(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		mib  int64
@@ -65,6 +66,7 @@ func TestLimitsOfASubmitter(t *testing.T) {
 // A file system of root's has too little room from the start, or is filled while the job runs. Only that of /run fails
 // a prolog, with a sentence that names it. No epilog fails, and nothing is left.
 func TestFileSystemsWithoutRoom(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ folder, room, want string }{
 		{"run", "nr_inodes=10", "no inode left: the file system at "},
 		{"run", "size=12k", "no space left on device: the file system at "},
@@ -98,6 +100,7 @@ func TestFileSystemsWithoutRoom(t *testing.T) {
 
 // What a prolog inherits from slurmd gives the job's user nothing, and opens no file of root's to others.
 func TestWhatAPrologInherits(t *testing.T) {
+	t.Parallel()
 	for _, before := range [][]string{
 		{"/bin/sh", "-c", `umask 0; exec "$@"`, "sh"},
 		{"choom", "-n", "500", "--"},
