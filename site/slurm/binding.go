@@ -59,7 +59,8 @@ func readBinding(env Env) (binding Binding, err error) {
 	}
 	step, _ := stepOf(env) // ReadTask reports the error
 	binding.OneTask = step != "" && onePerNode(env["SLURM_STEP_TASKS_PER_NODE"])
-	if tasks := maxPerGPU(way, list, taskOf(env), onNode); tasks > 0 {
+	task, _ := bySlurm(Task{}, env, "") // ReadTask reports the error
+	if tasks := maxPerGPU(way, list, task, onNode); tasks > 0 {
 		binding.TasksPerGPU = tasks
 	}
 	return binding, nil
@@ -110,29 +111,18 @@ func bindWay(value string) (way, list string) {
 	return way, list
 }
 
-// taskIndex is a task's number on its node, and the number of its step's tasks there.
-type taskIndex struct{ rank, tasks int }
-
-func taskOf(env Env) taskIndex {
-	rank, err := parseDigits(env["SLURM_LOCALID"])
-	if ids := env["SLURM_GTIDS"]; ids != "" && err == nil {
-		return taskIndex{int(rank), strings.Count(ids, ",") + 1}
-	}
-	return taskIndex{}
-}
-
 // maxPerGPU returns the maximum number of tasks that share a GPU with this one. It returns 0 if that depends on the
 // node's topology, or if the way is unknown. Slurm assigns by the task's number on the node, and begins again at the
 // end of its list (recorded).
-func maxPerGPU(way, list string, task taskIndex, gpus int) int {
-	if task.tasks == 0 {
+func maxPerGPU(way, list string, task Task, gpus int) int {
+	if task.LocalSize == 0 {
 		return 0
 	}
 	switch way {
 	case "map_gpu", "mask_gpu":
 		return sameEntry(entries(list, way == "mask_gpu"), way == "mask_gpu", task)
 	case "single":
-		return maxSingle(list, task.tasks, gpus)
+		return maxSingle(list, task.LocalSize, gpus)
 	case "per_task":
 		return maxPerTask(list, task, gpus)
 	}
@@ -165,12 +155,12 @@ func entries(list string, masks bool) []uint64 {
 }
 
 // sameEntry counts the tasks whose entry names one of this task's GPUs.
-func sameEntry(list []uint64, masks bool, task taskIndex) (count int) {
+func sameEntry(list []uint64, masks bool, task Task) (count int) {
 	if len(list) == 0 {
 		return 0
 	}
-	own := list[task.rank%len(list)]
-	for rank := range task.tasks {
+	own := list[task.LocalRank%len(list)]
+	for rank := range task.LocalSize {
 		entry := list[rank%len(list)]
 		if entry == own || masks && entry&own != 0 {
 			count++
@@ -190,14 +180,14 @@ func maxSingle(count string, tasks, gpus int) int {
 }
 
 // maxPerTask is for per_task. Each task has its own GPUs, and tasks for which none is left are bound to the first.
-func maxPerTask(count string, task taskIndex, gpus int) int {
+func maxPerTask(count string, task Task, gpus int) int {
 	n, err := strconv.Atoi(count)
 	if err != nil || n < 1 || gpus < n {
 		return 0
 	}
 	served := gpus / n
-	if task.rank > 0 && task.rank < served {
+	if task.LocalRank > 0 && task.LocalRank < served {
 		return 1
 	}
-	return 1 + max(0, task.tasks-served)
+	return 1 + max(0, task.LocalSize-served)
 }

@@ -20,10 +20,9 @@ type Job struct {
 	GID  uint32
 	User string // the user's name in Slurm
 
-	Node    string // NodeName of slurm.conf, which need not be the host's name
-	Cluster string
-	SLUID   string // names the job's control groups since Slurm 26.05
-	Conf    string // path of slurm.conf; gres.conf is in the same folder
+	Node  string // NodeName of slurm.conf, which need not be the host's name
+	SLUID string // names the job's control groups since Slurm 26.05
+	Conf  string // path of slurm.conf; gres.conf is in the same folder
 
 	Partition   string
 	Account     string
@@ -33,12 +32,10 @@ type Job struct {
 	Extra       string   // the user's; Slurm 23.02 on
 	Constraints []string // the user's: the feature names in the expression, in its order, each once
 
-	RestartCount int    // number of requeues; the epilog of a requeue counts it already
-	NTasks       int    // ranks of the whole job
-	NumNodes     int    // nodes of the whole job
-	HetJobID     uint32 // the leader of a heterogeneous job
+	RestartCount int // number of requeues; the epilog of a requeue counts it already
+	NTasks       int // ranks of the whole job
+	NumNodes     int // nodes of the whole job
 	ArrayJobID   uint32
-	ArrayTaskID  uint32 // only if ArrayJobID is not 0
 
 	GPUs    []int       // positions in this node's list of GPUs (Gres), not indices of nvidia-smi; none: no GPU here
 	Visible []string    // the items of CUDA_VISIBLE_DEVICES, unchanged
@@ -78,7 +75,6 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_GID", required, number(&j.GID, 0, "a group's number")},
 		{"SLURM_JOB_USER", checked, text(&j.User, maxName)},
 		{"SLURMD_NODENAME", required, text(&j.Node, maxName)},
-		{"SLURM_CLUSTER_NAME", checked, text(&j.Cluster, maxName)},
 		{"SLURM_JOB_SLUID", optional, text(&j.SLUID, maxName)},
 		{"SLURM_CONF", checked, text(&j.Conf, maxPath)},
 		{"SLURM_JOB_PARTITION", checked, text(&j.Partition, maxName)},
@@ -91,9 +87,7 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_RESTART_COUNT", checked, count(&j.RestartCount)},
 		{"SLURM_JOB_NTASKS", checked, count(&j.NTasks)},
 		{"SLURM_JOB_NUM_NODES", checked, count(&j.NumNodes)},
-		{"SLURM_HET_JOB_ID", checked, number(&j.HetJobID, 0, "a job's number")},
 		{"SLURM_ARRAY_JOB_ID", checked, number(&j.ArrayJobID, 0, "a job's number")},
-		{"SLURM_ARRAY_TASK_ID", checked, number(&j.ArrayTaskID, 0, "an array task's number")},
 		{"SLURM_JOB_GPUS", checked, positions(&j.GPUs)},
 		{"CUDA_VISIBLE_DEVICES", checked, j.setVisible},
 		// slurmd sets this only for the prolog of a job with gres/mps (recorded on 24.11).

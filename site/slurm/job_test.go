@@ -22,7 +22,7 @@ func TestNewEnviron(t *testing.T) {
 
 // wantJob is the job of a recording: the common values, and the values that differ by folder.
 func wantJob(folder string, id uint32) Job {
-	job := Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Cluster: "lab", Conf: "/lab/c1/etc/slurm.conf",
+	job := Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Conf: "/lab/c1/etc/slurm.conf",
 		Partition: "main", NumNodes: 1, Constraints: []string{"mps"}}
 	switch folder {
 	case "a-gres2-n4":
@@ -108,7 +108,7 @@ func TestReadJobValues(t *testing.T) {
 		{"not said", Env{"SLURM_JOB_NTASKS": "4294967294", "SLURM_JOB_NUM_NODES": "4294967295"}, func(*Job) {}},
 		{"the rest", Env{"SLURM_JOB_QOS": "high", "SLURM_JOB_ACCOUNT": "phys", "SLURM_JOB_RESERVATION": "r1", "SLURM_JOB_RESTART_COUNT": "2",
 			"SLURM_HET_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}, func(j *Job) {
-			j.QOS, j.Account, j.Reservation, j.RestartCount, j.HetJobID, j.ArrayJobID = "high", "phys", "r1", 2, 6, 5
+			j.QOS, j.Account, j.Reservation, j.RestartCount, j.ArrayJobID = "high", "phys", "r1", 2, 5
 		}},
 	}
 	for _, tt := range tests {

@@ -8,13 +8,10 @@ import "strings"
 // Debian has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
 func ParseRelease(printed string) string {
 	program, version, _ := strings.Cut(strings.TrimSpace(printed), " ")
-	parts := strings.Split(version, ".")
-	if !strings.HasPrefix(program, "slurm") || len(parts) < 3 || !twoDigits(parts[0]) || !twoDigits(parts[1]) {
+	year, rest, _ := strings.Cut(version, ".")
+	month, _, patched := strings.Cut(rest, ".")
+	if _, err := parseDigits(year + month); err != nil || !patched || len(year) != 2 || len(month) != 2 || !strings.HasPrefix(program, "slurm") {
 		return ""
 	}
-	return parts[0] + "." + parts[1]
-}
-
-func twoDigits(text string) bool {
-	return len(text) == 2 && strings.Trim(text, "0123456789") == ""
+	return year + "." + month
 }
