@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS.
+// Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS. Its command line is in
+// cmd/internal/wrap, and what it does in mpirun-wrap. Here is only what must be in the program itself: the signals that
+// it was started with.
 package main
 
 import (

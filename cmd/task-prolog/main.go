@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command task-prolog is slurmd's TaskProlog=. It places ranks that run without mpirun-wrap.
+// Command task-prolog is slurmd's TaskProlog=. It places ranks that run without mpirun-wrap. Its command line is in
+// cmd/internal/wrap, and what it does in mpirun-wrap.
 package main
 
 import (
