@@ -29,7 +29,7 @@ func (n *NVML) List() ([]Status, error) {
 		device, err := n.ByPCI(position)
 		all[position] = Status{Index: position, Device: device, Err: err}
 		if device.UUID != "" {
-			n.look(&all[position])
+			all[position].read(n)
 		}
 	}
 	return all, nil
@@ -45,10 +45,10 @@ func (n *NVML) Instance(uuid site.UUID) Status {
 	return seen
 }
 
-// look reads the mode and the processes.
-func (n *NVML) look(seen *Status) {
-	var unread [2]error
-	seen.Mode, unread[0] = n.Mode(seen.Device.UUID)
-	seen.Processes, unread[1] = n.Processes(seen.Device.UUID)
-	seen.Err = errors.Join(seen.Err, unread[0], unread[1])
+// read reads the mode and the processes.
+func (s *Status) read(n *NVML) {
+	var mode, processes error
+	s.Mode, mode = n.Mode(s.Device.UUID)
+	s.Processes, processes = n.Processes(s.Device.UUID)
+	s.Err = errors.Join(s.Err, mode, processes)
 }

@@ -28,18 +28,14 @@ var modes = map[nvml.ComputeMode]site.Mode{
 
 // Mode returns the present compute mode of a device.
 func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
-	return within(n, "read compute mode of "+string(uuid), func() (site.Mode, error) {
-		handle, err := n.handle(uuid)
-		if err != nil {
+	return on(n, "read compute mode of", uuid, func(d device) (site.Mode, error) {
+		number, ret := d.GetComputeMode()
+		if err := d.cannotRead("compute mode", ret); err != nil {
 			return "", err
-		}
-		number, ret := handle.GetComputeMode()
-		if err := because(ret); err != nil {
-			return "", cannotRead("compute mode", string(uuid), err)
 		}
 		mode, known := modes[number]
 		if !known {
-			return "", cannotRead("compute mode", string(uuid), fmt.Errorf("NVML answers %d, which is not a mode", number))
+			return "", fmt.Errorf("cannot read compute mode of %s: NVML answers %d, which is not a mode", uuid, number)
 		}
 		return mode, nil
 	})
@@ -48,53 +44,38 @@ func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
 // SetMode sets the compute mode of a whole GPU, which needs root. It does not read the mode back. The error is
 // ErrNotSupported for a GPU in MIG mode, and ErrPermission without root.
 func (n *NVML) SetMode(uuid site.UUID, mode site.Mode) error {
-	_, err := within(n, "set compute mode of "+string(uuid), func() (struct{}, error) { return struct{}{}, n.setMode(uuid, mode) })
-	return err
+	for number, known := range modes {
+		if known != mode {
+			continue
+		}
+		_, err := on(n, "set compute mode of", uuid, func(d device) (none struct{}, err error) {
+			return none, cannot(fmt.Sprintf("set compute mode of %s to %s", uuid, mode), because(d.SetComputeMode(number)))
+		})
+		return err
+	}
+	return fmt.Errorf("cannot set compute mode of %s: %q is not a compute mode", uuid, mode)
 }
 
 // Processes returns the processes that hold a compute context on a device, including an MPS server and its clients.
 func (n *NVML) Processes(uuid site.UUID) ([]Process, error) {
-	return within(n, "read processes of "+string(uuid), func() ([]Process, error) { return n.processes(uuid) })
-}
-
-func (n *NVML) setMode(uuid site.UUID, mode site.Mode) error {
-	number, err := numberOf(mode)
-	if err != nil {
-		return fmt.Errorf("cannot set compute mode of %s: %w", uuid, err)
-	}
-	handle, err := n.handle(uuid)
-	if err != nil {
-		return err
-	}
-	if err := because(handle.SetComputeMode(number)); err != nil {
-		return fmt.Errorf("cannot set compute mode of %s to %s: %w", uuid, mode, err)
-	}
-	return nil
-}
-
-func numberOf(mode site.Mode) (nvml.ComputeMode, error) {
-	for number, known := range modes {
-		if known == mode {
-			return number, nil
+	return on(n, "read processes of", uuid, func(d device) ([]Process, error) {
+		p := &properties{device: d}
+		clients := get(p, "MPS clients", d.GetMPSComputeRunningProcesses)
+		others := get(p, "processes", d.GetComputeRunningProcesses)
+		if p.err != nil {
+			return nil, p.err
 		}
-	}
-	return 0, fmt.Errorf("%q is not a compute mode", mode)
+		return joined(clients, others), nil
+	})
 }
 
-func (n *NVML) processes(uuid site.UUID) ([]Process, error) {
-	handle, err := n.handle(uuid)
-	if err != nil {
-		return nil, err
-	}
-	clients, ret := handle.GetMPSComputeRunningProcesses()
-	if err := because(ret); err != nil {
-		return nil, cannotRead("MPS clients", string(uuid), err)
-	}
-	others, ret := handle.GetComputeRunningProcesses()
-	if err := because(ret); err != nil {
-		return nil, cannotRead("processes", string(uuid), err)
-	}
-	return joined(clients, others), nil
+// PersistenceMode reports whether the driver keeps an unused GPU initialised. Otherwise the driver loses the compute
+// mode with the GPU's last user, and the next user waits for the initialisation.
+func (n *NVML) PersistenceMode(uuid site.UUID) (bool, error) {
+	return on(n, "read persistence mode of", uuid, func(d device) (bool, error) {
+		state, ret := d.GetPersistenceMode()
+		return state == nvml.FEATURE_ENABLED, d.cannotRead("persistence mode", ret)
+	})
 }
 
 // joined lists each pid once. A pid in both lists is a client.

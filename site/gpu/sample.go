@@ -3,11 +3,13 @@
 package gpu
 
 import (
+	"errors"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // These are the sources of an Activity's percentages.
@@ -16,20 +18,14 @@ const (
 	FromProcesses = "process utilization" // what the driver samples of each process
 )
 
-// Unknown is a percentage that could not be read.
-const Unknown = -1
-
 // Activity is the use of a GPU. The percentages are for the time since the previous call. All other fields are for
 // now.
 type Activity struct {
-	Source   string  // "" if the device has no percentages, as with MIG
-	SMUtil   float64 // percent of the time in which a kernel was on the GPU
-	SMActive float64 // percent of the SMs that had work; only GPM has this value
-	DRAM     float64 // percent of the memory's bandwidth; only GPM has this value
-	UsedMiB  int
+	usage.Sample        // without its time and its clients
+	Source       string // "" if the device has no percentages, as with MIG
 	// EnergyJ is the energy of the GPU in joules since NewSampler, 0 if the device does not count it, as with MIG.
 	EnergyJ int
-	Clients map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
+	Memory  map[int]int // MiB by the pid of an MPS client; a dead client is listed while its files are held
 }
 
 // Sampler reads the activity of one GPU repeatedly. It changes no setting of the GPU.
@@ -44,25 +40,24 @@ type Sampler struct {
 // NewSampler makes a sampler. The first Read reports the activity since now.
 func (n *NVML) NewSampler(uuid site.UUID) (*Sampler, error) {
 	s := &Sampler{nvml: n, uuid: uuid, since: uint64(time.Now().UnixMicro())}
-	return within(n, "begin to sample "+string(uuid), func() (*Sampler, error) {
-		handle, err := n.handle(uuid)
-		if err != nil || uuid.MIG() {
-			return s, err
+	return on(n, "begin to sample", uuid, func(d device) (*Sampler, error) {
+		if d.instance {
+			return s, nil
 		}
-		s.began = energyOf(handle)
+		s.began = energyOf(d)
 		if !hasGPM() {
 			return s, nil
 		}
-		if support, ret := handle.GpmQueryDeviceSupport(); ret != nvml.SUCCESS || support.IsSupportedDevice == 0 {
+		if support, ret := d.GpmQueryDeviceSupport(); ret != nvml.SUCCESS || support.IsSupportedDevice == 0 {
 			return s, nil
 		}
-		return s, s.beginGPM(handle)
+		return s, s.beginGPM(d)
 	})
 }
 
 // energyOf returns the GPU's count of energy since the driver was loaded, in mJ, 0 if it has none.
-func energyOf(handle nvml.Device) uint64 {
-	millijoules, ret := handle.GetTotalEnergyConsumption()
+func energyOf(d device) uint64 {
+	millijoules, ret := d.GetTotalEnergyConsumption()
 	if ret != nvml.SUCCESS {
 		return 0
 	}
@@ -70,49 +65,37 @@ func energyOf(handle nvml.Device) uint64 {
 }
 
 // beginGPM reads the counters for the first time. If the GPU refuses, the driver's samples are used instead of GPM.
-func (s *Sampler) beginGPM(handle nvml.Device) error {
-	var both [2]nvml.GpmSample
-	for i := range both {
-		sample, ret := s.nvml.library.GpmSampleAlloc()
-		if err := because(ret); err != nil {
-			return cannotRead("GPM", string(s.uuid), err)
-		}
-		both[i] = sample
-	}
-	if handle.GpmSampleGet(both[0]) == nvml.SUCCESS {
+func (s *Sampler) beginGPM(d device) error {
+	p := &properties{device: d}
+	both := [2]nvml.GpmSample{get(p, "GPM", s.nvml.library.GpmSampleAlloc), get(p, "GPM", s.nvml.library.GpmSampleAlloc)}
+	if p.err == nil && d.GpmSampleGet(both[0]) == nvml.SUCCESS {
 		s.gpm = both
 	}
-	return nil
+	return p.err
 }
 
 // Read reads the activity since the last Read. GPM needs 100 ms between two Reads (nvml.h).
 func (s *Sampler) Read() (Activity, error) {
-	return within(s.nvml, "sample "+string(s.uuid), func() (Activity, error) {
-		a := Activity{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
-		handle, err := s.nvml.handle(s.uuid)
+	return on(s.nvml, "sample", s.uuid, func(d device) (Activity, error) {
+		a := Activity{Sample: usage.NoSample(time.Time{})}
+		memory, clients, err := d.memory()
 		if err != nil {
 			return a, err
 		}
-		memory, clients, err := memoryOf(handle, s.uuid)
-		if err != nil {
-			return a, err
+		a.UsedMiB, a.Memory = int(memory.Used>>20), clients
+		if now := energyOf(d); s.began > 0 && now > s.began { // a driver that was loaded again counts from 0
+			a.EnergyJ = int((now - s.began) / 1000)
 		}
-		a.UsedMiB, a.Clients = int(memory.Used>>20), clients
-		if s.began > 0 {
-			if now := energyOf(handle); now > s.began { // a driver that was loaded again counts from 0
-				a.EnergyJ = int((now - s.began) / 1000)
-			}
-		}
-		if s.gpm[0] == nil || !s.readGPM(handle, &a) {
-			s.readProcesses(handle, &a)
+		if s.gpm[0] == nil || !s.readGPM(d, &a) {
+			s.readProcesses(d, &a)
 		}
 		return a, nil
 	})
 }
 
 // readGPM reads the counters and compares them with the counters of the previous call.
-func (s *Sampler) readGPM(handle nvml.Device, a *Activity) bool {
-	if handle.GpmSampleGet(s.gpm[1]) != nvml.SUCCESS {
+func (s *Sampler) readGPM(d device, a *Activity) bool {
+	if d.GpmSampleGet(s.gpm[1]) != nvml.SUCCESS {
 		return false
 	}
 	metrics := &nvml.GpmMetricsGetType{NumMetrics: 3, Sample1: s.gpm[0], Sample2: s.gpm[1]}
@@ -133,22 +116,27 @@ func (s *Sampler) readGPM(handle nvml.Device, a *Activity) bool {
 	return true
 }
 
-// readProcesses adds up what the driver has sampled of each process since the previous call. If there is no new
-// sample, no process had work.
-func (s *Sampler) readProcesses(handle nvml.Device, a *Activity) {
-	samples, err := busySince(handle, s.since)
-	if err != nil {
+// readProcesses adds up the utilisation of each process that the driver has sampled since the previous call. If there
+// is no new sample, no process had work. A driver that takes no samples, as with MIG, leaves the percentages unknown.
+func (s *Sampler) readProcesses(d device, a *Activity) {
+	samples, ret := d.GetProcessUtilization(s.since)
+	if err := because(ret); err != nil && !errors.Is(err, ErrNotFound) {
 		return
 	}
 	type sum struct{ percent, count float64 }
-	sums := map[int]sum{}
+	sums := map[uint32]sum{}
+	last := s.since
 	for _, one := range samples {
-		of := sums[one.PID]
-		sums[one.PID] = sum{of.percent + float64(one.Percent), of.count + 1}
-		s.since = max(s.since, one.Micros)
+		if one.TimeStamp <= s.since {
+			continue
+		}
+		before := sums[one.Pid]
+		sums[one.Pid] = sum{before.percent + float64(one.SmUtil), before.count + 1}
+		last = max(last, one.TimeStamp)
 	}
+	s.since = last
 	a.SMUtil, a.Source = 0, FromProcesses
-	for _, of := range sums {
-		a.SMUtil = min(a.SMUtil+of.percent/of.count, 100)
+	for _, process := range sums {
+		a.SMUtil = min(a.SMUtil+process.percent/process.count, 100)
 	}
 }

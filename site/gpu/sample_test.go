@@ -15,6 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // sampled returns a GPU with a server, which is this process, and a client of 824 MiB.
@@ -70,11 +71,11 @@ func TestSampleByGPM(t *testing.T) {
 	setGPU(t, gpu, "gpm/2", "31.5")
 	setGPU(t, gpu, "gpm/10", "-1") // this metric fails, the others do not
 	a := read(t, s)
-	if a.Source != FromGPM || a.SMUtil != 96 || a.SMActive != 31.5 || a.DRAM != Unknown {
+	if a.Source != FromGPM || a.SMUtil != 96 || a.SMActive != 31.5 || a.DRAM != usage.Unknown {
 		t.Errorf("%+v", a)
 	}
-	if a.UsedMiB != 854 || !maps.Equal(a.Clients, map[int]int{os.Getppid(): 824}) {
-		t.Errorf("memory %d, clients %v", a.UsedMiB, a.Clients)
+	if a.UsedMiB != 854 || !maps.Equal(a.Memory, map[int]int{os.Getppid(): 824}) {
+		t.Errorf("memory %d, clients %v", a.UsedMiB, a.Memory)
 	}
 	setGPU(t, gpu, "gpm/10", "22")
 	if a := read(t, s); a.DRAM != 22 {
@@ -97,7 +98,7 @@ func TestGPMIsOfTheTimeBetween(t *testing.T) {
 func TestSampleWithoutGPM(t *testing.T) {
 	gpu, s := sampled(t, node.A100SXM80)
 	serverSample(t, gpu, 70)
-	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 70 || a.SMActive != Unknown || a.DRAM != Unknown {
+	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 70 || a.SMActive != usage.Unknown || a.DRAM != usage.Unknown {
 		t.Errorf("%+v", a)
 	}
 	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 0 {
@@ -126,7 +127,7 @@ func TestSampleOfAnInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a := read(t, s); a.Source != "" || a.SMUtil != Unknown {
+	if a := read(t, s); a.Source != "" || a.SMUtil != usage.Unknown {
 		t.Errorf("%+v, want no percentage", a)
 	}
 }

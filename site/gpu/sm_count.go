@@ -2,11 +2,7 @@
 
 package gpu
 
-import (
-	"fmt"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-)
+import "fmt"
 
 // smsPerTPC is 2 for every GPU since Volta (NVIDIA's architecture white papers). MPS divides a GPU in whole TPCs: on
 // an H200 the shares are the even numbers (measured). Older GPUs have no shares.
@@ -27,29 +23,23 @@ var coresPerSM = map[capability]int{
 	{10, 0}: 128, {10, 1}: 128, {10, 3}: 128, {11, 0}: 128, {12, 0}: 128, {12, 1}: 128, // Blackwell
 }
 
-func readCapability(named string, handle nvml.Device) (capability, error) {
-	major, minor, ret := handle.GetCudaComputeCapability()
-	if err := because(ret); err != nil {
-		return capability{}, cannotRead("compute capability", named, err)
-	}
-	return capability{major, minor}, nil
+func (d device) capability() (capability, error) {
+	major, minor, ret := d.GetCudaComputeCapability()
+	return capability{major, minor}, d.cannotRead("compute capability", ret)
 }
 
 // countSMs returns the number of SMs of a whole GPU that is not in MIG mode.
-func countSMs(named string, handle nvml.Device) (int, error) {
-	version, err := readCapability(named, handle)
+func (d device) countSMs() (int, error) {
+	version, err := d.capability()
 	if err != nil {
 		return 0, err
 	}
-	cores, ret := handle.GetNumGpuCores()
-	if err := because(ret); err != nil {
-		return 0, cannotRead("CUDA cores", named, err)
+	cores, ret := d.GetNumGpuCores()
+	if err := d.cannotRead("CUDA cores", ret); err != nil {
+		return 0, err
 	}
 	sms, err := divideCores(cores, version)
-	if err != nil {
-		return 0, fmt.Errorf("cannot count SMs of %s: %w", named, err)
-	}
-	return sms, nil
+	return sms, cannot("count SMs of "+d.name, err)
 }
 
 // divideCores divides cores by the cores of an SM. An unknown capability or a remainder is an error, because a wrong
@@ -57,7 +47,8 @@ func countSMs(named string, handle nvml.Device) (int, error) {
 func divideCores(cores int, version capability) (int, error) {
 	each, known := coresPerSM[version]
 	if !known {
-		return 0, fmt.Errorf("compute capability %d.%d is not known to this program, add its cores per SM to site/gpu", version.major, version.minor)
+		return 0, fmt.Errorf("compute capability %d.%d is not known to this program, add its cores per SM to site/gpu",
+			version.major, version.minor)
 	}
 	if cores <= 0 || cores%each != 0 {
 		return 0, fmt.Errorf("%d CUDA cores are not a whole number of SMs of %d", cores, each)

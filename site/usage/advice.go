@@ -30,7 +30,7 @@ func (r Report) Advice() string {
 // without any kernel shows room, but no figure shows that a GPU is full. Only a trial shows whether more ranks are
 // faster.
 func (r Report) advise() (short, why string) {
-	unused, room, most := 0, 0, Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+	unused, room, most := 0, 0, NoSample(r.Begin)
 	var fullest GPU
 	for _, g := range r.GPUs {
 		s, busy := g.busy(r.Begin)
@@ -75,7 +75,7 @@ func (g GPU) lasts(began time.Time) time.Duration { return g.Mean(began).At.Sub(
 
 // busy returns the mean of the samples with clients, and the time that they cover.
 func (g GPU) busy(began time.Time) (Sample, time.Duration) {
-	all, lasted := Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}, time.Duration(0)
+	all, lasted := NoSample(began), time.Duration(0)
 	for i, s := range g.Samples {
 		if s.Clients == 0 {
 			continue

@@ -10,6 +10,11 @@ import (
 // Unknown is a percentage that is not known.
 const Unknown = -1
 
+// NoSample returns a sample without a known percentage.
+func NoSample(at time.Time) Sample {
+	return Sample{At: at, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+}
+
 // Add adds a sample to a GPU of a job that began at a time. If there are MaxSamples already, Add merges each two
 // neighbours into one sample. Each later sample then covers twice the time.
 func (g *GPU) Add(began time.Time, s Sample) {
@@ -48,7 +53,7 @@ func (g *GPU) covers(began time.Time, n int) time.Duration {
 
 // Mean returns one sample for the whole time of a GPU, for a job that began at a time.
 func (g GPU) Mean(began time.Time) Sample {
-	all := Sample{At: began, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+	all := NoSample(began)
 	for i, s := range g.Samples {
 		all = merged(all, all.At.Sub(began), s, g.covers(began, i))
 	}
@@ -57,7 +62,7 @@ func (g GPU) Mean(began time.Time) Sample {
 
 // Mean returns the mean of the percentages of all GPUs. Memory and clients are the maximum of one GPU.
 func (r Report) Mean() Sample {
-	all := Sample{At: r.Begin, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+	all := NoSample(r.Begin)
 	for i, g := range r.GPUs {
 		all = merged(all, time.Duration(i), g.Mean(r.Begin), 1)
 	}

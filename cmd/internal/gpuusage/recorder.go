@@ -159,9 +159,8 @@ func (r *recorder) sample(now time.Time) {
 		}
 		g := &r.report.GPUs[n]
 		g.Source, g.EnergyJ = a.Source, max(g.EnergyJ, a.EnergyJ)
-		g.Add(r.report.Begin, usage.Sample{
-			At: now, SMUtil: a.SMUtil, SMActive: a.SMActive, DRAM: a.DRAM, UsedMiB: a.UsedMiB, Clients: r.clients.onGPU(n, a.Clients),
-		})
+		a.At, a.Clients = now, r.clients.onGPU(n, a.Memory)
+		g.Add(r.report.Begin, a.Sample)
 	}
 	r.readLogs()
 	r.last = now
