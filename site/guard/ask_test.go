@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -38,7 +39,9 @@ func (a *asker) becomes(t *testing.T, silent int) {
 }
 
 // A process that does not answer is not asked again until its question has returned. Others are asked.
-func TestAskingASilentProcess(t *testing.T) {
+func TestAskingASilentProcess(t *testing.T) { synctest.Test(t, testAskingASilentProcess) }
+
+func testAskingASilentProcess(t *testing.T) {
 	a, until := newAsker(), make(chan struct{})
 	defer a.close()
 	var nudges atomic.Int32
@@ -123,29 +126,28 @@ func TestAskingForALongAnswer(t *testing.T) {
 	slow := func(parts int) func(step func()) (int, error) {
 		return func(step func()) (int, error) {
 			for range parts {
-				time.Sleep(answerTime / 4)
+				time.Sleep(answerTime - 1)
 				step()
 			}
 			return parts, nil
 		}
 	}
-	a := newAsker()
-	defer a.close()
-	awaited := false
-	for pid := 10; pid < 15 && !awaited; pid++ { // on a machine that is overloaded, a part may be late
-		a.spare = soon
-		got, err := ask(a, pid, slow(12))
-		awaited = err == nil && got == 12
-	}
-	if !awaited {
-		t.Error("an answer that makes progress is not awaited")
-	}
-	a.begin()
-	endless := 20 * int(roundTime/answerTime)
-	if _, err := ask(a, 2, slow(endless)); !errors.Is(err, errSilent) {
-		t.Errorf("an answer without end is awaited: %v", err)
-	}
-	a.becomes(t, 0)
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsker()
+		defer a.close()
+		if got, err := ask(a, 10, slow(5)); err != nil || got != 5 {
+			t.Errorf("an answer that makes progress: %d, %v", got, err)
+		}
+		a.begin()
+		began := time.Now()
+		if _, err := ask(a, 2, slow(20*int(roundTime/answerTime))); !errors.Is(err, errSilent) {
+			t.Errorf("an answer without end is awaited: %v", err)
+		}
+		if took := time.Since(began); took < roundTime || took > roundTime+answerTime {
+			t.Errorf("it was awaited for %v", took)
+		}
+		a.becomes(t, 0)
+	})
 }
 
 // A process that cannot be watched is counted once, and each cause has one line. Those that have ended do not count.
