@@ -34,6 +34,7 @@ type Options struct {
 	DryRun    bool          // print the placement and run nothing
 	JSON      bool          // for Report and DryRun
 	Off       bool          // run the program without MPS
+	OwnDaemon bool          // start a daemon for these ranks, if the site has started none
 }
 
 // Program as Options.Tuned means the name of the rank's program.
@@ -95,6 +96,8 @@ var settings = []Setting{
 		(*Options).setSlots, nil},
 	{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends",
 		(*Options).setSlotsWait, nil},
+	{"own", "", "start an MPS daemon for these ranks, if the site has none for the job: needs no admin",
+		toggle(func(o *Options) *bool { return &o.OwnDaemon }), nil},
 	{"report", "", "print this rank's GPU and share in a line on stderr", toggle(func(o *Options) *bool { return &o.Report }), nil},
 	{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", (*Options).setVerbose, nil},
 	{"dry-run", "", "print this rank's GPU, share and environment and run nothing", toggle(func(o *Options) *bool { return &o.DryRun }), nil},

@@ -56,6 +56,9 @@ func (e *RefusedError) Error() string {
 	return "this job has no MPS: " + e.Reason
 }
 
+// noTicketError means that no prolog has opened the job for MPS on this node.
+type noTicketError struct{ error }
+
 // FindTicket returns the ticket of the first of the task's jobs that has one.
 func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 	for _, job := range task.JobIDs {
@@ -69,15 +72,17 @@ func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 		return ticket, err
 	}
 	if len(task.JobIDs) == 0 {
-		return lease.Ticket{}, errors.New("cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh")
+		return lease.Ticket{}, noTicketError{errors.New("cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): " +
+			"submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own")}
 	}
 	folder := filepath.Dir(store.TicketPath(task.JobIDs[0]))
 	if _, err := os.Lstat(folder); errors.Is(err, fs.ErrNotExist) {
-		return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d: there is no folder %s here: "+
-			"in a container, mount %s; elsewhere, submit the job with --constraint=mps", task.JobIDs[0], folder, filepath.Dir(folder))
+		return lease.Ticket{}, noTicketError{fmt.Errorf("cannot find ticket of job %d: there is no folder %s here: "+
+			"in a container, mount %s; if the site has not installed slurm-mps, give --own; elsewhere, submit the job with --constraint=mps",
+			task.JobIDs[0], folder, filepath.Dir(folder))}
 	}
-	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: "+
-		"submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
+	return lease.Ticket{}, noTicketError{fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: "+
+		"submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])}
 }
 
 // Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits

@@ -24,6 +24,8 @@ type Run struct {
 	Env     slurm.Env
 	Out     io.Writer
 	Err     io.Writer
+	// Own starts an MPS daemon for a rank and the other ranks of its step, or finds theirs.
+	Own func(context.Context, slurm.Task, slurm.Binding) (lease.Ticket, *lease.Store, error)
 
 	environ   []string   // the environment of the program, without MPS's variables
 	told      string     // the value of toldVariable
@@ -32,6 +34,7 @@ type Run struct {
 	taskRead  bool
 	launch    string // "" until it is asked for
 	rank      Rank
+	store     *lease.Store
 	ticket    lease.Ticket
 	placement Placement
 }
@@ -83,7 +86,7 @@ func (r *Run) Prepare() (environ []string, err error) {
 
 // place finds the job's ticket, takes a slot if the rank wants one, and places the rank.
 func (r *Run) place() (err error) {
-	if r.ticket, err = r.findTicket(); err != nil {
+	if err = r.readTicket(); err != nil {
 		return err
 	}
 	if r.rank.Options.Slots > 0 && r.ticket.RefusalReason == "" {
@@ -99,23 +102,33 @@ func (r *Run) place() (err error) {
 	return err
 }
 
+// readTicket reads the ticket of the job's prolog. If there is none, the user's own daemon has one, if the user wants
+// that.
+func (r *Run) readTicket() (err error) {
+	if r.ticket, err = r.findTicket(); err == nil || r.Own == nil || !r.Options.OwnDaemon {
+		return err
+	}
+	var none noTicketError
+	if !errors.As(err, &none) {
+		return err
+	}
+	r.ticket, r.store, err = r.Own(context.Background(), r.task, r.rank.Binding)
+	return err
+}
+
 func (r *Run) findTicket() (lease.Ticket, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return lease.Ticket{}, err
 	}
-	return FindTicket(lease.OpenReadOnly(r.Paths.Run(), boot), r.task)
+	r.store = lease.OpenReadOnly(r.Paths.Run(), boot)
+	return FindTicket(r.store, r.task)
 }
 
 // waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's
 // hold. It returns the time that it has waited.
 func (r *Run) waitRoom(waits func(why string)) time.Duration {
-	boot, err := site.BootID()
-	if err != nil {
-		return 0
-	}
-	store := lease.OpenReadOnly(r.Paths.Run(), boot)
-	read := func() (lease.Room, error) { return store.ReadRoom(r.ticket.Job.ID) }
+	read := func() (lease.Room, error) { return r.store.ReadRoom(r.ticket.Job.ID) }
 	return r.placement.WaitRoom(context.Background(), read, waits)
 }
 

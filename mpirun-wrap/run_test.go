@@ -113,7 +113,7 @@ func TestRanksWaitForRoom(t *testing.T) {
 		for rank := range printed {
 			go func() {
 				run := NewRun(os.Getpid(), []string{"SLURM_JOB_ID=7"}, nil, &printed[rank])
-				run.Paths, run.ticket = paths, ticket
+				run.Paths, run.ticket, run.store = paths, ticket, store
 				run.task, run.taskRead = slurm.Task{LocalRank: rank, LocalSize: 8, Source: slurm.SourceStepd}, true
 				run.rank.Task = run.task
 				run.placement = Placement{Ticket: ticket, GPUShare: GPUShare{Device: ticket.Devices[0].Device}}

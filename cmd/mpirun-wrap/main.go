@@ -9,7 +9,14 @@ import (
 	"os"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/own"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/wrap"
 )
 
-func main() { os.Exit(wrap.Wrap(cli.ThisProcess())) }
+func main() {
+	p := cli.ThisProcess()
+	if code, done := own.Main(p.Args, p.Env); done {
+		os.Exit(code)
+	}
+	os.Exit(wrap.Wrap(p, &own.Rank{}))
+}

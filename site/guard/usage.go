@@ -20,6 +20,8 @@ type Usage struct {
 	FreeMiB  int         `json:"free_mib"`
 	Clients  map[int]int `json:"clients,omitempty"` // MiB by pid; a dead client is listed while its files are held
 	Samples  []Sample    `json:"samples"`           // since the previous line
+	// ContextsUnknown says that Clients is not known. A dead client may then still have a context.
+	ContextsUnknown bool `json:"contexts_unknown,omitempty"`
 }
 
 // Sample is the SM utilisation of the 200 ms before a time (measured on an H200).
@@ -152,7 +154,10 @@ func (g *Guard) lastChange() (last time.Time) {
 // lists reports whether the driver lists a context of a client on any GPU. A dead client is listed until its memory is
 // free.
 func (u *usages) lists(c *client) bool {
-	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool { _, matches := gpu.Clients[c.proc.PID]; return matches || !gpu.Known })
+	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool {
+		_, listed := gpu.Clients[c.proc.PID]
+		return listed || !gpu.Known || gpu.ContextsUnknown
+	})
 }
 
 // ask asks gpu-usage for a line: at once after a death or a close, and after a time. A line that does not come is asked

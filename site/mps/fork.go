@@ -35,6 +35,8 @@ type image struct {
 	mask      sigset    // the parent's mask, saved during the fork
 	none      sigset    // the program's mask: no signal is blocked
 	standard  sigaction // SIG_DFL
+	ignored   sigaction // SIG_IGN
+	ignore    uint64    // the signals that the program ignores: bit N-1 for signal N
 	cause     uint64    // the errno that is written to the pipe, with notJoined
 }
 
@@ -54,10 +56,12 @@ type sigaction struct {
 }
 
 const (
-	lastSignal  = 64
-	sigsetBytes = 8
-	childFailed = 125
-	maxFiles    = 4096 // closed one by one if the kernel has no close_range (before 5.9)
+	lastSignal = 64
+	// ignoreSignal is SIG_IGN.
+	ignoreSignal = 1
+	sigsetBytes  = 8
+	childFailed  = 125
+	maxFiles     = 4096 // closed one by one if the kernel has no close_range (before 5.9)
 
 	notJoined = 1 << 32 // marks an error of joining the control group
 )
@@ -75,12 +79,15 @@ const (
 //
 // The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it,
 // and there is none here.
-func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File) (
+func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File, ignore ...syscall.Signal) (
 	pid int, report *os.File, err error,
 ) {
 	im, err := newImage(job, path, argv, env)
 	if err != nil {
 		return 0, nil, err
+	}
+	for _, signal := range ignore {
+		im.ignore |= 1 << (signal - 1)
 	}
 	if group != "" && !im.asIs {
 		leave, err := im.join(group)
@@ -135,7 +142,8 @@ func newImage(job lease.Job, path string, argv, env []string) (*image, error) {
 	return &image{
 		path: p, dir: dir, argv: a, env: e, uid: job.UID, gid: job.GID, groups: groups, nGroups: len(job.Groups),
 		asIs: os.Geteuid() != 0, parent: uintptr(os.Getpid()), group: -1, itself: '0',
-		clone: cloneArgs{flags: unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD)},
+		clone:   cloneArgs{flags: unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD)},
+		ignored: sigaction{handler: ignoreSignal},
 	}, errors.Join(err1, err2, err3, err4)
 }
 
@@ -193,7 +201,11 @@ func (im *image) fork() (uintptr, syscall.Errno) {
 //go:noinline
 func (im *image) exec() {
 	for signal := uintptr(1); signal <= lastSignal; signal++ {
-		syscall.RawSyscall6(unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&im.standard)), 0, sigsetBytes, 0, 0)
+		action := &im.standard
+		if im.ignore&(1<<(signal-1)) != 0 {
+			action = &im.ignored
+		}
+		syscall.RawSyscall6(unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(action)), 0, sigsetBytes, 0, 0)
 	}
 	errno := im.prepare()
 	if errno == 0 {

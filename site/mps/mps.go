@@ -8,13 +8,9 @@
 package mps
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"os/user"
 	"path/filepath"
-	"strconv"
-	"time"
+	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -24,6 +20,8 @@ import (
 type ControlProgram struct {
 	Path        string // path of nvidia-cuda-mps-control
 	LibraryPath string // LD_LIBRARY_PATH for it; "" for none
+	// IgnoreSignals are the signals that the daemon and its servers ignore at their start.
+	IgnoreSignals []syscall.Signal
 }
 
 // sunPath is the size of sockaddr_un's path with its final NUL. With a longer path the control program exits with 1
@@ -63,45 +61,4 @@ func joined(devices []site.UUID) string {
 		list += string(uuid)
 	}
 	return list
-}
-
-// lookupDeadline bounds a question to the directory service, which may be on the network.
-const lookupDeadline = 10 * time.Second
-
-// UserGroups returns the groups of a job's user, the job's group first. For a user unknown to the node it returns
-// only that one.
-func (c ControlProgram) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lookupDeadline, fmt.Errorf("no answer within %v", lookupDeadline))
-	defer cancel()
-	groups, err := site.Within(ctx, func() ([]uint32, error) { return lookUpGroups(job) })
-	if err != nil {
-		return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
-	}
-	return groups, nil
-}
-
-func lookUpGroups(job lease.Job) ([]uint32, error) {
-	groups := []uint32{job.GID}
-	u, err := user.LookupId(strconv.FormatUint(uint64(job.UID), 10))
-	var unknown user.UnknownUserIdError
-	if errors.As(err, &unknown) {
-		return groups, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	names, err := u.GroupIds()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		id, err := strconv.ParseUint(name, 10, 32)
-		if err != nil {
-			return nil, err
-		}
-		if uint32(id) != job.GID {
-			groups = append(groups, uint32(id))
-		}
-	}
-	return groups, nil
 }

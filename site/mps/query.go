@@ -138,6 +138,24 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 
 const whole = policy.Percent(100_000_000)
 
+// serverStart limits the start of a server, which takes 140 ms on an idle node (measured).
+const serverStart = 20 * time.Second
+
+// WaitServer waits until the daemon has a server that serves.
+func (c ControlProgram) WaitServer(ctx context.Context, job lease.Job, d lease.Daemon) error {
+	ctx, cancel := context.WithTimeout(ctx, serverStart)
+	defer cancel()
+	for {
+		state, err := c.State(ctx, job, d)
+		if err == nil && slices.ContainsFunc(state.Servers, func(s Server) bool { return s.Status == "ACTIVE" }) {
+			return nil
+		}
+		if !site.Sleep(ctx, 5*time.Millisecond) {
+			return userErrorf("the daemon of %s has no server after %v: is the GPU used by another process in EXCLUSIVE_PROCESS mode?%s", d.PipeDir, serverStart, logTail(d.LogDir, job.UID))
+		}
+	}
+}
+
 // readBack compares the daemon's answer with the ceiling. The daemon prints one decimal (measured: 33.333334 is
 // 33.3). It prints a line for each set and get, and none for start_server unless that fails.
 func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {

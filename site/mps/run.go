@@ -66,7 +66,7 @@ func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*co
 		return nil, err
 	}
 	defer out.Close()
-	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{in, out, out})
+	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{in, out, out}, c.IgnoreSignals...)
 	if err != nil {
 		question.Close()
 		output.Close()

@@ -67,7 +67,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 		warn(log, policyfile.KeepConfig(paths), "the site's file is not kept for the day when it cannot be read")
 	}
 	p := prolog.Prolog{
-		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
 		Control:    lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
 		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
 	}

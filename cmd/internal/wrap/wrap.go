@@ -7,6 +7,7 @@
 package wrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its
@@ -69,13 +72,23 @@ func usage(out io.Writer) {
 // file's owner.
 var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
 
+// OwnDaemon starts an MPS daemon for a rank without a prolog (package own).
+type OwnDaemon interface {
+	// Join returns the ticket of the daemon that serves the rank's step. root is put before the node's paths.
+	Join(ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error)
+	Stay() error // is called before the rank becomes its program
+}
+
 // Wrap is the program mpirun-wrap. It returns if the program cannot be run, or if there is none to run.
-func Wrap(p cli.Process) int {
+func Wrap(p cli.Process, daemon OwnDaemon) int {
 	if os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
 		p.PrintError("mpirun-wrap", errSetID)
 		return cli.ExitWrapperFailed
 	}
 	run := mpirunwrap.NewRun(p.PID, p.Env, p.Out, p.Err)
+	run.Own = func(ctx context.Context, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error) {
+		return daemon.Join(ctx, run.Paths.Root, p.Env, task, binding)
+	}
 	version, err := parse(p.Args, run)
 	switch {
 	case errors.Is(err, errHelp):
@@ -85,7 +98,7 @@ func Wrap(p cli.Process) int {
 		fmt.Fprintln(p.Out, cli.Version())
 		return cli.ExitOK
 	case err == nil:
-		err = become(run)
+		err = become(run, daemon)
 	}
 	if err == nil {
 		return cli.ExitOK
@@ -110,12 +123,15 @@ func parse(args []string, run *mpirunwrap.Run) (version bool, err error) {
 }
 
 // become prepares the rank and becomes its program. After a dry run it returns.
-func become(run *mpirunwrap.Run) error {
+func become(run *mpirunwrap.Run, daemon OwnDaemon) error {
 	if len(run.Program) == 0 && !run.Options.DryRun {
 		return errors.New("cannot run a program: none is given: see mpirun-wrap --help")
 	}
 	environ, err := run.Prepare()
 	if err != nil || run.Options.DryRun {
+		return err
+	}
+	if err := daemon.Stay(); err != nil {
 		return err
 	}
 	return mpirunwrap.Exec(run.Program, environ)

@@ -26,7 +26,7 @@ func TestOneRankPrintsTheError(t *testing.T) {
 			if rank == 7 {
 				args = []string{"--shar=even", "true"}
 			}
-			if code := Wrap(cli.Process{Args: args, Env: env, PID: os.Getpid(), Err: &printed[rank]}); code != cli.ExitWrapperFailed {
+			if code := Wrap(cli.Process{Args: args, Env: env, PID: os.Getpid(), Err: &printed[rank]}, nil); code != cli.ExitWrapperFailed {
 				t.Errorf("rank %d: code %d", rank, code)
 			}
 		})
@@ -53,7 +53,7 @@ func TestOneRankOfPrunPrintsTheError(t *testing.T) {
 		all.Go(func() {
 			env := []string{"SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "PMIX_NAMESPACE=prterun-n1-7@1", fmt.Sprint("PMIX_RANK=", rank)}
 			p := cli.Process{Args: []string{"--root", t.TempDir(), "true"}, Env: env, PID: os.Getpid(), Err: &printed[rank]}
-			if code := Wrap(p); code != cli.ExitWrapperFailed {
+			if code := wrapped(p); code != cli.ExitWrapperFailed {
 				t.Errorf("rank %d: code %d", rank, code)
 			}
 		})
@@ -70,7 +70,7 @@ func TestOneRankOfPrunPrintsTheError(t *testing.T) {
 
 // The help texts fit a terminal of 80 columns, and name every flag.
 func TestHelp(t *testing.T) {
-	for name, program := range map[string]func(cli.Process) int{"mpirun-wrap": Wrap, "task-prolog": TaskProlog} {
+	for name, program := range map[string]func(cli.Process) int{"mpirun-wrap": wrapped, "task-prolog": TaskProlog} {
 		var out bytes.Buffer
 		if code := program(cli.Process{Args: []string{"--help"}, Out: &out}); code != 0 {
 			t.Errorf("%s: code %d", name, code)
@@ -101,3 +101,6 @@ func TestATaskPrologNeverFails(t *testing.T) {
 		}
 	}
 }
+
+// wrapped is Wrap for a rank that starts no daemon.
+func wrapped(p cli.Process) int { return Wrap(p, nil) }

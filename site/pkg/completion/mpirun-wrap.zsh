@@ -11,6 +11,7 @@ _arguments -S -A '-*' \
     '--local-size=[number of ranks on the node]:number:' \
     '--slots=-[take a free slot]::number:' \
     '--slots-wait=[wait so long for a free slot]:time:' \
+    '--own[start an MPS daemon for these ranks]' \
     '--report[print GPU and share]' \
     '(-v --verbose)'{-v,--verbose}'[--report, with the reasons]' \
     '--dry-run[print and run nothing]' \

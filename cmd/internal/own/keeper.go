@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/driver"
+	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"golang.org/x/sys/unix"
+)
+
+// The programs that mpirun-wrap is if its first argument is one of these. They are not options of users.
+const (
+	superviseMode = "--own-supervise" // keeps a keeper running: DIR JOB ROOT
+	keepMode      = "--own-keep"      // is the keeper: DIR JOB ROOT
+	takeMode      = "--own-take"      // duplicates files for the guard
+	pauseMode     = "--own-pause"     // pauses processes for the guard: DURATION
+	gaugeMode     = "--own-gauge"     // reads the GPUs' usage for the guard, with nvidia-smi: UUID...
+)
+
+// itself is this program's file.
+const itself = "/proc/self/exe"
+
+// Main runs one of these programs. It reports false if the arguments name none.
+func Main(args []string, environ []string) (code int, is bool) {
+	if len(args) == 0 {
+		return 0, false
+	}
+	var err error
+	switch rest := args[1:]; {
+	case args[0] == superviseMode && len(rest) == 3:
+		err = supervise(rest)
+	case args[0] == keepMode && len(rest) == 3:
+		err = keep(rest[0], rest[1], rest[2], slurm.NewEnv(environ))
+	case args[0] == takeMode && len(rest) == 0:
+		err = guard.Take(0)
+	case args[0] == pauseMode && len(rest) == 1:
+		var limit time.Duration
+		if limit, err = time.ParseDuration(rest[0]); err == nil {
+			err = guard.Pause(limit)
+		}
+	case args[0] == gaugeMode && len(rest) > 0:
+		err = gauge(rest, slurm.NewEnv(environ))
+	default:
+		return 0, false
+	}
+	if err != nil {
+		return 1, true
+	}
+	return 0, true
+}
+
+// startKeeper starts the supervisor of a step's keeper in a session of its own, so that no terminal ends it. Both
+// inherit the lock.
+func startKeeper(dir string, step Step, lock *os.File) error {
+	argv := []string{"mpirun-wrap", superviseMode, dir, strconv.FormatUint(uint64(step.Job), 10), step.Root}
+	process, err := start(argv, step.env, lock)
+	if err != nil {
+		return fmt.Errorf("cannot start the daemon's keeper: %w", err)
+	}
+	return process.Release()
+}
+
+// start starts a mode of this program in a new session, with a lock as descriptor 3.
+func start(argv, env []string, lock *os.File) (*os.Process, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	return os.StartProcess(itself, argv, &os.ProcAttr{
+		Dir: "/", Env: env, Files: []*os.File{null, null, null, lock}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+}
+
+// maxRestarts limits how often a keeper is started again.
+const maxRestarts = 5
+
+// supervise runs the keeper, and again if it was killed. What a killed keeper has started becomes a child of this
+// process.
+func supervise(args []string) error {
+	ignoreSignals()
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	lock := os.NewFile(3, keeperLock)
+	for range maxRestarts {
+		keeper, err := start(append([]string{"mpirun-wrap", keepMode}, args...), os.Environ(), lock)
+		if err != nil {
+			return err
+		}
+		end, err := keeper.Wait()
+		if err != nil {
+			return err
+		}
+		if end.Exited() {
+			return nil
+		}
+	}
+	return errors.New("the keeper was killed too often")
+}
+
+// endSignals are the signals that Slurm, a terminal or a launcher sends to all processes of a step. The ranks decide
+// how they react, and the daemon must serve them until they have ended.
+var endSignals = []syscall.Signal{
+	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE, unix.SIGALRM, unix.SIGXCPU, unix.SIGTSTP,
+}
+
+// ignoreSignals ignores endSignals. Package os/signal has no effect in this program, whose runtime catches no signal
+// (cmd/mpirun-wrap/signals.go).
+func ignoreSignals() {
+	var ignored struct {
+		handler uintptr
+		rest    [7]uintptr
+	}
+	ignored.handler = 1 // SIG_IGN
+	for _, signal := range endSignals {
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), uintptr(unsafe.Pointer(&ignored)), 0, 8, 0, 0)
+	}
+}
+
+// keeper starts, guards and ends the daemon of a step.
+type keeper struct {
+	dir     string
+	root    string
+	devices []site.Device
+	program mps.ControlProgram
+	job     lease.Job
+	daemon  lease.Daemon
+	store   *lease.Store
+	clients func() int // that the guard sees
+}
+
+// keep is the keeper of a step. If MPS cannot be used, the ticket tells the ranks why, and the keeper stays until they
+// have read it.
+func keep(dir, job, root string, env slurm.Env) error {
+	ignoreSignals()
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	unix.CloseOnExec(3)
+	alive, err := openLock(dir, aliveLock)
+	if err != nil {
+		return err
+	}
+	number, err := strconv.ParseUint(job, 10, 32)
+	if err != nil {
+		return err
+	}
+	k := keeper{dir: dir, root: root, clients: func() int { return 0 }}
+	k.job = lease.Job{ID: uint32(number), UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), User: strconv.Itoa(os.Getuid())}
+	g, err := k.serve(env)
+	if err != nil {
+		err = k.store.WriteTicket(lease.Ticket{Job: k.job, RefusalReason: err.Error()})
+	}
+	waitForRanks(alive, k)
+	removeFolder(dir) // first, because Slurm kills a step's processes soon after its tasks
+	if g != nil {
+		g.Stop()
+	}
+	return errors.Join(err, k.end())
+}
+
+// serve starts the daemon and the guard, and writes the ticket. A daemon that an earlier keeper of the step has started
+// is taken over.
+func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if k.store, err = lease.OpenPrivate(k.dir, boot, k.job.ID); err != nil {
+		return nil, err
+	}
+	earlier, _ := k.store.ReadTicket(k.job.ID)
+	_ = k.store.RemoveTicket(k.job.ID)
+	if k.devices, err = usable(k.root, env); err != nil {
+		return nil, err
+	}
+	if k.program, err = findControl(env); err != nil {
+		return nil, err
+	}
+	return k.open(earlier)
+}
+
+func (k *keeper) open(earlier lease.Ticket) (*guard.Guard, error) {
+	folder := k.store.DaemonDir(k.job.ID, 0)
+	k.daemon = lease.Daemon{Devices: uuids(k.devices), PipeDir: filepath.Join(folder, "pipe"), LogDir: filepath.Join(folder, "log")}
+	ctx, cancel := context.WithTimeout(context.Background(), joinTime/2)
+	defer cancel()
+	if len(earlier.Daemons) > 0 && earlier.Daemons[0].Proc.Running() {
+		k.daemon.Proc = earlier.Daemons[0].Proc
+	}
+	g, err := k.guard()
+	if err != nil {
+		return nil, err
+	}
+	if k.daemon.Proc.PID == 0 {
+		err = k.startDaemon(ctx)
+	}
+	go g.Run()
+	if err != nil {
+		return g, err
+	}
+	return g, k.store.WriteTicket(k.ticket())
+}
+
+// startDaemon starts the daemon and its server, and returns when the server runs.
+func (k *keeper) startDaemon(ctx context.Context) (err error) {
+	if k.daemon.Proc, err = k.program.Start(ctx, k.job, k.daemon); err != nil {
+		return err
+	}
+	if err := k.program.Configure(ctx, k.job, k.daemon, policy.PercentFrom(100)); err != nil {
+		return err
+	}
+	return k.program.WaitServer(ctx, k.job, k.daemon)
+}
+
+func findControl(env slurm.Env) (mps.ControlProgram, error) {
+	for _, folder := range append(filepath.SplitList(env["PATH"]), "/usr/bin") {
+		path := filepath.Join(folder, "nvidia-cuda-mps-control")
+		if filepath.IsAbs(path) && unix.Access(path, unix.X_OK) == nil {
+			return mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}, nil
+		}
+	}
+	return mps.ControlProgram{}, errors.New("cannot start an MPS daemon: nvidia-cuda-mps-control is not on PATH and not in /usr/bin: it comes with NVIDIA's driver")
+}
+
+func uuids(devices []site.Device) (all []site.UUID) {
+	for _, device := range devices {
+		all = append(all, device.UUID)
+	}
+	return all
+}
+
+// grant is what a rank has without options.
+func (k *keeper) grant() policy.Grant {
+	grant := policy.DefaultGrant()
+	clients := policy.ClientsOf(driver.Node{Root: k.root}.Version())
+	grant.MaxClients = min(grant.MaxClients, clients)
+	if fit, err := k.program.Fit(len(k.devices)); err == nil {
+		grant.MaxClients = min(grant.MaxClients, fit)
+	}
+	return grant
+}
+
+// ticket is what the ranks read. Slurm's positions of the GPUs are not known, so ranks that Slurm binds to some of them
+// find these by CUDA_VISIBLE_DEVICES.
+func (k *keeper) ticket() lease.Ticket {
+	t := lease.Ticket{
+		Job: k.job, Rule: Rule, Grant: k.grant(), Daemons: []lease.Daemon{k.daemon},
+		ControlProgram: lease.Program{Path: k.program.Path, LibraryPath: k.program.LibraryPath}, ExchangeDir: k.store.ExchangeDir(k.job.ID),
+	}
+	for _, device := range k.devices {
+		t.Devices = append(t.Devices, lease.TicketDevice{Device: device, Position: -1})
+	}
+	return t
+}
+
+// Rule is the rule that a ticket of --own names.
+const Rule = "mpirun-wrap --own"
+
+// guard makes the guard, with the user's rights.
+func (k *keeper) guard() (*guard.Guard, error) {
+	grant := policy.DefaultGrant()
+	clients := make(chan int, 1)
+	clients <- 0
+	k.clients = func() int { n := <-clients; clients <- n; return n }
+	o := guard.Options{
+		Job: k.job.ID, UID: k.job.UID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
+		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.daemon.PipeDir}, Logs: []string{k.daemon.LogDir},
+		Daemons: func() []site.Process { return []site.Process{k.daemon.Proc} },
+		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
+		OfRoot: &guard.OfRoot{
+			Promise: func(time.Time) {}, Guards: func() int { return 1 }, Leased: func() bool { return true },
+			Save:     func(s lease.GuardState) { <-clients; clients <- s.Clients },
+			SaveRoom: func(r lease.Room) { _ = k.store.SaveRoom(k.job.ID, r) },
+		},
+	}
+	for _, device := range k.devices {
+		o.Minors = append(o.Minors, device.Minor)
+	}
+	o.Gauge = k.gauge()
+	return guard.New(o)
+}
+
+// gauge is the command line of the guard's gauge: gpu-usage if it is beside this program, else nvidia-smi.
+func (k *keeper) gauge() []string {
+	line := []string{itself, gaugeMode}
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), "gpu-usage")
+		if unix.Access(beside, unix.X_OK) == nil {
+			line = []string{beside, "--root", k.root, "--gpu"}
+			for i, device := range k.devices {
+				if i > 0 {
+					line = append(line, "--gpu")
+				}
+				line = append(line, string(device.UUID))
+			}
+			return line
+		}
+	}
+	for _, device := range k.devices {
+		line = append(line, string(device.UUID))
+	}
+	return line
+}
+
+// waitForRanks waits until no rank of the step is left: no process has their lock, no registered process lives, and the
+// guard knows no client.
+func waitForRanks(alive *os.File, k keeper) {
+	for {
+		for unix.Flock(int(alive.Fd()), unix.LOCK_EX) != nil { // EINTR
+		}
+		living := registered(k.dir)
+		if len(living) == 0 && k.clients() == 0 {
+			return
+		}
+		_ = unix.Flock(int(alive.Fd()), unix.LOCK_UN)
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// endTime limits the end of the daemon. Without clients, it takes a moment.
+const endTime = 10 * time.Second
+
+// end ends the daemon and its servers.
+func (k *keeper) end() error {
+	if k.daemon.Proc.PID == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	return k.program.Kill(ctx, k.job, k.daemon)
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package own gives a user's ranks an MPS daemon without a prolog: mpirun-wrap --own. The daemon, its guard and all of
+// their files are the user's, and last as long as the ranks.
+//
+//	rank ──▶ folder ──▶ alive (LOCK_SH, kept over exec) ──▶ keeper (LOCK_EX)? ──taken──▶ ticket ──▶ placed
+//	                                                             │ free: start the keeper
+//	                                                             ▼
+//	         supervisor ──▶ keeper: daemon, guard, ticket ──▶ alive (LOCK_EX: no rank is left) ──▶ remove the folder, end all
+//
+// The folder is slurm-mps-UID-KEY in $TMPDIR, /tmp or /dev/shm. Its name is the same for all ranks that share a daemon:
+// those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have ended,
+// however they end, so no file or pid has to be believed.
+package own
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/driver"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"golang.org/x/sys/unix"
+)
+
+// Step is a set of ranks that share a daemon.
+type Step struct {
+	Root string // put before the paths of the node's files; "" outside of tests
+	Job  uint32 // SLURM_JOB_ID, or NoJob
+	env  []string
+	name string // of its folder
+}
+
+// NoJob is the number of a step's job outside of Slurm.
+const NoJob = 1
+
+// NewStep returns the step of a rank, from its environment and the GPUs that it may open.
+func NewStep(root string, environ []string, task slurm.Task, binding slurm.Binding) (Step, error) {
+	env := slurm.NewEnv(environ)
+	if task.BySlurm() && task.LocalSize > 1 && (binding.OwnGPUs > 0 || binding.TasksPerGPU > 0) {
+		return Step{}, errors.New("cannot use --own: Slurm gives each task of this step GPUs of its own: ask for --gpus-per-node or --gres=gpu:N " +
+			"in place of --gpus-per-task, --ntasks-per-gpu and --gpu-bind, and mpirun-wrap gives each rank its GPU")
+	}
+	devices, err := usable(root, env)
+	if err != nil {
+		return Step{}, err
+	}
+	job := task.JobID
+	if job == 0 {
+		job = NoJob
+	}
+	key, err := key(env, task, devices)
+	if err != nil {
+		return Step{}, err
+	}
+	return Step{Root: root, Job: job, env: environ, name: fmt.Sprintf("slurm-mps-%d-%s", os.Getuid(), key)}, nil
+}
+
+// usable returns the GPUs that a rank with this environment may use.
+func usable(root string, env slurm.Env) ([]site.Device, error) {
+	devices, err := driver.Node{Root: root}.GPUs()
+	if err != nil {
+		return nil, err
+	}
+	if list, given := env["CUDA_VISIBLE_DEVICES"]; given {
+		if devices, err = driver.Visible(devices, list); err != nil {
+			return nil, err
+		}
+	}
+	for _, device := range devices {
+		if device.MIGMode {
+			return nil, fmt.Errorf("cannot start an MPS daemon: %s is divided into MIG instances, and --own serves whole GPUs", device.UUID)
+		}
+	}
+	return devices, nil
+}
+
+// key identifies a step on this node in this boot.
+func key(env slurm.Env, task slurm.Task, devices []site.Device) (string, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return "", err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("cannot read host name: %w", err)
+	}
+	hash := fnv.New64a()
+	fmt.Fprintf(hash, "%s\n%s\n%s\n%d\n%s\n%s\n", boot, host, env["SLURM_CLUSTER_NAME"], task.JobID, task.StepID, env["SLURMD_NODENAME"])
+	for _, device := range devices {
+		fmt.Fprintln(hash, device.UUID)
+	}
+	return fmt.Sprintf("%016x", hash.Sum64()), nil
+}
+
+// Member is a rank's part in a step. While the process or a child has its file open, the daemon lives.
+type Member struct {
+	Ticket lease.Ticket
+	Store  *lease.Store
+	dir    string
+	alive  *os.File
+}
+
+// joinTime is the maximum time until a rank is served. The daemon and its server start in 0.3 s on an idle node.
+const joinTime = 60 * time.Second
+
+// errEnding means that the step's keeper removes its folder at this moment.
+var errEnding = errors.New("the daemon of earlier ranks ends")
+
+// Join makes this process a member of the step, and starts the step's keeper if none runs. It returns when MPS serves,
+// or when the keeper has written why it does not: then the ticket has a refusal.
+func Join(ctx context.Context, step Step) (*Member, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	defer cancel()
+	for {
+		member, err := join(ctx, step)
+		if err == nil || !errors.Is(err, errEnding) || !site.Sleep(ctx, time.Millisecond) {
+			return member, err
+		}
+	}
+}
+
+func join(ctx context.Context, step Step) (*Member, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := openFolder(step.name, slurm.NewEnv(step.env))
+	if err != nil {
+		return nil, err
+	}
+	alive, err := openLock(dir, aliveLock)
+	if err != nil {
+		return nil, err
+	}
+	m := &Member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}
+	if err := m.enter(ctx, step); err != nil {
+		alive.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// enter takes the rank's lock and waits for the ticket.
+func (m *Member) enter(ctx context.Context, step Step) error {
+	switch err := unix.Flock(int(m.alive.Fd()), unix.LOCK_SH|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errEnding
+	case err != nil:
+		return fmt.Errorf("cannot lock %s: %w", m.alive.Name(), err)
+	case !isAt(m.alive): // the folder was removed before the lock
+		return errEnding
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		if err := m.keep(step); err != nil {
+			return err
+		}
+		ticket, err := m.Store.ReadTicket(step.Job)
+		if err == nil && (ticket.RefusalReason != "" || serves(ticket)) {
+			m.Ticket = ticket
+			return nil
+		}
+		if !site.Sleep(ctx, pause) {
+			return fmt.Errorf("cannot use MPS: the daemon of these ranks does not serve within %v", joinTime)
+		}
+	}
+}
+
+func serves(ticket lease.Ticket) bool {
+	return len(ticket.Daemons) > 0 && ticket.Daemons[0].Proc.Running()
+}
+
+// keep starts the step's keeper if none runs. The keeper inherits the lock, so there is no moment without.
+func (m *Member) keep(step Step) error {
+	lock, err := openLock(m.dir, keeperLock)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot lock %s: %w", lock.Name(), err)
+	}
+	removeStale(filepath.Dir(m.dir))
+	return startKeeper(m.dir, step, lock)
+}
+
+// Rank is a rank that may join a step. It is a wrap.OwnDaemon.
+type Rank struct{ member *Member }
+
+// Join joins the step of a rank.
+func (r *Rank) Join(
+	ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding,
+) (lease.Ticket, *lease.Store, error) {
+	step, err := NewStep(root, environ, task, binding)
+	if err != nil {
+		return lease.Ticket{}, nil, err
+	}
+	if r.member, err = Join(ctx, step); err != nil {
+		return lease.Ticket{}, nil, err
+	}
+	return r.member.Ticket, r.member.Store, nil
+}
+
+// Stay is Member.Stay. A rank that has not joined a step does nothing.
+func (r *Rank) Stay() error {
+	if r.member == nil {
+		return nil
+	}
+	return r.member.Stay()
+}
+
+// Stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
+// has not opened, so the keeper also looks for the process.
+func (m *Member) Stay() error {
+	self, err := site.CurrentProcess()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(m.dir, ranksFolder, strconv.Itoa(self.PID))
+	if err := os.WriteFile(path, strconv.AppendUint(nil, self.Start, 10), 0o600); err != nil {
+		return fmt.Errorf("cannot register rank: %w", err)
+	}
+	_, err = unix.FcntlInt(m.alive.Fd(), unix.F_SETFD, 0)
+	return err
+}
