@@ -93,14 +93,14 @@ func TestNoPlacement(t *testing.T) {
 		want string
 	}{
 		{"outside of Slurm", func() error { _, err := FindTicket(reader, slurm.Task{}); return err },
-			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh"},
+			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
 		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"a container without the folder", func() error {
 			_, err := FindTicket(lease.OpenReadOnly("/nonexistent", boot), slurm.Task{JobIDs: []uint32{7}})
 			return err
 		},
-			"cannot find ticket of job 7: there is no folder /nonexistent/tickets here: in a container, mount /nonexistent; elsewhere, submit the job with --constraint=mps"},
+			"cannot find ticket of job 7: there is no folder /nonexistent/tickets here: in a container, mount /nonexistent; if the site has not installed slurm-mps, give --own; elsewhere, submit the job with --constraint=mps"},
 		{"a refused job", func() error {
 			_, err := Place(lease.Ticket{RefusalReason: "it has no GPU"}, Rank{Task: slurm.Task{LocalSize: 1}})
 			return err

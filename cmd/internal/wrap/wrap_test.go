@@ -37,7 +37,7 @@ func TestOneRankPrintsTheError(t *testing.T) {
 		lines = append(lines, strings.Split(strings.TrimSuffix(printed[i].String(), "\n"), "\n")...)
 	}
 	const login = "mpirun-wrap: cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: " +
-		"sbatch --gres=gpu:1 --constraint=mps JOB.sh (printed once for this node)"
+		"sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own (printed once for this node)"
 	got := strings.Join(lines, "")
 	if printed[7].String() != "mpirun-wrap: cannot read flags: unknown flag: --shar: did you mean --share? (printed once for this node)\n" ||
 		strings.Count(got, login) != 1 || len(got) != len(login)+printed[7].Len()-1 {
