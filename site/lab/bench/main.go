@@ -51,14 +51,15 @@ type set struct {
 	Steps map[string][]float64 `json:"steps_ms"`
 
 	// Outside is the time of the prolog that neither the control program nor NVML takes: the prolog without its steps
-	// gpus, modes, daemon and answer.
+	// gpus, daemon and answer. The modes are set beside the daemon's start.
 	Outside []float64 `json:"outside_ms"`
 }
 
 func main() {
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
-	only := flag.String("only", "", "acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; growth: only ranks and jobs, on simulated GPUs")
+	only := flag.String("only", "", "acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; growth: only ranks at once, on simulated GPUs; "+
+		"trace: a picture of where the time goes, into the folder of -json, with perf")
 	flag.Parse()
 	if flag.Arg(0) == "floor" {
 		floorMain()
@@ -92,6 +93,9 @@ func run(trials int, out, only string) error {
 		return err
 	}
 	r := result{Date: time.Now().Format(time.DateOnly), Real: testnode.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
+	if only == "trace" {
+		return traceHooks(built, out)
+	}
 	if only == "" || only == "acts" {
 		if r.Sets, err = acts(built, r.Real, trials); err != nil {
 			return err
@@ -264,11 +268,7 @@ func (b bench) trial(s *set, id uint32) error {
 	if err := os.Remove(b.node.Paths().Log()); err != nil && len(s.Prolog) > 0 {
 		return err
 	}
-	positions := "0"
-	for i := 1; i < s.GPUs; i++ {
-		positions += fmt.Sprintf(",%d", i)
-	}
-	job := testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions, Features: "mps", Conf: b.conf}
+	job := testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions(s.GPUs), Features: "mps", Conf: b.conf}
 	prolog, err := b.timed(ctx, job, "prolog")
 	if err != nil {
 		return err
@@ -283,7 +283,7 @@ func (b bench) trial(s *set, id uint32) error {
 	for step, took := range steps {
 		s.Steps[step] = append(s.Steps[step], took)
 	}
-	inside := steps["daemon and guard"] + steps["answer"] + steps["gpus"] + steps["modes"]
+	inside := steps["daemon and guard"] + steps["answer"] + steps["gpus"]
 	s.Outside = append(s.Outside, prolog-inside)
 	if err := b.serverReady(ctx, id); err != nil {
 		return err
@@ -298,6 +298,15 @@ func (b bench) trial(s *set, id uint32) error {
 	s.Floor, s.Quit = append(s.Floor, start), append(s.Quit, quit)
 	s.Prolog, s.Epilog = append(s.Prolog, prolog), append(s.Epilog, epilog)
 	return nil
+}
+
+// positions are Slurm's numbers of a job's GPUs.
+func positions(gpus int) string {
+	list := "0"
+	for i := 1; i < gpus; i++ {
+		list += fmt.Sprintf(",%d", i)
+	}
+	return list
 }
 
 // atRest is the time without calls to the driver before a measured start. A driver may still clean up after a server

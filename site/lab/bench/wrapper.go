@@ -64,12 +64,7 @@ func grow(built string, trials int) (g growth, err error) {
 	err = withJob(built, false, func(ctx context.Context, l lines) error {
 		return g.ranksGrow(ctx, l.execs, l.wrap(l.idle), trials)
 	})
-	if err != nil {
-		return g, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	return g, g.startsGrow(ctx, built, (trials+3)/4)
+	return g, err
 }
 
 // lines are the command lines that start ranks of an open job.

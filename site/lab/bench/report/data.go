@@ -73,9 +73,6 @@ type hooks struct {
 	Growth struct {
 		RankCounts []int                  `json:"rank_counts"`
 		Together   map[string][][]float64 `json:"together_ms"`
-		Jobs       int                    `json:"jobs"`
-		GPUs       int                    `json:"gpus"`
-		Starts     map[string][]float64   `json:"jobs_per_second"`
 	} `json:"growth"`
 	Wrapper struct {
 		Alone    map[string][]float64 `json:"alone_ms"`

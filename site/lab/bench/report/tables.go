@@ -319,7 +319,7 @@ func failures(t record.Tune) (rules []string) {
 	return rules
 }
 
-// growth shows the growth with the ranks of a GPU and with the jobs of a node.
+// growth shows the growth with the ranks of a GPU.
 func (d data) growth() string {
 	g := d.grown.Growth
 	var rows [][]string
@@ -327,10 +327,8 @@ func (d data) growth() string {
 		execs, wrapper := record.Median(g.Together["execs"][i]), record.Median(g.Together["wrapper"][i])
 		rows = append(rows, []string{fmt.Sprint(n), ms(execs), ms(wrapper), fmt.Sprintf("%.2f", wrapper/execs), fmt.Sprintf("%.2f", wrapper/float64(n))})
 	}
-	none, ours := g.Starts["no hooks"], g.Starts["ours"]
-	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing. The times are from the first start to the last end: medians of %d rounds, milliseconds.\n\n%s\n%d jobs of one GPU of %d that do nothing, from sbatch to the end of the last epilog, %d trials in turns:\n\n| hooks | jobs a second | all |\n|---|---|---|\n| none | %.2f | %.2f to %.2f |\n| ours | %.2f | %.2f to %.2f |",
-		d.grown.Date, len(g.Together["execs"][0]), table([]string{"ranks", "only execs", "mpirun-wrap", "times", "a rank"}, rows), g.Jobs, g.GPUs, len(none),
-		record.Median(none), slices.Min(none), slices.Max(none), record.Median(ours), slices.Min(ours), slices.Max(ours))
+	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing. The times are from the first start to the last end: medians of %d rounds, milliseconds.\n\n%s",
+		d.grown.Date, len(g.Together["execs"][0]), table([]string{"ranks", "only execs", "mpirun-wrap", "times", "a rank"}, rows))
 }
 
 // wrapper compares the wrapper with one in bash, by whole processes.
