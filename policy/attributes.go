@@ -25,8 +25,8 @@ const (
 	Duration
 )
 
-// Attribute is a row of the table of a grant's attributes. The policy language, users' options, tickets and the checks of
-// the documents come from this table.
+// Attribute is a row of the table of a grant's attributes. The policy language, users' options, tickets and the checks
+// of the documents come from this table.
 type Attribute struct {
 	Name            string
 	Kind            Kind

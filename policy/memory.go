@@ -112,13 +112,15 @@ func MemoryPerRank(totalMiB, contextMiB, ranks int, overlap float64, rule Memory
 	}
 	all := totalMiB - ReserveMiB
 	if all <= contextMiB {
-		return Memory{}, fmt.Errorf("cannot limit memory of a GPU of %d MiB: the driver takes %d MiB of it and a context %d MiB", totalMiB, ReserveMiB, contextMiB)
+		return Memory{}, fmt.Errorf("cannot limit memory of a GPU of %d MiB: the driver takes %d MiB of it and a context %d MiB",
+			totalMiB, ReserveMiB, contextMiB)
 	}
 	if rule.even {
 		return evenMemory(all, contextMiB, ranks, overlap)
 	}
 	if rule.mib > all-contextMiB {
-		return Memory{}, fmt.Errorf("cannot give a rank %d MiB: the GPU has %d MiB beside the rank's context: ask for %dM or less", rule.mib, all-contextMiB, all-contextMiB)
+		return Memory{}, fmt.Errorf("cannot give a rank %d MiB: the GPU has %d MiB beside the rank's context: ask for %dM or less",
+			rule.mib, all-contextMiB, all-contextMiB)
 	}
 	return Memory{LimitMiB: rule.mib + contextMiB, UsableMiB: rule.mib}, nil
 }
@@ -130,13 +132,15 @@ func MemoryRemark(totalMiB, ranks int, rule MemoryRule, memory Memory) string {
 	if rule.mib == 0 || ranks*memory.LimitMiB <= all {
 		return ""
 	}
-	return fmt.Sprintf("memory %s for each of %d ranks is more than their GPU has (%d MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU", rule, ranks, all)
+	return fmt.Sprintf("memory %s for each of %d ranks is more than their GPU has (%d MiB): a limit reserves nothing, "+
+		"so an allocation can fail below it: --mem=even divides the GPU", rule, ranks, all)
 }
 
 func evenMemory(all, contextMiB, ranks int, overlap float64) (Memory, error) {
 	limit := int(math.Floor(min(float64(all), float64(all)*max(overlap, 1)/float64(ranks))))
 	if limit <= contextMiB {
-		return Memory{}, fmt.Errorf("cannot divide %d MiB among %d ranks: each would have %d MiB and its context takes %d MiB: run fewer ranks on the GPU", all, ranks, limit, contextMiB)
+		return Memory{}, fmt.Errorf("cannot divide %d MiB among %d ranks: each would have %d MiB and its context takes %d MiB: "+
+			"run fewer ranks on the GPU", all, ranks, limit, contextMiB)
 	}
 	return Memory{LimitMiB: limit, UsableMiB: limit - contextMiB}, nil
 }

@@ -119,7 +119,11 @@ func (o Options) Narrow(given Grant, allow []string) (Grant, error) {
 	g := given
 	for _, s := range o {
 		if !slices.Contains(allow, s.Name) {
-			return Grant{}, fmt.Errorf("cannot take %s=%s: this site's policy lets this job set %s", s.Name, s.Value, listOr(allow, "no option"))
+			names := "no option"
+			if len(allow) > 0 {
+				names = strings.Join(allow, ", ") + " alone"
+			}
+			return Grant{}, fmt.Errorf("cannot take %s=%s: this site's policy lets this job set %s", s.Name, s.Value, names)
 		}
 		row, _ := optionNamed(s.Name)
 		if err := row.narrow(s.Value, given, &g); err != nil {
@@ -127,13 +131,6 @@ func (o Options) Narrow(given Grant, allow []string) (Grant, error) {
 		}
 	}
 	return g, nil
-}
-
-func listOr(names []string, none string) string {
-	if len(names) == 0 {
-		return none
-	}
-	return strings.Join(names, ", ") + " alone"
 }
 
 // quote returns a user's text for a sentence: bounded, in ASCII, and without bytes that would break a line.

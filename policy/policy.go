@@ -2,6 +2,16 @@
 
 // Package policy decides what a site grants a job, and how a GPU is divided among ranks. It is pure: values in,
 // values out, and the standard library alone. Package policyfile reads the policy from files.
+//
+//	Request ── Trigger: does the job ask? ── no: the job runs as if nothing were installed
+//	   │ yes
+//	rules in order: the first whose When holds ── none: denied
+//	   │
+//	Result ── denied, with the reason
+//	   │ Grant
+//	Options of the user narrow it ── they ask for more, or for what Allow lacks: denied
+//	   │ Grant, which goes into the ticket
+//	SplitSMs, MemoryPerRank: the share and the memory of each rank
 package policy
 
 import (
@@ -48,7 +58,9 @@ const (
 
 // Truncated returns the request as rules see it: long texts and lists are cut.
 func (r Request) Truncated() Request {
-	for _, text := range []*string{&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Extra, &r.Option, &r.Node, &r.Driver} {
+	for _, text := range []*string{
+		&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Extra, &r.Option, &r.Node, &r.Driver,
+	} {
 		*text = (*text)[:min(len(*text), maxText)]
 	}
 	for _, names := range []*[]string{&r.Groups, &r.Requested, &r.Features} {
@@ -152,7 +164,7 @@ type Decision struct {
 }
 
 // Granted reports whether there is a grant.
-func (v Decision) Granted() bool { return v.Requested && v.Denied == "" }
+func (d Decision) Granted() bool { return d.Requested && d.Denied == "" }
 
 // noRule is the denial of a job that asks for MPS if no rule matches it.
 const noRule = "no rule of this site's policy is for this job"
@@ -192,7 +204,8 @@ func (p Policy) Decide(r Request) Decision {
 
 // undecided is the answer to a request for which a rule fails. The node is not at fault, so the job is denied.
 func undecided(rule Rule, err error) Decision {
-	return Decision{Requested: true, Rule: rule.Name, Denied: fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)}
+	reason := fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)
+	return Decision{Requested: true, Rule: rule.Name, Denied: reason}
 }
 
 // apply returns the verdict of the rule that holds, narrowed by the user's options.

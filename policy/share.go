@@ -57,11 +57,14 @@ func ParseShare(s string) (ShareRule, error) {
 	case s == "even":
 		return ShareRule{kind: shareEven}, nil
 	case overlap:
-		return shareNumber(s, factor, shareOverlap, one, maxOverlap*one, "a factor from 1 to 48, with at most six decimals, like overlap:2")
+		want := "a factor from 1 to 48, with at most six decimals, like overlap:2"
+		return shareNumber(s, factor, shareOverlap, one, maxOverlap*one, want)
 	case weighted:
-		return shareNumber(s, weight, shareWeight, 1, maxWeight*one, "a weight above 0 and up to 1000000, with at most six decimals, like weight:2")
+		want := "a weight above 0 and up to 1000000, with at most six decimals, like weight:2"
+		return shareNumber(s, weight, shareWeight, 1, maxWeight*one, want)
 	case percentage:
-		return shareNumber(s, percent, sharePercent, 1, 100*one, "a percentage above 0 and up to 100, with at most six decimals, like 12.5%")
+		want := "a percentage above 0 and up to 100, with at most six decimals, like 12.5%"
+		return shareNumber(s, percent, sharePercent, 1, 100*one, want)
 	case multiprocessors:
 		return shareWhole(s, sms)
 	}
@@ -151,8 +154,8 @@ func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 }
 
 // SplitSMs divides g among the ranks of one GPU: element i of the result is the share of the rank with rules[i]. It
-// fails if g is no GPU, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is
-// no percentage.
+// fails if g has no SMs, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is
+// not a percentage.
 //
 // PCT% and Nsm are served first, in whole TPCs, rounded down. The others divide the rest in whole TPCs in proportion
 // to their weights (even and overlap have weight 1), by largest remainder, and the first rank wins a tie. Then
@@ -180,8 +183,8 @@ func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
 		}
 	}
 	apportion(parts, free, g.minShare()/g.SMsPerTPC)
-	for _, h := range parts {
-		shares[h.rank] = g.share(h.units*g.SMsPerTPC, most)
+	for _, p := range parts {
+		shares[p.rank] = g.share(p.units*g.SMsPerTPC, most)
 	}
 	return shares, nil
 }
@@ -215,7 +218,8 @@ func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) st
 	case share.SMs > asked && share.SMs == g.minShare():
 		return fmt.Sprintf("share %s is less than a client can have: it gets %d of %d SMs", rule, share.SMs, g.SMs)
 	case share.SMs < asked && share.SMs == g.SMsAt(ceiling):
-		return fmt.Sprintf("share %s asks for %d of %d SMs, and the site's ceiling of %s %% allows %d", rule, asked, g.SMs, ceiling, share.SMs)
+		return fmt.Sprintf("share %s asks for %d of %d SMs, and the site's ceiling of %s %% allows %d",
+			rule, asked, g.SMs, ceiling, share.SMs)
 	}
 	return ""
 }
@@ -263,19 +267,19 @@ type rankPart struct {
 }
 
 func newRankPart(rank int, r ShareRule) rankPart {
-	h := rankPart{rank: rank, weight: one, factor: one}
+	p := rankPart{rank: rank, weight: one, factor: one}
 	switch r.kind {
 	case shareWeight:
-		h.weight = r.amount
+		p.weight = r.amount
 	case shareOverlap:
-		h.factor = r.amount
+		p.factor = r.amount
 	}
-	return h
+	return p
 }
 
 // entitlement is weight times factor in millionths, at most 10^12. Of u units that ranks with the total weight w
 // divide, the rank's part is u·entitlement/w.
-func (h rankPart) entitlement() int64 { return h.weight * h.factor / one }
+func (p rankPart) entitlement() int64 { return p.weight * p.factor / one }
 
 // apportion distributes free units: whole units in proportion, then one each by the largest remainder. First it
 // raises ranks whose part is below the minimum. If fixed shares left nothing, that is all ranks.
@@ -285,10 +289,10 @@ func apportion(parts []rankPart, free, least int) {
 	var remainders []*rankPart
 	var entitled, given int64
 	for i := range parts {
-		if h := &parts[i]; !h.raised {
-			h.units = int(int64(free) * h.entitlement() / weights)
-			entitled, given = entitled+h.entitlement(), given+int64(h.units)
-			remainders = append(remainders, h)
+		if p := &parts[i]; !p.raised {
+			p.units = int(int64(free) * p.entitlement() / weights)
+			entitled, given = entitled+p.entitlement(), given+int64(p.units)
+			remainders = append(remainders, p)
 		}
 	}
 	if len(remainders) == 0 {
@@ -297,8 +301,8 @@ func apportion(parts []rankPart, free, least int) {
 	slices.SortStableFunc(remainders, func(a, b *rankPart) int {
 		return cmp.Compare(int64(free)*b.entitlement()%weights, int64(free)*a.entitlement()%weights)
 	})
-	for _, h := range remainders[:int64(free)*entitled/weights-given] {
-		h.units++
+	for _, p := range remainders[:int64(free)*entitled/weights-given] {
+		p.units++
 	}
 }
 
@@ -309,12 +313,13 @@ func raiseToMinimum(parts []rankPart, free, least int) int {
 		weights, before := sumWeights(parts), free
 		raised := false
 		for i := range parts {
-			h := &parts[i]
-			if h.raised || int64(before)*h.entitlement() >= int64(least)*weights {
+			p := &parts[i]
+			if p.raised || int64(before)*p.entitlement() >= int64(least)*weights {
 				continue
 			}
-			h.units, h.raised, raised = least, true, true
-			free -= int((int64(least)*one + h.factor - 1) / h.factor) // the driver multiplies an overlapped rank's part, so it takes less than it gets
+			p.units, p.raised, raised = least, true, true
+			// The driver multiplies an overlapped rank's part, so the rank takes less than it gets.
+			free -= int((int64(least)*one + p.factor - 1) / p.factor)
 		}
 		if !raised {
 			return free
@@ -323,9 +328,9 @@ func raiseToMinimum(parts []rankPart, free, least int) int {
 }
 
 func sumWeights(parts []rankPart) (sum int64) {
-	for _, h := range parts {
-		if !h.raised {
-			sum += h.weight
+	for _, p := range parts {
+		if !p.raised {
+			sum += p.weight
 		}
 	}
 	return sum

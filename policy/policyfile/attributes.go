@@ -42,16 +42,16 @@ func grantAttribute(a policy.Attribute) attribute[policy.Grant] {
 		}
 		return "", ""
 	}
-	checked := func(g *policy.Grant, text string) { read(g, text) }
+	set := func(g *policy.Grant, text string) { read(g, text) }
 	switch a.Kind {
 	case policy.Word:
-		return choice(a.Name, a.Words, checked)
+		return choice(a.Name, a.Words, set)
 	case policy.Number:
-		return within(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, f float64) { checked(g, policy.PercentFrom(f).String()) })
+		return within(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, f float64) { set(g, policy.PercentFrom(f).String()) })
 	case policy.Count:
-		return wholeWithin(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, n int) { checked(g, strconv.Itoa(n)) })
+		return wholeWithin(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, n int) { set(g, strconv.Itoa(n)) })
 	case policy.Duration:
-		return durationAttribute(a.Name, 0, a.Longest, func(g *policy.Grant, d time.Duration) { checked(g, d.String()) })
+		return durationAttribute(a.Name, 0, a.Longest, func(g *policy.Grant, d time.Duration) { set(g, d.String()) })
 	}
 	return attribute[policy.Grant]{a.Name, cty.String, func(g *policy.Grant, v cty.Value) (summary, detail string) {
 		return read(g, v.AsString())
@@ -126,7 +126,8 @@ func wholeWithin[T any](name string, lowest, highest float64, set func(*T, int))
 	ranged := within(name, lowest, highest, func(into *T, f float64) { set(into, int(f)) })
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
 		if summary, detail = ranged.set(into, v); summary == "" && !v.AsBigFloat().IsInt() {
-			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(float(v)))
+			detail = fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(float(v)))
+			return "Not a whole number", detail
 		}
 		return summary, detail
 	}}

@@ -134,7 +134,8 @@ func complain(diags hcl.Diagnostics, files []file) error {
 }
 
 func diagnosticOf(found *hcl.Diagnostic, files []file) Diagnostic {
-	d := Diagnostic{Summary: oneLine(found.Summary), Detail: oneLine(found.Detail), Line: 1, Column: 1, EndLine: 1, EndColumn: 1}
+	d := Diagnostic{Line: 1, Column: 1, EndLine: 1, EndColumn: 1}
+	d.Summary, d.Detail = oneLine(found.Summary), oneLine(found.Detail)
 	if found.Subject == nil {
 		return d
 	}

@@ -24,6 +24,10 @@ type file struct {
 	hcl    *hcl.File // the part that can be parsed, nil if there is none
 }
 
+func (f *file) start() hcl.Range {
+	return hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
+}
+
 // Version is the version of the policy language that this program reads.
 const Version = 1
 
@@ -49,9 +53,8 @@ var operatorHints = map[string]string{
 
 // parse reads a file's syntax.
 func parse(f *file) hcl.Diagnostics {
-	start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
 	if len(f.source) > maxFile {
-		return hcl.Diagnostics{mistake(start, "Too large", "a policy file has at most %d bytes: put some of its rules into policy.d", maxFile)}
+		return tooLarge(f, maxFile, "bytes")
 	}
 	tokens, _ := hclsyntax.LexConfig(f.source, f.name, hcl.InitialPos)
 	levels := 0
@@ -61,12 +64,13 @@ func parse(f *file) hcl.Diagnostics {
 		}
 	}
 	if levels > maxNested {
-		return hcl.Diagnostics{mistake(start, "Too large", "a policy file has at most %d brackets, signs and choices: put some of its rules into policy.d", maxNested)}
+		return tooLarge(f, maxNested, "brackets, signs and choices")
 	}
 	parsed, diags := hclsyntax.ParseConfig(f.source, f.name, hcl.InitialPos)
 	for _, d := range diags {
 		if d.Summary == "Invalid multi-line string" { // hcl repeats this for every line that follows
-			return hcl.Diagnostics{mistake(*d.Subject, "Open string", "a string ends in the line in which it begins: write the closing quote")}
+			detail := "a string ends in the line in which it begins: write the closing quote"
+			return hcl.Diagnostics{mistake(*d.Subject, "Open string", "%s", detail)}
 		}
 		if d.Subject.CanSliceBytes(f.source) {
 			d.Detail += operatorHints[string(d.Subject.SliceBytes(f.source))]
@@ -74,6 +78,11 @@ func parse(f *file) hcl.Diagnostics {
 	}
 	f.hcl = intact(parsed, diags)
 	return diags
+}
+
+func tooLarge(f *file, most int, what string) hcl.Diagnostics {
+	return hcl.Diagnostics{mistake(f.start(), "Too large",
+		"a policy file has at most %d %s: put some of its rules into policy.d", most, what)}
 }
 
 // intact returns a parsed file without the rules that have a mistake in syntax. It is nil if the mistake is
@@ -114,12 +123,12 @@ func (c *typeChecker) open(f *file) bool {
 	}
 	attr := content.Attributes["version"]
 	if attr == nil {
-		start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
-		c.mistake(start, "Missing version", "a file begins with version = %d, outside of every block", Version)
+		c.mistake(f.start(), "Missing version", "a file begins with version = %d, outside of every block", Version)
 		return true
 	}
 	if v, ok := c.constantOf(attr, cty.Number); ok && float(v) != Version {
-		c.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, decimal(float(v)))
+		c.mistake(attr.Expr.Range(), "Unsupported version",
+			"this program reads policies of version %d, not %s", Version, decimal(float(v)))
 	}
 	return len(c.wrong) == before
 }

@@ -164,9 +164,10 @@ func dividing(divide func(a, b cty.Value) (cty.Value, error)) *hclsyntax.Operati
 
 func checkContains(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
 	if list, value := args[0], args[1]; list != anyType && !fits(list.ElementType(), value) {
-		c.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s", plural(list.ElementType()), aType(value))
+		c.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s",
+			plural(list.ElementType()), aType(value))
 	} else if !single(value) {
-		c.mistake(call.Args[1].Range(), "Wrong type", "contains looks for one number, string or bool, not for %s", aType(value))
+		c.wrongType(call.Args[1], "contains looks for one number, string or bool, not for %s", aType(value))
 	}
 	return cty.Bool
 }
@@ -184,14 +185,15 @@ func checkRegex(c *typeChecker, call *hclsyntax.FunctionCallExpr, _ []cty.Type) 
 	if pattern, err := regexp.Compile(v.AsString()); err != nil {
 		c.mistake(source.Range(), "Not a pattern", "%v", err)
 	} else if pattern.NumSubexp() > 0 {
-		c.mistake(source.Range(), "Group in a pattern", "regex is the part that matches as a whole: write (?:…) for a group")
+		c.mistake(source.Range(), "Group in a pattern",
+			"regex is the part that matches as a whole: write (?:…) for a group")
 	}
 	return cty.String
 }
 
 func checkLength(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
 	if t := args[0]; t != anyType && t != cty.String && !t.IsListType() {
-		c.mistake(call.Args[0].Range(), "Wrong type", "length counts a list or a string, not %s", aType(t))
+		c.wrongType(call.Args[0], "length counts a list or a string, not %s", aType(t))
 	}
 	return cty.Number
 }
@@ -203,8 +205,7 @@ func checkLookup(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Ty
 		joined, _, ok = oneType(attributes)
 	}
 	if !ok || !fits(joined, usual) {
-		return c.mistake(call.Args[2].Range(), "Wrong type",
-			"lookup takes attributes and a default of one kind: the object has %s, and this is %s", plural(joined), aType(usual))
+		return c.wrongType(call.Args[2], "lookup takes attributes and a default of one kind: the object has %s, and this is %s", plural(joined), aType(usual))
 	}
 	return join(joined, usual)
 }
@@ -212,7 +213,7 @@ func checkLookup(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Ty
 func checkTry(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
 	joined, odd, ok := oneType(args)
 	if !ok {
-		return c.mistake(call.Args[odd].Range(), "Wrong type", "try takes arguments of one kind: this is %s, and before it stands %s",
+		return c.wrongType(call.Args[odd], "try takes arguments of one kind: this is %s, and before it stands %s",
 			aType(args[odd]), aType(joined))
 	}
 	return joined

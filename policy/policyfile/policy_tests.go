@@ -68,6 +68,15 @@ func LoadCases(path string) ([]Case, error) {
 }
 
 // ParseCases reads cases. Mistakes are reported under this file name.
+//
+//	version = 1
+//	case "students share" {
+//	  job    { partition = "edu" }
+//	  expect {
+//	    rule = "teaching"
+//	    grant { share = "even" }
+//	  }
+//	}
 func ParseCases(source []byte, name string) ([]Case, error) {
 	f := file{name: name, source: source}
 	t := newTypeChecker()

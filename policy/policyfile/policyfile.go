@@ -60,6 +60,14 @@ func (c *Compiled) Rules() []RuleInfo {
 }
 
 // Parse reads a policy of one file. Mistakes are reported under this file name.
+//
+//	version = 1
+//	trigger { constraint = "mps" }
+//	rule "teaching" {
+//	  when  = job.partition == "edu"
+//	  allow = ["share"]
+//	  grant { share = "even" }
+//	}
 func Parse(source []byte, name string) (*Compiled, error) {
 	return compile([]file{{name: name, source: source}})
 }
@@ -143,12 +151,14 @@ func (b *builder) readTrigger(block *hcl.Block) {
 	wrong := len(b.wrong)
 	constants(b.typeChecker, triggerAttributes, block.Body, b.trigger)
 	if *b.trigger == (policy.Trigger{}) && len(b.wrong) == wrong {
-		b.mistake(block.DefRange, "Nothing triggers", "no job could ask for MPS: name a constraint, a comment or option = true")
+		b.mistake(block.DefRange, "Nothing triggers",
+			"no job could ask for MPS: name a constraint, a comment or option = true")
 	}
 }
 
 func (b *builder) twice(block *hcl.Block, what string, first hcl.Range) {
-	b.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
+	b.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already",
+		what, first.Filename, first.Start.Line)
 }
 
 func (b *builder) readDefaults(block *hcl.Block) {
@@ -165,7 +175,8 @@ func (b *builder) readLocals(block *hcl.Block) {
 	for _, name := range sortedKeys(attributes) {
 		attr := attributes[name]
 		if first := b.locals[name]; first != nil {
-			b.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already", name, first.where.Filename, first.where.Start.Line)
+			b.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already",
+				name, first.where.Filename, first.where.Start.Line)
 			continue
 		}
 		b.locals[name] = &local{name: name, expr: expression(attr), where: attr.NameRange}
@@ -183,7 +194,8 @@ func (b *builder) finish() {
 	for _, block := range b.blocks {
 		name, where := block.Labels[0], block.LabelRanges[0]
 		if first, twice := seen[name]; twice {
-			b.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name", name, first.Filename, first.Start.Line)
+			b.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name",
+				name, first.Filename, first.Start.Line)
 			continue
 		}
 		seen[name] = where

@@ -9,26 +9,31 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
+type config = site.Config
+
 // configAttributes is the table of site.hcl.
-var configAttributes = []attribute[site.Config]{
-	stringAttribute("nvml_library", absolute, func(c *site.Config, s string) { c.NVMLLibrary = s }),
-	stringAttribute("mps_control", absolute, func(c *site.Config, s string) { c.Control = s }),
-	stringAttribute("library_path", anything, func(c *site.Config, s string) { c.LibraryPath = s }),
-	stringAttribute("gres_conf", absolute, func(c *site.Config, s string) { c.GresConf = s }),
-	durationAttribute("prolog_deadline", time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.PrologDeadline = d }),
-	stringAttribute("hpc_job_mapping_dir", absolute, func(c *site.Config, s string) { c.JobMappingDir = filepath.Clean(s) }),
-	durationOrZero("usage_interval", time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.UsageInterval = d }),
-	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.EpilogDeadline = d }),
+var configAttributes = []attribute[config]{
+	stringAttribute("nvml_library", absolute, func(c *config, s string) { c.NVMLLibrary = s }),
+	stringAttribute("mps_control", absolute, func(c *config, s string) { c.Control = s }),
+	stringAttribute("library_path", anything, func(c *config, s string) { c.LibraryPath = s }),
+	stringAttribute("gres_conf", absolute, func(c *config, s string) { c.GresConf = s }),
+	durationAttribute("prolog_deadline", time.Second, time.Hour, func(c *config, d time.Duration) { c.PrologDeadline = d }),
+	stringAttribute("hpc_job_mapping_dir", absolute, func(c *config, s string) { c.JobMappingDir = filepath.Clean(s) }),
+	durationOrZero("usage_interval", time.Second, time.Hour, func(c *config, d time.Duration) { c.UsageInterval = d }),
+	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(c *config, d time.Duration) { c.EpilogDeadline = d }),
 }
 
 // ParseConfig reads site.hcl. Settings that it does not have keep the given defaults.
-func ParseConfig(source []byte, name string, config site.Config) (site.Config, error) {
+//
+//	nvml_library    = "/usr/lib64/libnvidia-ml.so.1"
+//	prolog_deadline = "50s"
+func ParseConfig(source []byte, name string, defaults site.Config) (site.Config, error) {
 	f := file{name: name, source: source}
 	c := newTypeChecker()
 	if c.wrong = parse(&f); !c.wrong.HasErrors() {
-		constants(c, configAttributes, f.hcl.Body, &config)
+		constants(c, configAttributes, f.hcl.Body, &defaults)
 	}
-	return config, complain(c.wrong, []file{f})
+	return defaults, complain(c.wrong, []file{f})
 }
 
 func absolute(path string) string {

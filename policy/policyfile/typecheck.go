@@ -51,11 +51,21 @@ func (c *typeChecker) mistake(where hcl.Range, summary, format string, args ...a
 	return anyType
 }
 
+// wrongType adds the most frequent mistake.
+func (c *typeChecker) wrongType(e hclsyntax.Expression, format string, args ...any) cty.Type {
+	return c.mistake(e.Range(), "Wrong type", format, args...)
+}
+
+// notHere adds a mistake for HCL that policies do not have.
+func (c *typeChecker) notHere(e hclsyntax.Expression, detail string) cty.Type {
+	return c.mistake(e.Range(), "Not in this language", "%s", detail)
+}
+
 // typed returns false if an expression is wrong or has another type. what begins the sentence of the mistake.
 func (c *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) bool {
 	before := len(c.wrong)
 	if got := c.typeOf(e); !fits(want, got) {
-		c.mistake(e.Range(), "Wrong type", "%s %s", what, instead(want, got, ", not "))
+		c.wrongType(e, "%s %s", what, instead(want, got, ", not "))
 	}
 	return len(c.wrong) == before
 }
@@ -140,7 +150,7 @@ func (c *typeChecker) typeOf(e hclsyntax.Expression) cty.Type {
 	case *hclsyntax.ForExpr:
 		return c.forEach(e)
 	}
-	return c.mistake(e.Range(), "Not in this language", "a policy has operators, function calls, \"${…}\", lists, objects, for and ?: alone")
+	return c.notHere(e, "a policy has operators, function calls, \"${…}\", lists, objects, for and ?: alone")
 }
 
 // The bounds of a number in a policy. A prolog would take minutes to write the digits of 1e1000000.
@@ -163,10 +173,10 @@ func (c *typeChecker) literal(e *hclsyntax.LiteralValueExpr) cty.Type {
 }
 
 // operand checks an operand or an argument. A wrong type becomes anyType, so that one mistake is reported once.
-func (c *typeChecker) operand(e hclsyntax.Expression, want cty.Type, of string) cty.Type {
+func (c *typeChecker) operand(e hclsyntax.Expression, want cty.Type, operator string) cty.Type {
 	got := c.typeOf(e)
 	if !fits(want, got) {
-		return c.mistake(e.Range(), "Wrong type", "%s takes %s", of, instead(want, got, ", and this is "))
+		return c.wrongType(e, "%s takes %s", operator, instead(want, got, ", and this is "))
 	}
 	return got
 }
@@ -174,8 +184,7 @@ func (c *typeChecker) operand(e hclsyntax.Expression, want cty.Type, of string) 
 func (c *typeChecker) template(e *hclsyntax.TemplateExpr) cty.Type {
 	for _, part := range e.Parts {
 		if t := c.typeOf(part); !single(t) {
-			c.mistake(part.Range(), "Wrong type",
-				"${…} takes a string, number or bool, and this is %s: join(\", \", …) makes a string of a list", aType(t))
+			c.wrongType(part, "${…} takes a string, number or bool, and this is %s: join(\", \", …) makes a string of a list", aType(t))
 		}
 	}
 	return cty.String
@@ -188,7 +197,8 @@ func (c *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 		return c.steps(t, e.Traversal[1:])
 	}
 	if namespaces[root] == nil && root != "local" {
-		return c.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, suggestRoot(root, len(e.Traversal) == 1))
+		hint := suggestRoot(root, len(e.Traversal) == 1)
+		return c.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, hint)
 	}
 	if len(e.Traversal) == 1 {
 		return c.mistake(e.Range(), "Incomplete name", "%s has attributes: write %s.NAME", root, root)
@@ -203,7 +213,9 @@ func (c *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	}
 	v, ok := variableNamed(root, name)
 	if !ok {
-		return c.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, cmp.Or(suggest(name, variableNames(root)), " It has "+strings.Join(variableNames(root), ", ")+"."))
+		known := variableNames(root)
+		hint := cmp.Or(suggest(name, known), " It has "+strings.Join(known, ", ")+".")
+		return c.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, hint)
 	}
 	if v.needs != nil {
 		*v.needs(&c.needs) = true
@@ -228,7 +240,8 @@ func (c *typeChecker) local(name string, where hcl.Range) cty.Type {
 	l := c.locals[name]
 	switch {
 	case l == nil:
-		return c.mistake(where, "Unsupported attribute", "there is no local named %q.%s", name, suggest(name, sortedKeys(c.locals)))
+		hint := suggest(name, sortedKeys(c.locals))
+		return c.mistake(where, "Unsupported attribute", "there is no local named %q.%s", name, hint)
 	case l.open:
 		return c.mistake(where, "Cycle", "local.%s is made of itself", name)
 	}
@@ -274,7 +287,8 @@ func (c *typeChecker) step(t cty.Type, step hcl.Traverser) cty.Type {
 	case !t.IsObjectType() || !named:
 		return c.mistake(step.SourceRange(), "Unsupported attribute", "this is %s and has none", aType(t))
 	case !t.HasAttribute(name):
-		return c.mistake(step.SourceRange(), "Unsupported attribute", "the object has no attribute named %q.%s", name, suggest(name, sortedKeys(t.AttributeTypes())))
+		hint := suggest(name, sortedKeys(t.AttributeTypes()))
+		return c.mistake(step.SourceRange(), "Unsupported attribute", "the object has no attribute named %q.%s", name, hint)
 	}
 	return t.AttributeType(name)
 }
@@ -290,11 +304,13 @@ func (c *typeChecker) index(e *hclsyntax.IndexExpr) cty.Type {
 		names, types := attributesOf(collection)
 		joined, odd, ok := oneType(types)
 		if !ok {
-			return c.mistake(e.Collection.Range(), "Wrong type", "to be chosen from by name, its attributes must be of one kind: %q is %s", names[odd], aType(types[odd]))
+			return c.wrongType(e.Collection,
+				"to be chosen from by name, its attributes must be of one kind: %q is %s", names[odd], aType(types[odd]))
 		}
 		return joined
 	}
-	return c.mistake(e.Key.Range(), "Wrong type", "an element of a list is found by a number and an attribute of an object by a string: this looks into %s by %s", aType(collection), aType(key))
+	return c.wrongType(e.Key, "an element of a list is found by a number and an attribute of an object by a string: "+
+		"this looks into %s by %s", aType(collection), aType(key))
 }
 
 // attributesOf returns the attributes of an object in the order of their names.
@@ -310,9 +326,10 @@ func (c *typeChecker) call(e *hclsyntax.FunctionCallExpr) cty.Type {
 	f, ok := builtins[e.Name]
 	switch {
 	case !ok:
-		return c.mistake(e.NameRange, "Call to unknown function", "There is no function named %q.%s", e.Name, suggest(e.Name, sortedKeys(builtins)))
+		hint := suggest(e.Name, sortedKeys(builtins))
+		return c.mistake(e.NameRange, "Call to unknown function", "There is no function named %q.%s", e.Name, hint)
 	case e.ExpandFinal:
-		return c.mistake(e.Range(), "Not in this language", "the arguments of a function are written out, not expanded by ...")
+		return c.notHere(e, "the arguments of a function are written out, not expanded by ...")
 	case !f.fits(len(e.Args)):
 		return c.mistake(e.Range(), "Wrong number of arguments", "%s takes %s, not %d", e.Name, f.wants(), len(e.Args))
 	}
@@ -331,8 +348,7 @@ func (c *typeChecker) conditional(e *hclsyntax.ConditionalExpr) cty.Type {
 	c.operand(e.Condition, cty.Bool, "?:")
 	yes, no := c.typeOf(e.TrueResult), c.typeOf(e.FalseResult)
 	if !single(yes) || !single(no) || !fits(yes, no) {
-		return c.mistake(e.Range(), "Wrong type",
-			"?: chooses between two strings, numbers or bools, and these are %s and %s", aType(yes), aType(no))
+		return c.wrongType(e, "?: chooses between two strings, numbers or bools, and these are %s and %s", aType(yes), aType(no))
 	}
 	return join(yes, no)
 }
@@ -366,7 +382,7 @@ func (c *typeChecker) binary(e *hclsyntax.BinaryOpExpr) cty.Type {
 	}
 	operator, ok := operators[e.Op]
 	if !ok {
-		return c.mistake(e.Range(), "Not in this language", "there is no such operator")
+		return c.notHere(e, "there is no such operator")
 	}
 	a, b := c.operand(e.LHS, operator.takes, operator.sign), c.operand(e.RHS, operator.takes, operator.sign)
 	if operator.takes == anyType {
@@ -381,7 +397,7 @@ func (c *typeChecker) compared(e *hclsyntax.BinaryOpExpr, a, b cty.Type) {
 	case aType(a) != aType(b) && a != anyType && b != anyType:
 		c.mistake(e.Range(), "Never equal", "this compares %s with %s", aType(a), aType(b))
 	case !single(a) || !single(b):
-		c.mistake(e.Range(), "Wrong type", "== and != compare numbers, strings and bools: see contains and length for lists")
+		c.wrongType(e, "== and != compare numbers, strings and bools: see contains and length for lists")
 	}
 }
 
@@ -399,7 +415,7 @@ func (c *typeChecker) list(e *hclsyntax.TupleConsExpr) cty.Type {
 	for _, item := range e.Exprs {
 		t := c.typeOf(item)
 		if !single(t) || !fits(elem, t) {
-			t = c.mistake(item.Range(), "Wrong type", "a list has numbers, strings or bools of one kind: this is %s", aType(t))
+			t = c.wrongType(item, "a list has numbers, strings or bools of one kind: this is %s", aType(t))
 		}
 		elem = join(elem, t)
 	}
@@ -427,15 +443,15 @@ func (c *typeChecker) object(e *hclsyntax.ObjectConsExpr) cty.Type {
 func (c *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	switch {
 	case e.KeyExpr != nil:
-		return c.mistake(e.Range(), "Not in this language", "for makes lists: [for x in LIST : VALUE if CONDITION]")
+		return c.notHere(e, "for makes lists: [for x in LIST : VALUE if CONDITION]")
 	case c.loop != nil:
-		return c.mistake(e.Range(), "Not in this language", "nested for expressions are not supported")
+		return c.notHere(e, "nested for expressions are not supported")
 	}
-	from := c.operand(e.CollExpr, anyList, "for")
-	if from == anyType {
+	list := c.operand(e.CollExpr, anyList, "for")
+	if list == anyType {
 		return anyList
 	}
-	c.loop = map[string]cty.Type{e.ValVar: from.ElementType()}
+	c.loop = map[string]cty.Type{e.ValVar: list.ElementType()}
 	if e.KeyVar != "" {
 		c.loop[e.KeyVar] = cty.Number
 	}
@@ -445,7 +461,7 @@ func (c *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	}
 	value := c.typeOf(e.ValExpr)
 	if !single(value) {
-		value = c.mistake(e.ValExpr.Range(), "Wrong type", "a list has numbers, strings or bools: this is %s", aType(value))
+		value = c.wrongType(e.ValExpr, "a list has numbers, strings or bools: this is %s", aType(value))
 	}
 	return cty.List(value)
 }

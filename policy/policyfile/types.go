@@ -72,11 +72,11 @@ func plural(t cty.Type) string {
 }
 
 // instead names a type and the type that is there instead. For two lists it names the elements.
-func instead(want, got cty.Type, not string) string {
+func instead(want, got cty.Type, between string) string {
 	if want.IsListType() && got.IsListType() {
 		return "a list of " + plural(want.ElementType()) + ", not of " + plural(got.ElementType())
 	}
-	return aType(want) + not + aType(got)
+	return aType(want) + between + aType(got)
 }
 
 // oneType joins types. It returns false if one of them does not fit those before it, and which.

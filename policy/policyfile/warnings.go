@@ -40,7 +40,9 @@ func (c *Compiled) neverTried() (found hcl.Diagnostics) {
 	for i := range c.rules {
 		r := &c.rules[i]
 		if last != nil {
-			found = append(found, mistake(r.where, "Never tried", "rule %q at %s:%d is for every job, and the first rule that holds decides: move this one before it", last.name, last.where.Filename, last.where.Start.Line))
+			found = append(found, mistake(r.where, "Never tried",
+				"rule %q at %s:%d is for every job, and the first rule that holds decides: move this one before it",
+				last.name, last.where.Filename, last.where.Start.Line))
 			continue
 		}
 		if always, ok := c.constant(r.when); ok && always.True() {
