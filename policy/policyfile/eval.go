@@ -56,12 +56,9 @@ func (e *evidence) value(expr hclsyntax.Expression, want cty.Type) (cty.Value, e
 		}
 		return v, nil
 	}
-	for _, traversal := range expr.Variables() {
-		if traversal.RootName() != "local" || len(traversal) < 2 {
-			continue
-		}
-		if name, _ := attributeOf(traversal[1]); e.failed[name] != nil {
-			return v, e.failed[name]
+	for _, n := range namesOf(expr) {
+		if err := e.failed[n.attribute]; n.root == "local" && err != nil {
+			return v, err
 		}
 	}
 	return v, failure(*failed.Subject, failed.Summary, failed.Detail)

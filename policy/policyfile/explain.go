@@ -59,12 +59,12 @@ type VariableValue struct {
 }
 
 // Leaves returns the leaves of a condition in their order.
-func (p ConditionTrace) Leaves() []ConditionTrace {
-	if p.Op == "" {
-		return []ConditionTrace{p}
+func (c ConditionTrace) Leaves() []ConditionTrace {
+	if c.Op == "" {
+		return []ConditionTrace{c}
 	}
 	var leaves []ConditionTrace
-	for _, part := range p.Parts {
+	for _, part := range c.Parts {
 		leaves = append(leaves, part.Leaves()...)
 	}
 	return leaves
@@ -84,7 +84,7 @@ func (c *Compiled) Explain(r policy.Request) Explanation {
 	for i := range c.rules {
 		r := &c.rules[i]
 		holds, _ := r.holds(e)
-		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, c.part(r.when, e)})
+		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, c.trace(r.when, e)})
 		if r.name == x.Verdict.Rule { // it holds, or it fails and denies
 			if x.Verdict.Granted() {
 				x.Grant = r.attributes(x.Verdict.Grant, e)
@@ -110,10 +110,10 @@ func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
 	return all
 }
 
-// part traces a condition with its values. It splits the condition at &&, || and !.
-func (c *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
+// trace explains a condition with its values. It splits the condition at &&, || and !.
+func (c *Compiled) trace(expr hclsyntax.Expression, e *evidence) ConditionTrace {
 	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
-		return c.part(parentheses.Expression, e)
+		return c.trace(parentheses.Expression, e)
 	}
 	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(c.sourceOf(expr), " "), Value: e.rendered(expr)}
 	var operands []hclsyntax.Expression
@@ -129,7 +129,7 @@ func (c *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
 		p.With = variablesIn(expr, e.ctx)
 	}
 	for _, operand := range operands {
-		p.Parts = append(p.Parts, c.part(operand, e))
+		p.Parts = append(p.Parts, c.trace(operand, e))
 	}
 	return p
 }
@@ -165,20 +165,15 @@ func (e *evidence) rendered(expr hclsyntax.Expression) string {
 }
 
 // variablesIn returns the variables that an expression names, each once, with their values.
-func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []VariableValue {
-	var all []VariableValue
-	for _, traversal := range e.Variables() {
-		if len(traversal) < 2 {
+func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) (all []VariableValue) {
+	for _, n := range namesOf(e) {
+		space, known := ctx.Variables[n.root]
+		if !known || !space.Type().HasAttribute(n.attribute) {
 			continue
 		}
-		name, ok := attributeOf(traversal[1])
-		if !ok {
-			continue
-		}
-		v, diags := traversal[:2].TraverseAbs(ctx)
-		named := VariableValue{Name: traversal.RootName() + "." + name, Value: spell(v)}
-		if !diags.HasErrors() && !slices.Contains(all, named) {
-			all = append(all, named)
+		v := VariableValue{Name: n.root + "." + n.attribute, Value: spell(space.GetAttr(n.attribute))}
+		if !slices.Contains(all, v) {
+			all = append(all, v)
 		}
 	}
 	return all
@@ -198,16 +193,18 @@ func spell(v cty.Value) string {
 		return v.AsBigFloat().Text('g', 15)
 	case t == cty.Bool:
 		return fmt.Sprint(v.True())
-	case t.IsObjectType() || t.IsMapType():
-		var items []string
-		for _, name := range sortedKeys(v.AsValueMap()) {
-			items = append(items, name+" = "+spell(v.AsValueMap()[name]))
-		}
-		return bracketed("{", items, "}")
 	}
+	object := v.Type().IsObjectType()
 	var items []string
-	for _, item := range v.AsValueSlice() {
-		items = append(items, spell(item))
+	for key, item := range v.Elements() {
+		text := spell(item)
+		if object {
+			text = key.AsString() + " = " + text
+		}
+		items = append(items, text)
+	}
+	if object {
+		return bracketed("{", items, "}")
 	}
 	return bracketed("[", items, "]")
 }

@@ -144,23 +144,22 @@ const folder = "policy.d"
 
 // Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. Root must own
 // all of them. Names that end in _test.hcl, or begin with a dot, are ignored.
-func Load(path string) (*Compiled, error) {
-	return loadNode(path, path, site.ReadRootOwned)
-}
+func Load(path string) (*Compiled, error) { return loadNode(path, path, site.ReadRootOwned) }
 
 // LoadWith reads the policy of a node as Load does, but with another file in place of policy.hcl, which may have any
 // owner.
 func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, readAny) }
 
 // loadNode reads a file in place of policy.hcl, and the node's policy.d.
-func loadNode(path, instead string, one func(string) ([]byte, error)) (*Compiled, error) {
-	beside, err := site.ListRootOwned(filepath.Join(filepath.Dir(path), folder))
+func loadNode(path, first string, readFirst func(string) ([]byte, error)) (*Compiled, error) {
+	dir := filepath.Join(filepath.Dir(path), folder)
+	names, err := site.ListRootOwned(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	return read(append([]string{instead}, ruleFiles(filepath.Dir(path), beside)...), func(name string) ([]byte, error) {
-		if name == instead {
-			return one(name)
+	return read(append([]string{first}, ruleFiles(dir, names)...), func(name string) ([]byte, error) {
+		if name == first {
+			return readFirst(name)
 		}
 		return site.ReadRootOwned(name)
 	})
@@ -179,11 +178,16 @@ func LoadFiles(paths ...string) (*Compiled, error) {
 			all = append(all, path)
 			continue
 		}
-		beside, err := namesIn(filepath.Join(path, folder))
-		if err != nil {
-			return nil, err
+		dir := filepath.Join(path, folder)
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("cannot read %s: %w", dir, errors.Unwrap(err))
 		}
-		all = append(append(all, filepath.Join(path, "policy.hcl")), ruleFiles(path, beside)...)
+		var names []string
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
+		all = append(append(all, filepath.Join(path, "policy.hcl")), ruleFiles(dir, names)...)
 	}
 	return read(all, readAny)
 }
@@ -193,24 +197,11 @@ func readAny(path string) ([]byte, error) {
 	return content, err
 }
 
-func namesIn(path string) ([]string, error) {
-	entries, err := os.ReadDir(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot read %s: %w", path, errors.Unwrap(err))
-	}
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	return names, nil
-}
-
-// ruleFiles returns the names in a folder that are files of the policy.
-func ruleFiles(dir string, names []string) []string {
-	var paths []string
+// ruleFiles returns the paths of the names in policy.d that are files of the policy.
+func ruleFiles(dir string, names []string) (paths []string) {
 	for _, name := range names {
 		if strings.HasSuffix(name, ".hcl") && !strings.HasSuffix(name, "_test.hcl") && !strings.HasPrefix(name, ".") {
-			paths = append(paths, filepath.Join(dir, folder, name))
+			paths = append(paths, filepath.Join(dir, name))
 		}
 	}
 	return paths

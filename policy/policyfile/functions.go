@@ -205,7 +205,8 @@ func checkLookup(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Ty
 		joined, _, ok = oneType(attributes)
 	}
 	if !ok || !fits(joined, usual) {
-		return c.wrongType(call.Args[2], "lookup takes attributes and a default of one kind: the object has %s, and this is %s", plural(joined), aType(usual))
+		return c.wrongType(call.Args[2], "lookup takes attributes and a default of one kind: the object has %s, and this is %s",
+			plural(joined), aType(usual))
 	}
 	return join(joined, usual)
 }

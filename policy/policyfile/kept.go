@@ -50,7 +50,7 @@ type copies struct {
 // ReadPolicy reads the node's policy, or the last one that could be used. It is nil if there is neither.
 func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
 	compiled, err := Load(paths.Policy())
-	return orKept(compiled, err, paths, keptPolicy, func(content []byte) (*Compiled, error) {
+	return orKept(paths, keptPolicy, compiled, err, nil, func(content []byte) (*Compiled, error) {
 		var kept copies
 		if err := json.Unmarshal(content, &kept); err != nil {
 			return nil, err
@@ -75,27 +75,24 @@ func KeepPolicy(paths site.Paths, compiled *Compiled) error {
 // ReadConfig reads the site's file, or the last copy of it that could be used. Settings in neither have their
 // defaults.
 func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
-	parse := func(content []byte) (*site.Config, error) {
-		config, err := ParseConfig(content, paths.ConfigFile(), site.DefaultConfig())
-		return &config, err
+	parse := func(content []byte) (site.Config, error) {
+		return ParseConfig(content, paths.ConfigFile(), site.DefaultConfig())
 	}
 	content, err := site.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return site.DefaultConfig(), FileStatus{}
 	}
-	var config *site.Config
+	var c site.Config
 	if err == nil {
-		config, err = parse(content)
+		c, err = parse(content)
 	}
-	config, status := orKept(config, err, paths, keptConfig, parse)
-	if config == nil {
-		return site.DefaultConfig(), status
-	}
-	return *config, status
+	return orKept(paths, keptConfig, c, err, site.DefaultConfig(), parse)
 }
 
-// orKept returns a value that was read, or if err is set, the copy that was kept. It is nil if there is none.
-func orKept[T any](value *T, err error, paths site.Paths, name string, parse func([]byte) (*T, error)) (*T, FileStatus) {
+// orKept returns a value that was read. If err is set, it returns the copy that was kept, or without if there is none.
+func orKept[T any](
+	paths site.Paths, name string, value T, err error, without T, parse func([]byte) (T, error),
+) (T, FileStatus) {
 	if err == nil {
 		return value, FileStatus{}
 	}
@@ -104,7 +101,7 @@ func orKept[T any](value *T, err error, paths site.Paths, name string, parse fun
 		value, keptErr = parse(content)
 	}
 	if keptErr != nil {
-		return nil, FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
+		return without, FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
 	}
 	return value, FileStatus{Err: err, Kept: modified}
 }

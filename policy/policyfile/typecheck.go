@@ -84,16 +84,24 @@ func (c *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 
 // namesOnly reports whether an expression names no variable except these locals.
 func namesOnly(e hclsyntax.Expression, locals map[string]cty.Value) bool {
+	return !slices.ContainsFunc(namesOf(e), func(n variableName) bool {
+		_, known := locals[n.attribute]
+		return n.root != "local" || !known
+	})
+}
+
+// variableName is the name of a variable in an expression, like job.user. The attribute is "" if it is not constant.
+type variableName struct{ root, attribute string }
+
+func namesOf(e hclsyntax.Expression) (names []variableName) {
 	for _, traversal := range e.Variables() {
-		if traversal.RootName() != "local" || len(traversal) < 2 {
-			return false
+		n := variableName{root: traversal.RootName()}
+		if len(traversal) > 1 {
+			n.attribute, _ = attributeOf(traversal[1])
 		}
-		name, _ := attributeOf(traversal[1])
-		if _, ok := locals[name]; !ok {
-			return false
-		}
+		names = append(names, n)
 	}
-	return true
+	return names
 }
 
 // constantContext is the context of an expression without a job's variables.
@@ -413,13 +421,18 @@ func (c *typeChecker) unary(e *hclsyntax.UnaryOpExpr) cty.Type {
 func (c *typeChecker) list(e *hclsyntax.TupleConsExpr) cty.Type {
 	elem := anyType
 	for _, item := range e.Exprs {
-		t := c.typeOf(item)
-		if !single(t) || !fits(elem, t) {
-			t = c.wrongType(item, "a list has numbers, strings or bools of one kind: this is %s", aType(t))
-		}
-		elem = join(elem, t)
+		elem = join(elem, c.element(item, elem))
 	}
 	return cty.List(elem)
+}
+
+// element checks an element of a list whose other elements have the given type.
+func (c *typeChecker) element(e hclsyntax.Expression, others cty.Type) cty.Type {
+	t := c.typeOf(e)
+	if !single(t) || !fits(others, t) {
+		return c.wrongType(e, "a list has numbers, strings or bools of one kind: this is %s", aType(t))
+	}
+	return t
 }
 
 func (c *typeChecker) object(e *hclsyntax.ObjectConsExpr) cty.Type {
@@ -459,11 +472,7 @@ func (c *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	if e.CondExpr != nil {
 		c.operand(e.CondExpr, cty.Bool, "if")
 	}
-	value := c.typeOf(e.ValExpr)
-	if !single(value) {
-		value = c.wrongType(e.ValExpr, "a list has numbers, strings or bools: this is %s", aType(value))
-	}
-	return cty.List(value)
+	return cty.List(c.element(e.ValExpr, anyType))
 }
 
 // suggestRoot returns what an unknown name may mean, which stands alone or has attributes.
