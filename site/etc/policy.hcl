@@ -1,5 +1,5 @@
-# What jobs get from slurm-mps on this node. A job that asks for MPS in one of the trigger's ways gets what the first
-# rule grants whose "when" is true. More rules may stand in policy.d/*.hcl; docs/policy.md has all words.
+# The policy of slurm-mps on this node. The first rule whose "when" is true decides about a job that asks for MPS in one
+# of the trigger's ways. More rules may stand in policy.d/*.hcl; docs/policy.md has all words.
 version = 1
 
 trigger {
@@ -11,17 +11,17 @@ trigger {
 rule "mps" {
   when = true
 
-  # What a user may choose less of, in --mps=… or --comment=mps:….
+  # Options that users may lower, in --mps=… or --comment=mps:….
   allow = ["scope", "share", "overlap", "ceiling", "memory", "priority", "max_clients"]
 
   # Every attribute may be left out; the values here are the defaults.
   grant {
     scope          = "job"               # or "gpu": a daemon for each GPU, so that a fault stays on its GPU
     compute_mode   = "exclusive_process" # or "unchanged"
-    share          = "overlap:2"         # or "even", "none", "25%"; every SM is given twice: best on real programs
+    share          = "overlap:2"         # or "even", "none", "25%"; two ranks share each SM: best on real programs
     ceiling        = 100                 # percent of a GPU that no rank can exceed
-    memory         = "none"              # or "even", or a size like "8G": what a rank may have
-    memory_overlap = 1                   # how many times over "even" promises it
+    memory         = "none"              # or "even", or a size like "8G": a rank's limit
+    memory_overlap = 1                   # oversubscription of memory = "even"
     priority       = "normal"            # or "low"
     max_clients    = 60                  # ranks on one GPU; MPS serves 48, or 60 with driver 590 or later
     hold           = "30s"               # the files of a dead client, so that its neighbours live; "0s": no guard
