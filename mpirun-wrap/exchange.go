@@ -123,41 +123,44 @@ func writeRankInfo(folder, launch string, info RankInfo) error {
 	if err == nil {
 		err = fits(len(content))
 	}
-	if err != nil {
-		return fmt.Errorf("cannot write rank info: %w", err)
-	}
 	path := rankInfoPath(folder, launch, info.Rank)
-	_ = os.Remove(path + ".new")
-	file, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err == nil {
+		_ = os.Remove(path + ".new")
+		err = writeNew(path+".new", content)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
 	if err != nil {
-		return fmt.Errorf("cannot write rank info: %w", err)
-	}
-	_, err = file.Write(content)
-	if err = errors.Join(err, file.Close()); err != nil {
-		return fmt.Errorf("cannot write rank info: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
 		return fmt.Errorf("cannot write rank info: %w", err)
 	}
 	return nil
 }
 
+func writeNew(path string, content []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	return errors.Join(err, file.Close())
+}
+
 // maxRankInfo is far above the longest information, that of a rank with all of a node's devices.
 const maxRankInfo = 4096
 
-func readRankInfo(folder, launch string, rank int) (RankInfo, error) {
+func readRankInfo(folder, launch string, rank int) (info RankInfo, err error) {
 	file, _, err := openRegular(rankInfoPath(folder, launch, rank), os.O_RDONLY)
 	if err != nil {
-		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
+		return info, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
 	}
 	defer file.Close()
 	content, err := io.ReadAll(io.LimitReader(file, maxRankInfo))
 	if err != nil {
-		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
+		return info, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
 	}
-	var info RankInfo
 	if err := json.Unmarshal(content, &info); err != nil || info.Rank != rank {
-		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %.100q", rank, content)
+		return info, fmt.Errorf("cannot read info of rank %d: %.100q", rank, content)
 	}
 	return info, nil
 }

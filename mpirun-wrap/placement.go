@@ -257,11 +257,10 @@ func (p Placement) visible() string {
 	for _, uuid := range p.Sees {
 		uuids = append(uuids, string(uuid))
 	}
-	if uuids != nil {
-		return strings.Join(uuids, ",")
-	}
-	for _, part := range p.parts() {
-		uuids = append(uuids, string(part.Device.UUID))
+	if len(uuids) == 0 {
+		for _, part := range p.parts() {
+			uuids = append(uuids, string(part.Device.UUID))
+		}
 	}
 	return strings.Join(uuids, ",")
 }
@@ -309,7 +308,8 @@ func (p Placement) Environment(env []string) []string {
 	ours := p.Variables()
 	result := make([]string, 0, len(env)+len(ours))
 	for _, entry := range env {
-		if !names(entry, ours) {
+		name, _, _ := strings.Cut(entry, "=")
+		if !slices.ContainsFunc(ours, func(v Variable) bool { return v.Name == name }) {
 			result = append(result, entry)
 		}
 	}
@@ -319,14 +319,4 @@ func (p Placement) Environment(env []string) []string {
 		}
 	}
 	return result
-}
-
-func names(entry string, variables []Variable) bool {
-	name, _, _ := strings.Cut(entry, "=")
-	for _, v := range variables {
-		if v.Name == name {
-			return true
-		}
-	}
-	return false
 }

@@ -30,33 +30,45 @@ type row struct {
 // Print writes the placement and its environment, as lines for a shell or as JSON.
 func (p Placement) Print(out io.Writer, asJSON bool) error {
 	if asJSON {
-		return p.printJSON(out)
+		return p.Report(out, true)
 	}
-	if err := p.Report(out, false); err != nil {
-		return err
-	}
-	return p.Export(out)
+	return write(out, p.line()+p.exports())
 }
 
 // Export writes the placement's variables as lines for a TaskProlog or a shell.
-func (p Placement) Export(out io.Writer) error {
-	for _, v := range p.Variables() {
-		line := "export " + v.Name + "=" + v.Value
-		if v.Value == "" {
-			line = "unset " + v.Name
-		}
-		if _, err := fmt.Fprintln(out, line); err != nil {
-			return fmt.Errorf("cannot print placement: %w", err)
-		}
+func (p Placement) Export(out io.Writer) error { return write(out, p.exports()) }
+
+// Report writes the placement in one line, and the reasons for it in a line each. As JSON, it also has the environment.
+func (p Placement) Report(out io.Writer, asJSON bool) error {
+	if !asJSON {
+		return write(out, p.line())
+	}
+	content, err := json.Marshal(p.row())
+	if err != nil {
+		return fmt.Errorf("cannot print placement: %w", err)
+	}
+	return write(out, string(content)+"\n")
+}
+
+func write(out io.Writer, text string) error {
+	if _, err := io.WriteString(out, text); err != nil {
+		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	return nil
 }
 
-// Report writes the placement in one line, and the reasons for it in a line each.
-func (p Placement) Report(out io.Writer, asJSON bool) error {
-	if asJSON {
-		return p.printJSON(out)
+func (p Placement) exports() (text string) {
+	for _, v := range p.Variables() {
+		if v.Value == "" {
+			text += "unset " + v.Name + "\n"
+		} else {
+			text += "export " + v.Name + "=" + v.Value + "\n"
+		}
 	}
+	return text
+}
+
+func (p Placement) line() string {
 	var parts []string
 	for _, part := range p.parts() {
 		parts = append(parts, part.String())
@@ -65,10 +77,22 @@ func (p Placement) Report(out io.Writer, asJSON bool) error {
 	for _, reason := range p.Why {
 		text += "#   " + reason + "\n"
 	}
-	if _, err := io.WriteString(out, text); err != nil {
-		return fmt.Errorf("cannot print placement: %w", err)
+	return text
+}
+
+func (p Placement) row() row {
+	env := map[string]*string{}
+	for _, v := range p.Variables() {
+		env[v.Name] = nil
+		if v.Value != "" {
+			env[v.Name] = &v.Value
+		}
 	}
-	return nil
+	var memory *int
+	if p.Memory.LimitMiB > 0 {
+		memory = &p.Memory.UsableMiB
+	}
+	return row{p.Task.LocalRank, p.GPU, p.Share.SMs, p.Percent(), memory, p.visible(), p.Daemon.PipeDir, env, p.Why}
 }
 
 // shortUUID is the length of "GPU-" and eight digits, which distinguish the GPUs of a node.
@@ -151,28 +175,4 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 		return "Slurm: the step has no other task on this node"
 	}
 	return fmt.Sprintf("the rank's number: ranks go round the %d GPUs", len(bound))
-}
-
-func (p Placement) printJSON(out io.Writer) error {
-	env := map[string]*string{}
-	for _, v := range p.Variables() {
-		env[v.Name] = nil
-		if v.Value != "" {
-			env[v.Name] = &v.Value
-		}
-	}
-	var memory *int
-	if p.Memory.LimitMiB > 0 {
-		memory = &p.Memory.UsableMiB
-	}
-	content, err := json.Marshal(row{
-		p.Task.LocalRank, p.GPU, p.Share.SMs, p.Percent(), memory, p.visible(), p.Daemon.PipeDir, env, p.Why,
-	})
-	if err != nil {
-		return fmt.Errorf("cannot print placement: %w", err)
-	}
-	if _, err := fmt.Fprintln(out, string(content)); err != nil {
-		return fmt.Errorf("cannot print placement: %w", err)
-	}
-	return nil
 }
