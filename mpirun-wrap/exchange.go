@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RankInfo is what a rank reports to the other ranks of its launch on the node.
+// RankInfo is a rank's report to the other ranks of its launch on the node.
 type RankInfo struct {
 	Rank    int    `json:"rank"`
 	Devices []int  `json:"devices"` // indices into the ticket's devices

@@ -35,7 +35,7 @@ type HostInfo struct {
 
 // chooseGPU chooses a rank's GPUs. The number of ranks per GPU is exact for cyclic and block placement. With Slurm's
 // GPU binding, or with NUMA nodes, it is an upper bound, and the rank takes the smallest share. So the shares of a
-// GPU never exceed what was granted.
+// GPU never exceed the grant.
 //
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
@@ -84,7 +84,7 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	return bounded(grouped(bound, min(each, len(bound))), task, ranks)
 }
 
-// perTask returns how many GPUs Slurm gives each task. What the step binds comes before what the job requested: the
+// perTask returns how many GPUs Slurm gives each task. The step's binding comes before the job's request: the
 // variables of the request are inherited from the batch script.
 func perTask(task slurm.Task, binding slurm.Binding) int {
 	if task.BySlurm() && binding.OwnGPUs > 0 {

@@ -79,7 +79,7 @@ func (m messages) warnOfNeighbour(placement Placement) {
 
 // Complain prints why the rank cannot run. All ranks of its launch on this node with the same reason print it once.
 // Each rank with --local-rank prints it, because the program that started it may read each rank's output. No rank prints
-// what its task prolog has printed, except on a terminal, where the reason may have left the screen.
+// a reason that its task prolog has printed, except on a terminal, where it may have left the screen.
 func (r *Run) Complain(err error) {
 	r.readTask()
 	m, reason := r.messages(), reasonOf(err, r.task)

@@ -163,7 +163,7 @@ func (o *Options) Set(flag, value string) error {
 	return nil
 }
 
-// invalid names an option with its value, what is wanted instead, and the word that was probably meant. The parsers of
+// invalid names an option with its value, the values that are possible, and the word that was probably meant. The parsers of
 // package policy name the value too.
 func (s Setting) invalid(name, value string, err error) error {
 	text := err.Error()

@@ -99,11 +99,11 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	return placement, err
 }
 
-// PlaceUnplaced places a process that is no rank: the batch script, an interactive shell or a launcher's daemon. It
+// PlaceNonRank places a process that is not a rank: the batch script, an interactive shell or a launcher's daemon. It
 // has a single rank's share of all of the job's GPUs, or of the first one if each has a daemon of its own. The
 // processes that it starts inherit the placement, and a wrapper replaces it. A limit of memory holds only for
 // processes that see all GPUs.
-func PlaceUnplaced(ticket lease.Ticket, rank Rank) (Placement, error) {
+func PlaceNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
 	}

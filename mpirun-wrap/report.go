@@ -158,7 +158,7 @@ func whoCounted(task slurm.Task) string {
 	return task.Source
 }
 
-// whyGPU names what chooseGPU has followed.
+// whyGPU names the cause of chooseGPU's choice.
 func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 	bound, confined := boundDevices(devices, r.Task, r.Binding, r.Host)
 	alone := r.Task.BySlurm() && !r.Binding.AllOfStep

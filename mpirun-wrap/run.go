@@ -14,8 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Run is one run of mpirun-wrap or of task-prolog: what the process was given, and what it has found out. Task, launch
-// and ticket are read once.
+// Run is one run of mpirun-wrap or of task-prolog: its input, and its findings. Task, launch and ticket are read once.
 type Run struct {
 	Paths   site.Paths
 	Options Options

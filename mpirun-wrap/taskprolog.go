@@ -75,7 +75,7 @@ func (r *Run) printPlacement() (err error) {
 		if r.ticket.RefusalReason == "" && r.ticket.Grant.Unplaced == policy.UnplacedDeny {
 			return nil
 		}
-		place = PlaceUnplaced
+		place = PlaceNonRank
 	}
 	if r.placement, err = place(r.ticket, r.rank); err == nil {
 		err = r.placement.CheckDaemon()

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Binding is what Slurm reports about the GPUs of one task. A launcher's ranks inherit the launcher's own step's
+// Binding is Slurm's report of the GPUs of one task. A launcher's ranks inherit the launcher's own step's
 // binding.
 type Binding struct {
 	// GPUs are positions in the node's list, as in Job.GPUs, or nil if Slurm does not report them. If Slurm confines
@@ -159,10 +159,10 @@ func sameEntry(list []uint64, masks bool, task Task) (count int) {
 	if len(list) == 0 {
 		return 0
 	}
-	own := list[task.LocalRank%len(list)]
+	mine := list[task.LocalRank%len(list)]
 	for rank := range task.LocalSize {
 		entry := list[rank%len(list)]
-		if entry == own || masks && entry&own != 0 {
+		if entry == mine || masks && entry&mine != 0 {
 			count++
 		}
 	}

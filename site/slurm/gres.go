@@ -203,7 +203,7 @@ func localDetect(line confLine, values map[string]string, before Detect) (Detect
 	return detect, nil
 }
 
-// fill makes entries from the lines and checks what slurmd checks.
+// fill makes entries from the lines and makes slurmd's checks.
 func (g *Gres) fill(lines []gresLine) error {
 	var first *gresLine
 	for _, line := range lines {

@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Job is what slurmd reports to a prolog or an epilog about a job on this node. A zero value means that this release
+// Job is slurmd's report to a prolog or an epilog of a job on this node. A zero value means that this release
 // of Slurm does not report it. The fields that a user writes are marked. They may contain any byte, even newlines, so
 // a caller must make them safe before it logs them.
 type Job struct {
@@ -48,7 +48,7 @@ type Job struct {
 	HasOption bool   // whether the option was given
 }
 
-// need is what happens if a variable of a prolog's job is missing or malformed.
+// need is the effect if a variable of a prolog's job is missing or malformed.
 type need int
 
 // A well-formed value of Slurm's is trusted. A user's value may be hostile: it is optional, passed on, and never

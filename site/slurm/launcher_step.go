@@ -14,7 +14,7 @@ import (
 // its environment.
 //
 // A TaskProlog does not get the step's command from Slurm, and only root can read slurmstepd's /proc. So the step is
-// recognised by what the launcher leaves in its srun's environment. Open MPI sets three variables for itself. A shell
+// recognised by variables that the launcher leaves in its srun's environment. Open MPI sets three variables for itself. A shell
 // leaves the launcher's path in "_", which an srun of the shell's own would have replaced.
 //
 // A daemon of MPICH's mpiexec is not recognised if a program started mpiexec that sets no "_", such as a Python

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Namespace is what namespace.yaml gives the jobs of a node, for the plugin namespace/linux of 25.11 and later.
+// Namespace is namespace.yaml's part for the jobs of a node, for the plugin namespace/linux of 25.11 and later.
 type Namespace struct {
 	Dirs []string // of which each job has its own
 	Base string   // base_path

@@ -12,7 +12,7 @@ import (
 // ErrNoNode means that slurm.conf has no line for the node: it is a dynamic node, which registers itself.
 var ErrNoNode = errors.New("no NodeName= line names it")
 
-// Node is what slurm.conf gives a node. Changes by scontrol are in no file, and so are unknown here.
+// Node is a node's line in slurm.conf. Changes by scontrol are in no file, and so are unknown here.
 type Node struct {
 	GPUs     []ConfiguredGres // an empty list without GPUs, not nil
 	Others   []string         // names of the node's other GRES, such as shard

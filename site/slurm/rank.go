@@ -35,8 +35,8 @@ func RankOf(env Env) (rank int, step string) {
 		names = append(names, "SLURM_PROCID")
 	}
 	for _, name := range names {
-		value, is := env[name]
-		if n, err := parseDigits(value); is && name != "" && err == nil && n < localMax*localMax {
+		value, ok := env[name]
+		if n, err := parseDigits(value); ok && name != "" && err == nil && n < localMax*localMax {
 			return int(n), step
 		}
 	}

@@ -4,7 +4,7 @@ package slurm
 
 import "strings"
 
-// ParseRelease returns the release in what a command of Slurm prints with -V: "22.05" of "slurm-wlm 22.05.8", as
+// ParseRelease returns the release in the output of a command of Slurm with -V: "22.05" of "slurm-wlm 22.05.8", as
 // Debian has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
 func ParseRelease(printed string) string {
 	program, version, _ := strings.Cut(strings.TrimSpace(printed), " ")

@@ -52,13 +52,13 @@ func (g Gres) resolve(job Job) ([]DeviceRef, error) {
 	if n, again := repeated(job.GPUs); again {
 		return nil, fmt.Errorf("SLURM_JOB_GPUS names position %d twice", n)
 	}
-	by, err := g.order()
+	kind, err := g.order()
 	if err != nil {
 		return nil, err
 	}
 	refs := make([]DeviceRef, 0, len(job.GPUs))
 	for _, position := range job.GPUs {
-		ref, err := g.at(by, position)
+		ref, err := g.ref(kind, position)
 		if err != nil {
 			return nil, err
 		}
@@ -102,9 +102,9 @@ func repeated[T comparable](items []T) (T, bool) {
 // lacks.
 func (g Gres) checkTypes() error {
 	var types []string
-	from := "gres.conf"
+	file := "gres.conf"
 	if g.Configured != nil {
-		from = "slurm.conf"
+		file = "slurm.conf"
 		for _, w := range g.Configured {
 			types = append(types, w.Type)
 		}
@@ -119,7 +119,7 @@ func (g Gres) checkTypes() error {
 		return nil
 	}
 	return fmt.Errorf("node %s has GPU types %s in %s, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type",
-		g.Node, strings.Join(types, " and "), from)
+		g.Node, strings.Join(types, " and "), file)
 }
 
 // order returns the order of the node's list in Slurm.
@@ -136,13 +136,13 @@ func (g Gres) order() (RefKind, error) {
 		"lines; or Flags=env_uuid, with Slurm 26.05 and later", g.Detect, g.Path)
 }
 
-func (g Gres) at(by RefKind, position int) (DeviceRef, error) {
+func (g Gres) ref(kind RefKind, position int) (DeviceRef, error) {
 	listed := g.listed()
-	if by != ByMinor {
+	if kind != ByMinor {
 		if want := g.count(); g.Configured != nil && position >= want {
 			return DeviceRef{}, fmt.Errorf("position %d, but slurm.conf gives node %s %d GPUs", position, g.Node, want)
 		}
-		return DeviceRef{By: by, N: position}, nil
+		return DeviceRef{By: kind, N: position}, nil
 	}
 	if len(listed) == 0 && len(g.Entries) > 0 && g.Configured != nil {
 		return DeviceRef{}, fmt.Errorf("of the GPUs in %s none has a File= and a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
@@ -230,10 +230,10 @@ func (g Gres) pick(ref DeviceRef, devices []site.Device) (site.Device, error) {
 	return ordered[ref.N], nil
 }
 
-func one(devices []site.Device, is func(site.Device) bool, what string) (site.Device, error) {
-	i := slices.IndexFunc(devices, is)
+func one(devices []site.Device, matches func(site.Device) bool, name string) (site.Device, error) {
+	i := slices.IndexFunc(devices, matches)
 	if i < 0 {
-		return site.Device{}, fmt.Errorf("%s is in Slurm's list and not on the node", what)
+		return site.Device{}, fmt.Errorf("%s is in Slurm's list and not on the node", name)
 	}
 	return devices[i], nil
 }
@@ -247,9 +247,9 @@ func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
 // takes detected devices in the natural order of their files, at most as many as slurm.conf counts. Devices with
 // File= lines come first. It then sorts them: by PCI bus id with nvml, by file with nvidia. A slurmd built without
 // the library keeps the order of the File= lines.
-func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) {
+func (g Gres) ordered(kind RefKind, devices []site.Device) ([]site.Device, error) {
 	sorted := slices.SortedFunc(slices.Values(devices), byBus)
-	if by == ByMinorOrder {
+	if kind == ByMinorOrder {
 		sorted = slices.SortedFunc(slices.Values(devices), byMinor)
 	}
 	if err := g.checkKinds(devices); err != nil {
@@ -258,7 +258,7 @@ func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) 
 	if listed := g.listed(); len(listed) > 0 {
 		return g.orderedFiles(listed, sorted)
 	}
-	if by == ByMinorOrder || slices.IsSortedFunc(sorted, byMinor) {
+	if kind == ByMinorOrder || slices.IsSortedFunc(sorted, byMinor) {
 		return sorted, nil // the lowest files have the first positions, so the count does not matter
 	}
 	if g.Configured == nil {

@@ -47,7 +47,7 @@ type Entry struct {
 // NVML's name of the GPU. A MIG instance is a model of its own.
 func NewKey(program string, ranks, gpus int, product string) Key {
 	model := policy.ModelName(product)
-	if _, instance, is := strings.Cut(product, " MIG "); is {
+	if _, instance, ok := strings.Cut(product, " MIG "); ok {
 		model += "-" + instance
 	}
 	return Key{filepath.Base(program), (ranks + gpus - 1) / gpus, strings.Join(strings.Fields(model), "-")}
@@ -65,11 +65,7 @@ func (k Key) Check() error {
 
 // String returns the key as a part of a sentence.
 func (k Key) String() string {
-	ranks := "ranks"
-	if k.Ranks == 1 {
-		ranks = "rank"
-	}
-	return fmt.Sprintf("%q with %d %s on each %s", k.Program, k.Ranks, ranks, k.Model)
+	return fmt.Sprintf("%q with %s on each %s", k.Program, site.Count(k.Ranks, "rank"), k.Model)
 }
 
 // String returns the line of the entry.

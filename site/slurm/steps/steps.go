@@ -21,9 +21,9 @@ import (
 // Steps are the signs of Slurm that a job has a step on this node. No user can make a sign for another user's job,
 // and one sign is enough. A job without a sign may run too, because an allocation without a step has no sign.
 type Steps struct {
-	of   map[uint32]string // by the job's number
-	ids  map[string]string // by the job's SLUID
-	cuts []fragment
+	jobs   map[uint32]string // by the job's number
+	sluids map[string]string // by the job's SLUID
+	cuts   []fragment
 }
 
 // fragment is the title of a step daemon without the job's whole number, because the title had too little room
@@ -36,7 +36,7 @@ type fragment struct {
 // Sign is the reason why a job runs, "" if there is no sign. The SLUID may be "". A title that was cut counts for
 // each job whose number begins with its digits. It does not count if another sign names such a job.
 func (s Steps) Sign(job uint32, sluid string) string {
-	if sign := cmp.Or(s.of[job], s.ids[sluid]); sign != "" {
+	if sign := cmp.Or(s.jobs[job], s.sluids[sluid]); sign != "" {
 		return sign
 	}
 	number := strconv.FormatUint(uint64(job), 10)
@@ -50,7 +50,7 @@ func (s Steps) Sign(job uint32, sluid string) string {
 
 // hasSign reports whether a job whose number begins with these digits has a sign.
 func (s Steps) hasSign(digits string) bool {
-	for job := range s.of {
+	for job := range s.jobs {
 		if strings.HasPrefix(strconv.FormatUint(uint64(job), 10), digits) {
 			return true
 		}
@@ -60,7 +60,7 @@ func (s Steps) hasSign(digits string) bool {
 
 // Find looks for the signs: sockets of step daemons, their titles, and control groups of jobs.
 func Find() (Steps, error) {
-	s := Steps{of: map[uint32]string{}, ids: map[string]string{}}
+	s := Steps{jobs: map[uint32]string{}, sluids: map[string]string{}}
 	sockets, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return s, fmt.Errorf("cannot look for steps: %w", err)
@@ -105,8 +105,8 @@ func (s Steps) socket(line string) {
 }
 
 func (s Steps) note(number, sign string) {
-	if job, err := strconv.ParseUint(number, 10, 32); err == nil && s.of[uint32(job)] == "" {
-		s.of[uint32(job)] = sign
+	if job, err := strconv.ParseUint(number, 10, 32); err == nil && s.jobs[uint32(job)] == "" {
+		s.jobs[uint32(job)] = sign
 	}
 }
 
@@ -124,7 +124,7 @@ func (s Steps) group(pid int) {
 		sign := fmt.Sprintf("pid %d is in its control group", pid)
 		s.note(number, sign)
 		if sluid != "" {
-			s.ids[sluid] = sign
+			s.sluids[sluid] = sign
 		}
 	}
 }

@@ -25,10 +25,10 @@ func TestSocket(t *testing.T) {
 	defer listener.Close()
 	const line = "0000000000000000: 00000002 00000000 00010000 0001 01    45 "
 	for name, runs := range map[string]bool{path: true, "@" + path: false, "@x " + path: false, path + ".1x": false} {
-		s := Steps{of: map[uint32]string{}}
+		s := Steps{jobs: map[uint32]string{}}
 		s.socket(line + name)
-		if (s.of[7] != "") != runs {
-			t.Errorf("%s: %q, want a sign: %v", name, s.of[7], runs)
+		if (s.jobs[7] != "") != runs {
+			t.Errorf("%s: %q, want a sign: %v", name, s.jobs[7], runs)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func TestGroupOf(t *testing.T) {
 // A title that was cut counts for each job whose number begins with it. It does not count if a socket names such a
 // job.
 func TestSign(t *testing.T) {
-	s := Steps{of: map[uint32]string{4200001: "a socket"}, ids: map[string]string{"sB9NM830BDDR00": "a group"}, cuts: []fragment{{"41000", 8}, {"42000", 9}}}
+	s := Steps{jobs: map[uint32]string{4200001: "a socket"}, sluids: map[string]string{"sB9NM830BDDR00": "a group"}, cuts: []fragment{{"41000", 8}, {"42000", 9}}}
 	for job, runs := range map[uint32]bool{4100007: true, 41000: true, 4110007: false, 4200001: true, 4200002: false, 4: false} {
 		if sign := s.Sign(job, ""); (sign != "") != runs {
 			t.Errorf("job %d: %q", job, sign)
