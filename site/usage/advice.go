@@ -75,15 +75,15 @@ func (g GPU) lasts(began time.Time) time.Duration { return g.Mean(began).At.Sub(
 
 // busy returns the mean of the samples with clients, and the time that they cover.
 func (g GPU) busy(began time.Time) (Sample, time.Duration) {
-	all, lasted := NoSample(began), time.Duration(0)
+	all, lasted := sum{Sample: NoSample(began)}, time.Duration(0)
 	for i, s := range g.Samples {
 		if s.Clients == 0 {
 			continue
 		}
-		all = merged(all, lasted, s, g.covers(began, i))
+		all.add(s, g.covers(began, i))
 		lasted += g.covers(began, i)
 	}
-	return all, lasted
+	return all.Sample, lasted
 }
 
 // load returns the larger of the figures that show whether there is room, or -1 if no figure is known. Without GPM,

@@ -53,43 +53,58 @@ func (g *GPU) covers(began time.Time, n int) time.Duration {
 
 // Mean returns one sample for the whole time of a GPU, for a job that began at a time.
 func (g GPU) Mean(began time.Time) Sample {
-	all := NoSample(began)
+	all := sum{Sample: NoSample(began)}
 	for i, s := range g.Samples {
-		all = merged(all, all.At.Sub(began), s, g.covers(began, i))
+		all.add(s, g.covers(began, i))
 	}
-	return all
+	return all.Sample
 }
 
 // Mean returns the mean of the percentages of all GPUs. Memory and clients are the maximum of one GPU.
 func (r Report) Mean() Sample {
-	all := NoSample(r.Begin)
-	for i, g := range r.GPUs {
-		all = merged(all, time.Duration(i), g.Mean(r.Begin), 1)
+	all := sum{Sample: NoSample(r.Begin)}
+	for _, g := range r.GPUs {
+		all.add(g.Mean(r.Begin), 1)
 	}
-	return all
+	return all.Sample
 }
 
-// merged returns two samples as one sample. Each sample has the weight of the time that it covers.
-func merged(a Sample, of time.Duration, b Sample, with time.Duration) Sample {
-	mean := func(x, y float64) float64 {
-		switch {
-		case x < 0:
-			return y
-		case y < 0 || of+with <= 0:
-			return x
-		}
-		return (x*float64(of) + y*float64(with)) / float64(of+with)
-	}
-	s := Sample{
-		At: b.At, SMUtil: mean(a.SMUtil, b.SMUtil), SMActive: mean(a.SMActive, b.SMActive), DRAM: mean(a.DRAM, b.DRAM),
-		UsedMiB: max(a.UsedMiB, b.UsedMiB), Clients: max(a.Clients, b.Clients),
-	}
-	return s
+// sum is the mean of samples. Each sample has the weight of the time that it covers. An unknown percentage has none.
+type sum struct {
+	Sample
+	weights [3]time.Duration
 }
+
+func (m *sum) add(s Sample, covers time.Duration) {
+	means := m.percentages()
+	for n, value := range s.percentages() {
+		if *value < 0 {
+			continue
+		}
+		m.weights[n] += covers
+		switch {
+		case *means[n] < 0:
+			*means[n] = *value
+		case m.weights[n] > 0:
+			*means[n] += (*value - *means[n]) * float64(covers) / float64(m.weights[n])
+		}
+	}
+	m.At, m.UsedMiB, m.Clients = s.At, max(m.UsedMiB, s.UsedMiB), max(m.Clients, s.Clients)
+}
+
+// merged returns two samples as one.
+func merged(a Sample, first time.Duration, b Sample, second time.Duration) Sample {
+	both := sum{Sample: NoSample(a.At)}
+	both.add(a, first)
+	both.add(b, second)
+	return both.Sample
+}
+
+func (s *Sample) percentages() [3]*float64 { return [3]*float64{&s.SMUtil, &s.SMActive, &s.DRAM} }
 
 // rounded keeps one decimal, so that a report is short.
 func (s Sample) rounded() Sample {
-	for _, figure := range []*float64{&s.SMUtil, &s.SMActive, &s.DRAM} {
+	for _, figure := range s.percentages() {
 		*figure = math.Round(*figure*10) / 10
 	}
 	return s

@@ -55,6 +55,11 @@ func TestMean(t *testing.T) {
 	if m := r.Mean(); m.SMUtil != 25 || m.SMActive != 30 || m.DRAM != 1 {
 		t.Errorf("of two GPUs: %+v", m)
 	}
+	gap := GPU{Samples: []Sample{{At: began.Add(time.Second), SMUtil: 100}, {At: began.Add(9 * time.Second), SMUtil: Unknown},
+		{At: began.Add(10 * time.Second), SMUtil: 0}}}
+	if m := gap.Mean(began); m.SMUtil != 50 {
+		t.Errorf("with a gap of 8 s: %+v, want 50 %%", m)
+	}
 	if m := (Report{}).Mean(); m.SMUtil != Unknown {
 		t.Errorf("of nothing: %+v", m)
 	}

@@ -111,7 +111,7 @@ func checkElements(t *testing.T, dom string, r usage.Report) {
 		t.Errorf("%d lanes, want %d", n, lanes)
 	}
 	for _, g := range r.GPUs {
-		m := measureOf(r.Begin, g.Samples, usage.Percentages[0].Of)
+		m := measureOf(r.Begin, g, usage.Percentages[0])
 		if m.known && !strings.Contains(dom, ">mean "+usage.Percent(m.mean)+"<") {
 			t.Errorf("GPU %d lacks its mean of %s", g.Index, usage.Percent(m.mean))
 		}

@@ -106,30 +106,14 @@ func (a timeAxis) ticks() (all []axisTick) {
 // measure is one quantity over all samples of a GPU.
 type measure struct {
 	known     bool
-	mean, max float64 // the mean is weighted by time
+	mean, max float64 // the mean is that of mpsctl report; of the memory, it is the maximum
 }
 
-// measureOf weights each sample by its time, because the samples of a long job have different lengths.
-func measureOf(begin time.Time, samples []usage.Sample, of func(usage.Sample) float64) (m measure) {
-	var sum, weights, plain, n float64
-	before := begin
-	for _, s := range samples {
-		v, weight := of(s), 0.0
-		if !before.IsZero() {
-			weight = max(s.At.Sub(before).Seconds(), 0)
-		}
-		before = s.At
-		if !(v >= 0) {
-			continue
-		}
-		m.known, m.max = true, max(m.max, v)
-		sum, weights, plain, n = sum+v*weight, weights+weight, plain+v, n+1
-	}
-	switch {
-	case weights > 0:
-		m.mean = sum / weights
-	case n > 0:
-		m.mean = plain / n
+func measureOf(begin time.Time, g usage.GPU, quantity usage.Figure) (m measure) {
+	m.mean = quantity.Of(g.Mean(begin))
+	m.known = m.mean >= 0 && len(g.Samples) > 0
+	for _, s := range g.Samples {
+		m.max = max(m.max, quantity.Of(s))
 	}
 	return m
 }
@@ -172,7 +156,7 @@ const (
 )
 
 func plotOf(begin time.Time, g usage.GPU, faults []usage.Fault, axis timeAxis) (f plotFigure) {
-	memory := measureOf(begin, g.Samples, usage.MemoryUsed.Of)
+	memory := measureOf(begin, g, usage.MemoryUsed)
 	full := max(float64(g.MemoryMiB), memory.max, 1)
 	var absent []string
 	for _, q := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
@@ -180,15 +164,18 @@ func plotOf(begin time.Time, g usage.GPU, faults []usage.Fault, axis timeAxis) (
 		if q.Key == usage.MemoryUsed.Key {
 			scale, whole, format = "0 to "+ofMemory(int(full), 0), full, gib
 		}
-		m := measureOf(begin, g.Samples, q.Of)
+		m := measureOf(begin, g, q)
 		if !m.known {
 			absent = append(absent, q.Name)
 			continue
 		}
 		s := strip{Name: q.Name, Scale: scale, First: "mean " + format(m.mean), Other: "max " + format(m.max)}
+		if q.Key == usage.MemoryUsed.Key {
+			s.First, s.Other = s.Other, ""
+		}
 		s.Top = stripTop + px(len(f.Strips))*(stripHeight+stripGap)
 		s.Base = s.Top + stripHeight
-		s.Summary = fmt.Sprintf("%s: %s, %s.", s.Name, s.First, s.Other)
+		s.Summary = fmt.Sprintf("%s: %s%s.", s.Name, s.First, behind(", ", s.Other))
 		s.Path = stepsOf(begin, g.Samples, axis, func(at usage.Sample) (y px, ok bool) {
 			part := q.Of(at) / whole
 			return s.Base - stripHeight*px(min(part, 1)), part >= 0

@@ -188,7 +188,7 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 
 func peakMemory(r usage.Report) (peak, of int) {
 	for _, g := range r.GPUs {
-		if m := measureOf(r.Begin, g.Samples, usage.MemoryUsed.Of); m.known && int(m.max) > peak {
+		if m := measureOf(r.Begin, g, usage.MemoryUsed); m.known && int(m.max) > peak {
 			peak, of = int(m.max), g.MemoryMiB
 		}
 	}
@@ -218,10 +218,14 @@ func partOf(r usage.Report, i int, g usage.GPU, clients []usage.Client, axis tim
 			{"UUID", shown(string(g.UUID), 64)}, {"percentages from", cmp.Or(shown(g.Source, 64), "nothing: there are none")}},
 	}
 	for _, f := range usage.Percentages {
-		part.Values = append(part.Values, fact{f.Name, meanText(measureOf(r.Begin, g.Samples, f.Of))})
+		mean := notKnown
+		if m := measureOf(r.Begin, g, f); m.known {
+			mean = usage.Percent(m.mean)
+		}
+		part.Values = append(part.Values, fact{f.Name, mean})
 	}
 	peak, energy := notKnown, notKnown
-	if m := measureOf(r.Begin, g.Samples, usage.MemoryUsed.Of); m.known {
+	if m := measureOf(r.Begin, g, usage.MemoryUsed); m.known {
 		peak = ofMemory(int(m.max), g.MemoryMiB)
 	}
 	if g.EnergyJ > 0 {
@@ -313,13 +317,6 @@ func ofMemory(mib, of int) string {
 		return fmt.Sprintf("%.1f of %.1f GiB", float64(mib)/1024, float64(of)/1024)
 	}
 	return fmt.Sprintf("%.1f GiB", float64(mib)/1024)
-}
-
-func meanText(m measure) string {
-	if !m.known {
-		return notKnown
-	}
-	return usage.Percent(m.mean)
 }
 
 // lasting returns a duration in its two largest units.

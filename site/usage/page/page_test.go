@@ -224,19 +224,23 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-func smUtil(s usage.Sample) float64 { return s.SMUtil }
-
-// A mean counts each sample for its time, and does not count unknown samples.
+// The page's mean is that of mpsctl report: each sample counts for its time, and unknown samples do not count.
 func TestAMeanIsOverTime(t *testing.T) {
-	samples := []usage.Sample{{At: minute(1), SMUtil: 100}, {At: minute(4), SMUtil: 20}, {At: minute(10), SMUtil: -1}}
-	if got, want := measureOf(minute(0), samples, smUtil), (measure{true, 40, 100}); got != want {
-		t.Errorf("%v, want %v", got, want)
+	g := usage.GPU{Samples: []usage.Sample{
+		{At: minute(1), SMUtil: 100, DRAM: usage.Unknown}, {At: minute(4), SMUtil: 20, DRAM: usage.Unknown},
+		{At: minute(10), SMUtil: usage.Unknown, DRAM: usage.Unknown},
+	}}
+	for _, f := range usage.Percentages {
+		want := map[string]measure{"sm_util": {true, 40, 100}, "sm_active": {true, 0, 0}, "dram": {false, usage.Unknown, 0}}[f.Key]
+		if got := measureOf(minute(0), g, f); got != want {
+			t.Errorf("%s: %v, want %v", f.Key, got, want)
+		}
 	}
-	if got := measureOf(minute(0), samples, func(usage.Sample) float64 { return math.NaN() }); got.known {
-		t.Errorf("%v is known", got)
-	}
-	if got := measureOf(time.Time{}, samples[:1], smUtil); got != (measure{true, 100, 100}) {
+	if got := measureOf(time.Time{}, usage.GPU{Samples: g.Samples[:1]}, usage.Percentages[1]); got != (measure{true, 100, 100}) {
 		t.Errorf("%v without a begin", got)
+	}
+	if measureOf(minute(0), usage.GPU{}, usage.MemoryUsed).known {
+		t.Error("memory is known without a sample")
 	}
 }
 
