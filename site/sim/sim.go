@@ -64,7 +64,9 @@ func cProgram(arguments ...string) []string {
 }
 
 // goProgram is a static Go program from a package's folder, such as "./control/cmd".
-func goProgram(folder string) []string { return []string{"go", "build", "-trimpath", folder} }
+func goProgram(folder string) []string {
+	return []string{"go", "build", "-trimpath", "-tags=simulation", "-ldflags=-checklinkname=0", folder}
+}
 
 // Build compiles every target into dir/bin and dir/lib. If dir holds a build of the same sources, Build changes
 // nothing, so several test programs may share a folder. Two builds of one folder at the same time run one after the

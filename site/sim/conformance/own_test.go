@@ -103,6 +103,20 @@ func TestSignals(t *testing.T) {
 		}
 		client.survives("signals")
 	})
+	t.Run("ignored at the start", func(t *testing.T) {
+		d := directories(t, under.uid)
+		out := under.command(d.environment, d.uid, "sh", "-c", "trap '' TERM INT HUP; exec "+under.control+" -d").run()
+		if out.code != 0 {
+			t.Fatalf("-d: %+v", out)
+		}
+		server := d.server()
+		client := d.neighbour()
+		for _, s := range all {
+			syscall.Kill(d.pid(), s)
+			syscall.Kill(server, s)
+		}
+		client.survives("signals")
+	})
 	t.Run("quit", func(t *testing.T) {
 		fault(t, "daemon_quits_on", "TERM")
 		d := start(t)

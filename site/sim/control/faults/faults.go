@@ -7,6 +7,7 @@ package faults
 
 import (
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -50,12 +51,15 @@ func (k Knobs) Wait(knob string, otherwise time.Duration) time.Duration {
 // signals are those that a user or Slurm sends to a program to end it, by the names that knobs hold.
 var signals = map[string]os.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "HUP": syscall.SIGHUP}
 
-// Signals returns the signals that a knob can name.
-func Signals() (all []os.Signal) {
+// Arrivals returns a channel with the signals that a knob can name, without those that this program ignores.
+func Arrivals() <-chan os.Signal {
+	arrived := make(chan os.Signal, 1)
 	for _, s := range signals {
-		all = append(all, s)
+		if !signal.Ignored(s) {
+			signal.Notify(arrived, s)
+		}
 	}
-	return all
+	return arrived
 }
 
 // Names reports whether the knob's file names a signal, as in "TERM INT".

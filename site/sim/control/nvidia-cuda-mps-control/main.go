@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/control/dispositions"
 )
 
 //go:embed help.txt
@@ -21,6 +23,7 @@ var help string
 const version = "CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\nCopyright (C) 2003 - 2025 NVIDIA Corporation.\n\n"
 
 func main() {
+	dispositions.Restore(quitsOn)
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

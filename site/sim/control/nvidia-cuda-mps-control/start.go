@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -239,11 +238,17 @@ func (d *daemon) lock() bool {
 	return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
+// quitsOn reports whether the knob daemon_quits_on names a signal.
+func quitsOn(s os.Signal) bool {
+	here, err := node.Here()
+	return err == nil && faults.Of(here).Names("daemon_quits_on", s)
+}
+
 // handleSignals does what the knobs daemon_ignores and daemon_quits_on say about SIGTERM, SIGINT and SIGHUP. Without
-// them each of these signals ends the daemon. While the knob ignore_quit is set, SIGTERM has no effect.
+// them each of these signals ends the daemon, if it was not started to ignore the signal. While the knob ignore_quit is
+// set, SIGTERM has no effect.
 func (d *daemon) handleSignals() {
-	arrived := make(chan os.Signal, 1)
-	signal.Notify(arrived, faults.Signals()...)
+	arrived := faults.Arrivals()
 	go func() {
 		for s := range arrived {
 			switch {

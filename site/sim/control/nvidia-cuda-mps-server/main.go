@@ -10,13 +10,13 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/control/dispositions"
 	"github.com/slurm-mps/slurm-mps/site/sim/control/faults"
 	"github.com/slurm-mps/slurm-mps/site/sim/control/nofile"
 	"github.com/slurm-mps/slurm-mps/site/sim/control/record"
@@ -39,7 +39,10 @@ const (
 	serverMemory = 66
 )
 
-func main() { os.Exit(run()) }
+func main() {
+	dispositions.Restore(func(os.Signal) bool { return false })
+	os.Exit(run())
+}
 
 func run() int {
 	link, err := wire.Adopt(linkDescriptor)
@@ -146,10 +149,9 @@ func (s *server) start() error {
 }
 
 // handleSignals makes SIGTERM, SIGINT and SIGHUP have no effect while the knob server_ignores names them. Otherwise
-// they end the server as SIGKILL does.
+// they end the server as SIGKILL does, if it was not started to ignore them.
 func (s *server) handleSignals() {
-	arrived := make(chan os.Signal, 1)
-	signal.Notify(arrived, faults.Signals()...)
+	arrived := faults.Arrivals()
 	go func() {
 		for sent := range arrived {
 			if !s.knobs.Names("server_ignores", sent) {
