@@ -63,10 +63,10 @@ func (p Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 }
 
 // republish writes the ticket of an adopted lease if a prolog died before it could.
-func (p Prolog) republish(l lease.Lease, v opening, devices []site.Device) error {
+func (p Prolog) republish(l lease.Lease, a admission, devices []site.Device) error {
 	_, err := p.Store.ReadTicket(l.Job.ID)
 	if errors.Is(err, lease.ErrNotFound) {
-		return p.Store.WriteTicket(p.ticket(l, v, devices))
+		return p.Store.WriteTicket(p.ticket(l, a, devices))
 	}
 	return err
 }

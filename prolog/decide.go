@@ -11,32 +11,32 @@ import (
 
 // decide asks the policy, after it has looked up what the rules mention. A look-up that fails is the node's failure.
 // No rule has matched by then, so no rule can let the job run without MPS.
-func (p Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) error {
-	v.request = request(v.job)
-	refusal, err := p.lookUp(ctx, v, rules.Lookups, &v.request)
+func (p Prolog) decide(ctx context.Context, a *admission, rules policy.Policy) error {
+	a.request = request(a.job)
+	refusal, err := p.lookUp(ctx, a, rules.Lookups, &a.request)
 	if err != nil {
 		return err
 	}
 	if refusal != "" {
-		v.verdict = policy.Decision{Requested: true, Denied: refusal}
+		a.verdict = policy.Decision{Requested: true, Denied: refusal}
 		return nil
 	}
-	v.verdict = rules.Decide(v.request)
+	a.verdict = rules.Decide(a.request)
 	return nil
 }
 
 // lookUp adds to a request what the rules mention and Slurm does not pass. If it is not certain which GPUs the job
 // has, the job is refused, because a rule about them could only guess.
-func (p Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
+func (p Prolog) lookUp(ctx context.Context, a *admission, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
 	for _, look := range []struct {
 		needed bool
 		up     func() error
 	}{
-		{needs.Features, func() (err error) { r.Features, err = p.Slurm.Features(v.job); return err }},
-		{needs.Groups, func() (err error) { r.Groups, err = p.groupNames(ctx, v); return err }},
+		{needs.Features, func() (err error) { r.Features, err = p.Slurm.Features(a.job); return err }},
+		{needs.Groups, func() (err error) { r.Groups, err = p.groupNames(ctx, a); return err }},
 		{needs.Driver, func() (err error) { r.Driver, err = p.GPUs.Driver(); return err }},
 		{needs.Devices, func() (err error) { r.NodeGPUs, err = p.countGPUs(); return err }},
-		{needs.GPU, func() (err error) { r.GPU, refusal, err = firstGPU(v); return err }},
+		{needs.GPU, func() (err error) { r.GPU, refusal, err = firstGPU(a); return err }},
 	} {
 		if !look.needed {
 			continue
@@ -53,8 +53,8 @@ func (p Prolog) countGPUs() (int, error) {
 	return len(all), err
 }
 
-func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
-	found, err := v.resolve()
+func firstGPU(a *admission) (facts policy.GPUFacts, refusal string, err error) {
+	found, err := a.resolve()
 	if err != nil || found.refusal != "" {
 		return facts, found.refusal, err
 	}
@@ -62,8 +62,8 @@ func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
 	return policy.GPUFacts{Product: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
 }
 
-func (p Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {
-	groups, err := v.groups()
+func (p Prolog) groupNames(ctx context.Context, a *admission) ([]string, error) {
+	groups, err := a.groups()
 	if err != nil {
 		return nil, err
 	}

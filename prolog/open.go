@@ -22,23 +22,23 @@ import (
 // undoTime bounds the undo of a prolog that failed. The undo may go on when the prolog's own time is over.
 const undoTime = 30 * time.Second
 
-// openLease makes the lease. A failure of a process that runs as the user does not prove that the node is faulty:
+// makeLease makes the lease. A failure of a process that runs as the user does not prove that the node is faulty:
 // other processes of the user can stop and kill the control program, quit the daemon, and answer in its place. So the
 // daemons are then tried as the account nobody, which no user can disturb. If they work, the user gets a second try,
 // if there is time. If that fails too, the job is refused, and the node is not drained.
-func (p Prolog) openLease(ctx context.Context, v opening, devices []site.Device) (Outcome, error) {
-	l, err := p.draft(v, devices)
+func (p Prolog) makeLease(ctx context.Context, a admission, devices []site.Device) (Outcome, error) {
+	l, err := p.draft(a, devices)
 	if err != nil {
 		return Failed, err
 	}
-	if l.Job.Groups, err = v.groups(); err != nil {
+	if l.Job.Groups, err = a.groups(); err != nil {
 		return Failed, err
 	}
-	err = p.attempt(ctx, l, v, devices)
+	err = p.attempt(ctx, l, a, devices)
 	if !failedAsUser(err) {
 		return outcome(err)
 	}
-	if trial := p.step("trial as nobody", func() error { return p.trial(l, v.verdict.Grant) }); trial != nil {
+	if trial := p.step("trial as nobody", func() error { return p.trial(l, a.verdict.Grant) }); trial != nil {
 		p.Log.Error().Err(trial).Msg("the control daemon also fails as user nobody: the node is at fault")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
@@ -46,7 +46,7 @@ func (p Prolog) openLease(ctx context.Context, v opening, devices []site.Device)
 		return Failed, err
 	}
 	if ctx.Err() == nil {
-		err = p.attempt(ctx, l, v, devices)
+		err = p.attempt(ctx, l, a, devices)
 	}
 	if !failedAsUser(err) {
 		return outcome(err)
@@ -54,7 +54,7 @@ func (p Prolog) openLease(ctx context.Context, v opening, devices []site.Device)
 	refusal := strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again"
 	p.Log.Warn().Uint32("uid", l.Job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
 	return Refused, p.Store.WriteTicket(lease.Ticket{
-		Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: refusal, RunWithoutMPS: v.verdict.Grant.OnFailure == policy.FailRunWithout,
+		Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: refusal, RunWithoutMPS: a.verdict.Grant.OnFailure == policy.FailRunWithout,
 	})
 }
 
@@ -72,12 +72,12 @@ func failedAsUser(err error) bool {
 }
 
 // attempt makes a lease. It stops at the first error, and then undoes what the lease lists.
-func (p Prolog) attempt(ctx context.Context, l lease.Lease, v opening, devices []site.Device) error {
+func (p Prolog) attempt(ctx context.Context, l lease.Lease, a admission, devices []site.Device) error {
 	l.GPUs, l.Daemons = slices.Clone(l.GPUs), slices.Clone(l.Daemons)
 	if err := p.step("lease", func() error { return p.Store.Create(ctx, l) }); err != nil {
 		return err
 	}
-	err := p.apply(ctx, &l, v, devices)
+	err := p.apply(ctx, &l, a, devices)
 	if err == nil {
 		return nil
 	}
@@ -131,15 +131,15 @@ func (p Prolog) undo(l lease.Lease) error {
 }
 
 // draft returns the lease as it will be. It has the modes that the GPUs have now, because the undo restores those.
-func (p Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
-	grant := v.verdict.Grant
-	asked, err := json.Marshal(v.request.Truncated())
+func (p Prolog) draft(a admission, devices []site.Device) (lease.Lease, error) {
+	grant := a.verdict.Grant
+	asked, err := json.Marshal(a.request.Truncated())
 	if err != nil {
-		return lease.Lease{}, fmt.Errorf("cannot record request of job %d: %w", v.job.ID, err)
+		return lease.Lease{}, fmt.Errorf("cannot record request of job %d: %w", a.job.ID, err)
 	}
 	l := lease.Lease{
-		SLUID: v.job.SLUID,
-		Job:   leaseJob(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
+		SLUID: a.job.SLUID,
+		Job:   leaseJob(a.job), Phase: lease.Opening, Rule: a.verdict.Rule, Request: asked,
 		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold), Pause: lease.Duration(grant.Pause),
 		Clients:   p.served(),
 		CreatedAt: p.Clock(),
@@ -156,9 +156,9 @@ func (p Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 		if _, err := p.Daemons.Fit(len(group)); err != nil {
 			return l, err
 		}
-		dir := p.Store.DaemonDir(v.job.ID, n)
+		dir := p.Store.DaemonDir(a.job.ID, n)
 		l.Daemons = append(l.Daemons, lease.Daemon{
-			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: p.groupOf(v.job.ID, n),
+			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: p.groupOf(a.job.ID, n),
 		})
 	}
 	return l, nil
@@ -203,7 +203,7 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 
 // apply carries out the lease, in the order of docs/contract.md. The modes are set while the daemon starts: only the
 // daemon's server opens the GPUs, and Configure starts it.
-func (p Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []site.Device) error {
+func (p Prolog) apply(ctx context.Context, l *lease.Lease, a admission, devices []site.Device) error {
 	if err := p.modesAsClaimed(l); err != nil {
 		return err
 	}
@@ -219,12 +219,12 @@ func (p Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []
 	if err != nil {
 		return err
 	}
-	ceiling := policy.PercentFrom(v.verdict.Grant.Ceiling)
+	ceiling := policy.PercentFrom(a.verdict.Grant.Ceiling)
 	if err := p.step("answer", func() error { return p.prepareDaemons(ctx, *l, ceiling) }); err != nil {
 		return err
 	}
 	p.writeJobFiles(*l)
-	return p.step("ticket", func() error { return p.publish(*l, p.ticket(*l, v, devices)) })
+	return p.step("ticket", func() error { return p.publish(*l, p.ticket(*l, a, devices)) })
 }
 
 // modesAsClaimed reads the modes again, because the devices belong to this job only now. Until then another job's

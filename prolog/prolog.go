@@ -88,30 +88,38 @@ const (
 	Failed        Outcome = "failed"  // the node failed: drain it
 )
 
-// Open decides on a job and makes its lease. The error is nil for all outcomes except RanWithoutMPS and Failed.
+// Open decides on a job that asks for MPS, and makes its lease. The error is nil for all outcomes except RanWithoutMPS
+// and Failed.
 func (p Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (Outcome, error) {
-	if !Requested(job, rules) {
-		return NotRequested, nil
-	}
-	v := opening{
+	a := admission{
 		job:     job,
 		groups:  sync.OnceValues(func() ([]uint32, error) { return p.Daemons.UserGroups(ctx, leaseJob(job)) }),
 		resolve: sync.OnceValues(func() (resolution, error) { return p.resolve(job) }),
 	}
-	if err := p.decide(ctx, &v, rules); err != nil {
+	if err := p.decide(ctx, &a, rules); err != nil {
 		return Failed, err
 	}
-	p.Log = p.Log.With().Str("rule", v.verdict.Rule).Logger()
-	lock, err := p.Store.Lock(ctx, job.ID)
+	return p.logging(a.verdict.Rule).admit(ctx, a)
+}
+
+// logging returns a prolog that logs the rule, too.
+func (p Prolog) logging(rule string) Prolog {
+	p.Log = p.Log.With().Str("rule", rule).Logger()
+	return p
+}
+
+// admit makes the lease while it holds the job's lock.
+func (p Prolog) admit(ctx context.Context, a admission) (Outcome, error) {
+	lock, err := p.Store.Lock(ctx, a.job.ID)
 	if err != nil {
 		return Failed, err
 	}
 	defer lock.Release()
-	outcome, err := p.open(ctx, v)
+	outcome, err := p.leaseOrRefuse(ctx, a)
 	if err == nil {
 		return outcome, nil
 	}
-	return p.onFailure(v, err)
+	return p.onFailure(a, err)
 }
 
 // Requested reports whether a job asks for MPS. Without a trigger only the rules decide that, and they need no
@@ -124,8 +132,8 @@ func Requested(job slurm.Job, rules policy.Policy) bool {
 	return asks
 }
 
-// opening is one job in the prolog: the verdict, and what is looked up only once.
-type opening struct {
+// admission is one job in the prolog: the verdict, and what is looked up only once.
+type admission struct {
 	job     slurm.Job
 	request policy.Request
 	verdict policy.Decision
@@ -144,26 +152,27 @@ func isDirty(err error) bool {
 }
 
 // onFailure returns the outcome of a failure.
-func (p Prolog) onFailure(v opening, failure error) (Outcome, error) {
-	if v.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
+func (p Prolog) onFailure(a admission, failure error) (Outcome, error) {
+	if a.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
 		return Failed, failure
 	}
-	ticket := lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: failure.Error(), RunWithoutMPS: true}
+	ticket := lease.Ticket{Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: failure.Error(), RunWithoutMPS: true}
 	if err := p.Store.WriteTicket(ticket); err != nil {
 		return Failed, errors.Join(failure, err)
 	}
 	return RanWithoutMPS, failure
 }
 
-func (p Prolog) open(ctx context.Context, v opening) (Outcome, error) {
-	before, err := p.earlierLease(ctx, v.job)
+// leaseOrRefuse adopts or undoes an earlier lease of the job. Then it makes a lease, or a ticket that refuses the job.
+func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error) {
+	before, err := p.earlierLease(ctx, a.job)
 	if err != nil {
 		return Failed, err
 	}
-	found := resolution{refusal: v.verdict.Denied}
+	found := resolution{refusal: a.verdict.Denied}
 	if found.refusal == "" {
-		go v.groups() // while the driver is asked for the GPUs, because both take time
-		err = p.step("gpus", func() (err error) { found, err = v.resolve(); return err })
+		go a.groups() // while the driver is asked for the GPUs, because both take time
+		err = p.step("gpus", func() (err error) { found, err = a.resolve(); return err })
 	}
 	if err != nil {
 		return Failed, err
@@ -171,7 +180,7 @@ func (p Prolog) open(ctx context.Context, v opening) (Outcome, error) {
 	if before != nil {
 		if p.adoptable(ctx, *before, found) {
 			p.guardAgain(ctx, *before)
-			return Adopted, p.republish(*before, v, found.devices)
+			return Adopted, p.republish(*before, a, found.devices)
 		}
 		if err := p.undo(*before); err != nil {
 			return Failed, dirtyError{err}
@@ -179,7 +188,7 @@ func (p Prolog) open(ctx context.Context, v opening) (Outcome, error) {
 	}
 	if found.refusal != "" {
 		p.Log.Warn().Str("reason", found.refusal).Msg("refused: the ticket has the reason")
-		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: found.refusal})
+		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: found.refusal})
 	}
-	return p.openLease(ctx, v, found.devices)
+	return p.makeLease(ctx, a, found.devices)
 }

@@ -15,12 +15,12 @@ func (p Prolog) publish(l lease.Lease, t lease.Ticket) error {
 	return errors.Join(p.Store.SetPhase(&l, lease.Opened), p.Store.WriteTicket(t))
 }
 
-func (p Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
+func (p Prolog) ticket(l lease.Lease, a admission, devices []site.Device) lease.Ticket {
 	l.Job.Groups = nil // only the lease needs them
-	g, positions := v.verdict.Grant, positions(v.job)
+	g, positions := a.verdict.Grant, positions(a.job)
 	g.MaxClients = p.maxClients(l, g)
 	t := lease.Ticket{
-		Job: l.Job, Rule: v.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
+		Job: l.Job, Rule: a.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
 		Exclusive: slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool { return gpu.NewMode == site.ModeExclusiveProcess }),
 		Daemons:   l.Daemons, ControlProgram: p.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
 	}

@@ -21,7 +21,7 @@ type Cleanup struct {
 // OpenCleanup builds a Cleanup. It creates the folders of the state and of the log if they do not exist.
 func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 	out, closeLog := logfile.Open(paths.Log())
-	n, err := open(paths, out, "reap", 0)
+	n, err := newNode(paths, out, "reap", 0)
 	if err != nil {
 		closeLog()
 		return nil, err

@@ -13,21 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
-
-// Features returns the features that slurm.conf gives the job's node. A node that registered itself has no line in
-// slurm.conf, so it has no features.
-func (n node) Features(job slurm.Job) ([]string, error) {
-	if job.Conf == "" {
-		return nil, errors.New("cannot read features of the node: SLURM_CONF is not set")
-	}
-	line, err := slurm.ReadNode(job.Conf, job.Node)
-	if errors.Is(err, slurm.ErrNoNode) {
-		return nil, nil
-	}
-	return line.Features, err
-}
 
 // UserGroupNames returns the names of all groups of a user, as the policy gets them for a job.
 func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {

@@ -41,9 +41,9 @@ type node struct {
 	log     zerolog.Logger
 }
 
-// open builds a node. The caller opens and closes the log. If the site's file cannot be used, open logs the reason,
+// newNode builds a node. The caller opens and closes the log. If the site's file cannot be used, newNode logs the reason,
 // and no job fails because of it.
-func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
+func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
 	log := logfile.Of(out, program, job)
 	config, status := policyfile.ReadConfig(paths)
 	if status.Err != nil {
@@ -105,6 +105,19 @@ func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
 	}
 	gres.Add(line)
 	return gres, err
+}
+
+// Features returns the features that slurm.conf gives the job's node. A node that registered itself has no line in
+// slurm.conf, so it has no features.
+func (n node) Features(job slurm.Job) ([]string, error) {
+	if job.Conf == "" {
+		return nil, errors.New("cannot read features of the node: SLURM_CONF is not set")
+	}
+	line, err := slurm.ReadNode(job.Conf, job.Node)
+	if errors.Is(err, slurm.ErrNoNode) {
+		return nil, nil
+	}
+	return line.Features, err
 }
 
 // command builds the command line of a program without arguments that slurmd runs as root.

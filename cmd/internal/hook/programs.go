@@ -38,7 +38,7 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	log := logfile.Of(out, "prolog", job.ID)
 	outcome := prolog.NotRequested
 	if err == nil {
-		outcome, err = openJob(paths, out, log, job)
+		outcome, err = runJob(paths, out, log, job)
 	}
 	logSilence(log)
 	if err != nil && outcome != prolog.RanWithoutMPS {
@@ -49,9 +49,9 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	return nil
 }
 
-// openJob opens the lease of a job that asks for MPS. For a job that does not ask, openJob reads no file but the
+// runJob opens the lease of a job that asks for MPS. For a job that does not ask, runJob reads no file but the
 // policy. Such a job does not fail if the node's files are wrong.
-func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
+func runJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
 	rules, err := readPolicy(paths, log)
 	if !prolog.Requested(job, rules) {
 		return prolog.NotRequested, nil
@@ -59,7 +59,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	if err != nil {
 		return prolog.Failed, err
 	}
-	n, err := open(paths, out, "prolog", job.ID)
+	n, err := newNode(paths, out, "prolog", job.ID)
 	if err != nil {
 		return prolog.Failed, err
 	}
@@ -142,7 +142,7 @@ func runEpilog(p cli.Process, paths site.Paths) error {
 // not fail the epilog. A job that did not ask for MPS has nothing here.
 func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) error {
 	untouched := lease.HasNothingOf(paths.Run(), job)
-	n, err := open(paths, out, "epilog", job)
+	n, err := newNode(paths, out, "epilog", job)
 	if err == nil {
 		_, err = within(n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, n.epilog().Close(ctx, job)
