@@ -40,9 +40,14 @@ func (r *Run) readRank() (err error) {
 		return err
 	}
 	if r.Options.Slots == JobTasks {
-		if r.rank.Options.Slots, err = jobTasks(r.Env); err != nil {
-			return err
+		n, err := slurm.TasksOnNode(r.Env)
+		if err == nil && n == 1 { // one slot would run the processes one after the other
+			err = errors.New("cannot count slots: the job or step has one task on this node")
 		}
+		if err != nil {
+			return fmt.Errorf("%w: give the number: --slots=8", err)
+		}
+		r.rank.Options.Slots = n
 	}
 	if r.readTask(); r.taskErr != nil {
 		return r.taskErr
@@ -75,19 +80,6 @@ func (r *Run) host() HostInfo {
 	return host
 }
 
-// jobTasks returns the number of slots if the user gives no number: the job's tasks on this node. It refuses 1,
-// because one slot would run the processes one after the other.
-func jobTasks(env slurm.Env) (int, error) {
-	n, err := slurm.TasksOnNode(env)
-	if err == nil && n == 1 {
-		err = errors.New("cannot count slots: the job or step has one task on this node")
-	}
-	if err != nil {
-		return 0, fmt.Errorf("%w: give the number: --slots=8", err)
-	}
-	return n, nil
-}
-
 // readTask reads the rank's place on its node, once.
 func (r *Run) readTask() {
 	if !r.taskRead {
@@ -114,8 +106,8 @@ func readTask(env slurm.Env, pid int, options Options) (slurm.Task, error) {
 	return task, nil
 }
 
-// launchID names the launch of the rank. All ranks of a launch on a node have the same parent, which has started them.
-// The name is found once.
+// launchID names the launch of the rank, whose place was read before. All ranks of a launch on a node have the same
+// parent, which has started them. The name is found once.
 func (r *Run) launchID() (string, error) {
 	if r.launch != "" {
 		return r.launch, nil
@@ -130,7 +122,6 @@ func (r *Run) launchID() (string, error) {
 			return "", err
 		}
 	}
-	r.readTask()
 	r.launch = LaunchID(r.Env, r.task, parent.Process)
 	return r.launch, nil
 }
