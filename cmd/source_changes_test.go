@@ -31,6 +31,7 @@ var changeRecipes = []changeRecipe{
 		"policy/testdata/options.txt":                                 "texts of options, of several attributes",
 		"mpirun-wrap/golden_test.go":                                  "tickets of the goldens, of several attributes",
 		"mpirun-wrap/testdata/golden/h200-1-max_clients-4-srun-5.txt": "the limit itself",
+		"cmd/internal/own/keeper.go":                                  "a daemon without root has the limit, too",
 		"cmd/internal/tune/cmd_tune.go":                               "the limit bounds what mps-tune tries",
 		"cmd/job_faults_test.go":                                      "a node that bounds the limit",
 		"prolog/ticket_test.go":                                       "a node that bounds the limit",

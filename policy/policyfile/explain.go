@@ -22,7 +22,7 @@ type Explanation struct {
 	How     string           `json:"how"`   // how the job asks, or the ways to ask
 	Verdict policy.Decision  `json:"verdict"`
 	Grant   []AttributeTrace `json:"grant,omitempty"` // of the verdict, if it has a grant
-	Options []policy.Setting `json:"options,omitempty"`
+	Options policy.Options   `json:"options,omitempty"`
 	Rules   []RuleTrace      `json:"rules,omitempty"` // in order, up to the rule that decides
 }
 

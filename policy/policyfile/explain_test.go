@@ -79,7 +79,7 @@ policy.hcl:18 rest true
 	if got := shown(x); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if len(x.Grant) == 0 || fmt.Sprint(x.Options) != "[{overlap 1}]" {
+	if len(x.Grant) == 0 || x.Options.String() != "overlap=1" {
 		t.Errorf("grant %v, options %v", x.Grant, x.Options)
 	}
 	if leaves := x.Rules[1].When.Leaves(); len(leaves) != 4 || leaves[2].Source != "job.uid < 1000" {

@@ -28,7 +28,7 @@ type typeChecker struct {
 	loop   map[string]cty.Type  // the variables of the for that is being checked
 	needs  policy.Lookups       // the look-ups that the expressions need
 	wrong  hcl.Diagnostics
-
+	// functions are the builtins in hcl's form. They stand here because builtins cannot refer to themselves.
 	functions map[string]function.Function
 }
 
@@ -72,22 +72,27 @@ func (c *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) 
 
 // constant returns the value of a checked expression that does not depend on the job. A failure is a mistake.
 func (c *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
-	if !namesOnly(e, c.fixed) {
-		return v, false
-	}
-	v, failed := evaluate(e, constantContext(c.fixed, c.functions))
+	v, ok, failed := constant(e, c.fixed, c.functions)
 	if failed != nil {
 		c.wrong = append(c.wrong, failed)
 	}
-	return v, failed == nil
+	return v, ok
 }
 
-// namesOnly reports whether an expression names no variable except these locals.
-func namesOnly(e hclsyntax.Expression, locals map[string]cty.Value) bool {
-	return !slices.ContainsFunc(namesOf(e), func(n variableName) bool {
+// constant returns the value of a checked expression that names no variable except these locals.
+func constant(
+	e hclsyntax.Expression, locals map[string]cty.Value, functions map[string]function.Function,
+) (v cty.Value, ok bool, failed *hcl.Diagnostic) {
+	variable := func(n variableName) bool {
 		_, known := locals[n.attribute]
 		return n.root != "local" || !known
-	})
+	}
+	if slices.ContainsFunc(namesOf(e), variable) {
+		return v, false, nil
+	}
+	variables := map[string]cty.Value{"local": cty.ObjectVal(locals)}
+	v, failed = evaluate(e, &hcl.EvalContext{Variables: variables, Functions: functions})
+	return v, failed == nil, failed
 }
 
 // variableName is the name of a variable in an expression, like job.user. The attribute is "" if it is not constant.
@@ -102,11 +107,6 @@ func namesOf(e hclsyntax.Expression) (names []variableName) {
 		names = append(names, n)
 	}
 	return names
-}
-
-// constantContext is the context of an expression without a job's variables.
-func constantContext(locals map[string]cty.Value, called map[string]function.Function) *hcl.EvalContext {
-	return &hcl.EvalContext{Variables: map[string]cty.Value{"local": cty.ObjectVal(locals)}, Functions: called}
 }
 
 // constantOf returns the value of an attribute that may not depend on the job.

@@ -45,7 +45,7 @@ func (c *Compiled) neverTried() (found hcl.Diagnostics) {
 				last.name, last.where.Filename, last.where.Start.Line))
 			continue
 		}
-		if always, ok := c.constant(r.when); ok && always.True() {
+		if always, ok, _ := constant(r.when, c.fixed, functions()); ok && always.True() {
 			last = r
 		}
 	}
@@ -59,44 +59,36 @@ func (c *Compiled) olderWord(n hclsyntax.Node) hcl.Diagnostics {
 		return nil
 	}
 	factor := "${" + lineBreaks.ReplaceAllString(c.sourceOf(a.Expr), " ") + "}"
-	if v, ok := c.constant(a.Expr); ok {
+	if v, ok, _ := constant(a.Expr, c.fixed, functions()); ok {
 		factor = decimal(float(v))
 	}
 	return hcl.Diagnostics{mistake(a.NameRange, "Older word", `write share = "overlap:%s"`, factor)}
 }
 
-// constant returns the value of an expression that names no variable of a job.
-func (c *Compiled) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
-	if !namesOnly(e, c.fixed) {
-		return v, false
-	}
-	v, failed := evaluate(e, constantContext(c.fixed, functions()))
-	return v, failed == nil
-}
-
 // neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.
 func (c *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
-	sides := [][2]hclsyntax.Expression{} // a variable, and what it is compared with
+	type pair struct{ variable, value hclsyntax.Expression }
+	var pairs []pair
 	switch e := n.(type) {
 	case *hclsyntax.BinaryOpExpr:
 		if e.Op == hclsyntax.OpEqual || e.Op == hclsyntax.OpNotEqual {
-			sides = append(sides, [2]hclsyntax.Expression{e.LHS, e.RHS}, [2]hclsyntax.Expression{e.RHS, e.LHS})
+			pairs = append(pairs, pair{e.LHS, e.RHS}, pair{e.RHS, e.LHS})
 		}
 	case *hclsyntax.FunctionCallExpr:
 		if e.Name == "contains" {
-			sides = append(sides, [2]hclsyntax.Expression{e.Args[1], e.Args[0]})
+			pairs = append(pairs, pair{e.Args[1], e.Args[0]})
 		}
 	}
-	for _, side := range sides {
-		variable := strings.TrimSpace(c.sourceOf(side[0]))
+	for _, p := range pairs {
+		variable := strings.TrimSpace(c.sourceOf(p.variable))
 		root, name, _ := strings.Cut(variable, ".")
-		value, ok := c.constant(side[1])
+		value, ok, _ := constant(p.value, c.fixed, functions())
 		if _, known := variableNamed(root, name); !known || !ok {
 			continue
 		}
 		for _, text := range texts(value) {
 			if detail := never(variable, text); detail != "" {
-				found = append(found, mistake(side[1].Range(), "Never equal", "%s", detail))
+				found = append(found, mistake(p.value.Range(), "Never equal", "%s", detail))
 			}
 		}
 	}

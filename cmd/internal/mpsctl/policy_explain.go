@@ -300,7 +300,7 @@ func (a answer) verdict(b *strings.Builder, s command.Screen) {
 	case a.Verdict.Granted():
 		fmt.Fprintf(b, "\nGranted by rule %q", a.Verdict.Rule)
 		if len(a.Options) > 0 {
-			fmt.Fprintf(b, ", with the user's %s", spelled(a.Options))
+			fmt.Fprintf(b, ", with the user's %s", a.Options)
 		}
 		b.WriteString(":\n")
 		a.granted(b, s)
@@ -340,12 +340,4 @@ func origin(a policyfile.AttributeTrace) string {
 		from = append(from, "default")
 	}
 	return strings.Join(from, ", ")
-}
-
-func spelled(settings []policy.Setting) string {
-	words := make([]string, len(settings))
-	for i, setting := range settings {
-		words[i] = setting.Name + "=" + setting.Value
-	}
-	return strings.Join(words, ",")
 }
