@@ -152,13 +152,13 @@ func piecesOf(ranks []Rank, sms int) (pieces []rankPiece) {
 		pieces = append(pieces, rankPiece{sms: sms, nth: 0, names: []string{name}, owners: n})
 		layer++
 	}
-	at := layer * sms
+	place := layer * sms
 	for nth, r := range slices.DeleteFunc(slices.Clone(ranks), func(r Rank) bool { return r.SMs >= sms }) {
 		names := []string{fmt.Sprintf("rank %d: %d SMs", r.Rank, r.SMs), fmt.Sprintf("rank %d", r.Rank), fmt.Sprint(r.Rank)}
 		for left := r.SMs; left > 0; {
-			n := min(left, sms-at%sms)
-			pieces = append(pieces, rankPiece{from: at % sms, sms: n, layer: at / sms, nth: nth, names: names, owners: 1})
-			at, left = at+n, left-n
+			n := min(left, sms-place%sms)
+			pieces = append(pieces, rankPiece{from: place % sms, sms: n, layer: place / sms, nth: nth, names: names, owners: 1})
+			place, left = place+n, left-n
 		}
 	}
 	return pieces
@@ -172,13 +172,13 @@ func ownedRuns(pieces []rankPiece, sms int, cell px) (runs []ownedRun) {
 			owners[i] += p.owners
 		}
 	}
-	for from := 0; from < sms; {
-		to := from
-		for to < sms && owners[to] == owners[from] {
-			to++
+	for first := 0; first < sms; {
+		end := first
+		for end < sms && owners[end] == owners[first] {
+			end++
 		}
-		runs = append(runs, runOf(from, to, owners[from], cell))
-		from = to
+		runs = append(runs, runOf(first, end, owners[first], cell))
+		first = end
 	}
 	return runs
 }

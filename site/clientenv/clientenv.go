@@ -155,8 +155,8 @@ func (e Environment) MemoryMiB(uuid site.UUID) (mib int, ok bool) {
 	if mib, ok = e.memory[string(uuid)]; ok {
 		return mib, true
 	}
-	if at := slices.Index(e.visible, string(uuid)); at >= 0 {
-		mib, ok = e.memory[strconv.Itoa(at)]
+	if place := slices.Index(e.visible, string(uuid)); place >= 0 {
+		mib, ok = e.memory[strconv.Itoa(place)]
 		return mib, ok
 	}
 	uuids := slices.ContainsFunc(e.visible, func(v string) bool { return site.UUID(v).Valid() })

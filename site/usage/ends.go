@@ -62,16 +62,16 @@ func (c Client) Neighbours(gpu string) string {
 
 // Who names a client by its rank, step and program, as far as they are known.
 func (c Client) Who() string {
-	name, in := fmt.Sprintf("pid %d", c.PID), []string{}
+	name, details := fmt.Sprintf("pid %d", c.PID), []string{}
 	if c.Rank >= 0 {
-		name, in = fmt.Sprintf("rank %d", c.Rank), []string{name}
+		name, details = fmt.Sprintf("rank %d", c.Rank), []string{name}
 	}
 	if c.Program != "" {
-		in = slices.Insert(in, 0, c.Program)
+		details = slices.Insert(details, 0, c.Program)
 	}
 	name += ofStep(c.Step)
-	if len(in) > 0 {
-		name += " (" + strings.Join(in, ", ") + ")"
+	if len(details) > 0 {
+		name += " (" + strings.Join(details, ", ") + ")"
 	}
 	return name
 }
@@ -166,9 +166,9 @@ func (r Report) eachOnce() []Client {
 	}
 	seen := map[one]bool{}
 	return slices.DeleteFunc(slices.Clone(r.Clients), func(c Client) bool {
-		is := one{c.PID, c.Begin.UnixNano()}
-		twice := seen[is]
-		seen[is] = true
+		client := one{c.PID, c.Begin.UnixNano()}
+		twice := seen[client]
+		seen[client] = true
 		return twice
 	})
 }
@@ -178,11 +178,12 @@ func (r Report) who(pid int) string {
 	if pid == 0 {
 		return "a client that the server did not name"
 	}
-	at := slices.IndexFunc(r.Clients, func(c Client) bool { return c.PID == pid })
-	if at < 0 {
-		return fmt.Sprintf("pid %d", pid)
+	for _, c := range r.Clients {
+		if c.PID == pid {
+			return c.Who()
+		}
 	}
-	return r.Clients[at].Who()
+	return fmt.Sprintf("pid %d", pid)
 }
 
 // Verdict returns the result of a job in one sentence: how its clients ended, and how busy its GPUs were.

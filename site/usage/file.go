@@ -34,14 +34,14 @@ func Read(path string) (r Report, err error) {
 
 // sound reports whether the report has a known schema and all of its indexes are valid.
 func (r Report) sound() bool {
-	is := func(gpu int) bool { return gpu >= 0 && gpu < len(r.GPUs) }
+	exists := func(gpu int) bool { return gpu >= 0 && gpu < len(r.GPUs) }
 	for _, c := range r.Clients {
-		if c.GPU != -1 && !is(c.GPU) {
+		if c.GPU != -1 && !exists(c.GPU) {
 			return false
 		}
 	}
 	for _, f := range r.Faults {
-		if !is(f.GPU) {
+		if !exists(f.GPU) {
 			return false
 		}
 	}

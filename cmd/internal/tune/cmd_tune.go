@@ -40,18 +40,13 @@ the rate of all, that rate counts. If each rank prints the rate of the whole pro
 MPI label the ranks. With other launchers, the last rate in the output of all ranks counts.
 
 mps-tune makes one run to warm up, and stops if it fails. Then it tries each number of ranks with each share once, in
-an order by chance, and again, --repeats times in all. The site's own share is always among them. If a try fails, it
-is not repeated, and it cannot be the best.
-
-Another share is called faster if a test proves it: a one-sided t-test for pairs, on the logarithms of the rates. A
-pair is the two rates of one round. The gain must be 1 % or more. The chance that a trial calls any share faster that
-is not is 0.5 % at most, for all comparisons together (Bonferroni). The test assumes that the noise of the pairs is
-normal and independent. If nothing is proved, the site's own share stays. More --repeats prove smaller gains.
+an order by chance, and again, --repeats times in all. The site's own share is always among them. Another share is
+called faster if a t-test for pairs proves a gain of 1 % or more. docs/reference.md has the test and its limits. If
+nothing is proved, the site's own share stays. More --repeats prove smaller gains.
 
 --save stores the share that is proved to be faster, for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
 ~/.config/slurm-mps/tuned. mpirun-wrap --share=tuned then finds the share by the program's file name, the ranks on a
-GPU and the GPU's model. If nothing is proved, nothing is stored: leave out --share=tuned. A site's shares are in
-/etc/slurm-mps/tuned, with the same lines.
+GPU and the GPU's model. A site's shares are in /etc/slurm-mps/tuned, with the same lines.
 
 The exit code is 0 if mps-tune finds a best share. It is 1 if no share could be run or something failed, and 2 if the
 command line has a mistake. --json prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`

@@ -93,15 +93,15 @@ func splitLine(data []byte, atEOF bool) (advance int, token []byte, err error) {
 // of the line's end.
 func (l *listener) hear(line []byte, rank int, begins, stderr bool) int {
 	for l.labels.form != nil && (begins || !l.labels.atLine) {
-		at := l.labels.form.FindSubmatchIndex(line)
-		if at == nil {
+		label := l.labels.form.FindSubmatchIndex(line)
+		if label == nil {
 			break
 		}
-		l.keepText(line[:at[0]], rank, stderr)
-		if number, err := strconv.Atoi(string(line[at[2]:at[3]])); err == nil && number < maxRanks {
+		l.keepText(line[:label[0]], rank, stderr)
+		if number, err := strconv.Atoi(string(line[label[2]:label[3]])); err == nil && number < maxRanks {
 			rank = number
 		}
-		line, begins = line[at[1]:], false
+		line, begins = line[label[1]:], false
 	}
 	l.keepText(line, rank, stderr)
 	return rank

@@ -31,9 +31,9 @@ func (q question) proof(r report) proof {
 	p := proof{comparisons: max(len(q.counts)*(len(q.rules)-1)+len(q.counts)-1, 1)}
 	var all []float64
 	for _, w := range r.Rules {
-		for _, own := range r.Rules {
-			if own.Rule == r.Site && own.Ranks == w.Ranks && w.Rule != r.Site && w.Median > 0 && own.Median > 0 {
-				_, deviation := spread(w.gains(own))
+		for _, site := range r.Rules {
+			if site.Rule == r.Site && site.Ranks == w.Ranks && w.Rule != r.Site && w.Median > 0 && site.Median > 0 {
+				_, deviation := spread(w.gains(site))
 				all = append(all, deviation)
 			}
 		}

@@ -81,15 +81,15 @@ func readRate(text string) (*rate, error) {
 
 // in returns the last rate in a line. If there is none, it returns an error.
 func (r rate) in(line []byte) (last float64, err error) {
-	at := -1
+	place := -1
 	for _, f := range r.forms {
 		for _, match := range f.pattern.FindAllSubmatchIndex(line, -1) {
-			if value, ok := f.value(line, match); ok && match[0] > at {
-				last, at = value, match[0]
+			if value, ok := f.value(line, match); ok && match[0] > place {
+				last, place = value, match[0]
 			}
 		}
 	}
-	if at < 0 {
+	if place < 0 {
 		return 0, errNoRate
 	}
 	return last, nil

@@ -97,8 +97,8 @@ func (a timeAxis) ticks() (all []axisTick) {
 	for step > 0 && a.lasts()/step > maxTicks {
 		step *= 2
 	}
-	for at := time.Duration(0); at <= a.lasts(); at += step {
-		all = append(all, axisTick{a.x(a.begin.Add(at)), lasting(at)})
+	for passed := time.Duration(0); passed <= a.lasts(); passed += step {
+		all = append(all, axisTick{a.x(a.begin.Add(passed)), lasting(passed)})
 	}
 	return all
 }
@@ -275,23 +275,23 @@ func laneFigures(r usage.Report, g usage.GPU, clients []usage.Client, faults []u
 }
 
 func laneOf(c usage.Client, g usage.GPU, running bool, y px, axis timeAxis) lane {
-	from, to := timeLeft, timeRight
+	begin, end := timeLeft, timeRight
 	if !c.Begin.IsZero() {
-		from = axis.x(c.Begin)
+		begin = axis.x(c.Begin)
 	}
 	if !c.End.IsZero() {
-		to = axis.x(c.End)
+		end = axis.x(c.End)
 	}
-	to = max(to, from)
+	end = max(end, begin)
 	word, shape := laneEndOf(c, running)
 	l := lane{Name: laneName(c), SMs: "all SMs", Peak: "–", Word: word, Lived: capital(c.Neighbours("the GPU")), Y: y}
 	l.Text = fmt.Sprintf("%s, pid %d, %s", cmp.Or(shown(c.Program, 24), "program not known"), c.PID,
 		shown(c.EndText(), 60))
-	if program := shown(c.Program, 24); to-from > 8*px(utf8.RuneCountInString(program))+12 {
-		l.Program, l.ProgramX = program, from+5
+	if program := shown(c.Program, 24); end-begin > 8*px(utf8.RuneCountInString(program))+12 {
+		l.Program, l.ProgramX = program, begin+5
 	}
-	l.Bar = fmt.Sprintf("M%v %vh%vv%vh-%vz", from, y-barHalf, max(to-from, 1), 2*barHalf, max(to-from, 1))
-	l.Mark, l.Class = shape.at(to, y), shape.class
+	l.Bar = fmt.Sprintf("M%v %vh%vv%vh-%vz", begin, y-barHalf, max(end-begin, 1), 2*barHalf, max(end-begin, 1))
+	l.Mark, l.Class = shape.at(end, y), shape.class
 	if c.SMs > 0 {
 		l.SMs = fmt.Sprintf("%d SMs", c.SMs)
 	}

@@ -123,7 +123,7 @@ const notKnown = "not known"
 func inLanes(clients []usage.Client) []usage.Client {
 	first := map[string]time.Time{}
 	for _, c := range clients {
-		if at, seen := first[c.Step]; !seen || c.Begin.Before(at) {
+		if begin, seen := first[c.Step]; !seen || c.Begin.Before(begin) {
 			first[c.Step] = c.Begin
 		}
 	}
@@ -169,8 +169,8 @@ func outcome(r usage.Report, axis timeAxis) string {
 		return capital(s.String())
 	}
 	fmt.Fprintf(&s, "%s used %s", site.Count(r.ClientsSeen, "client"), site.Count(len(r.GPUs), "GPU"))
-	if peak, of := peakMemory(r); peak > 0 {
-		fmt.Fprintf(&s, " and at most %s of a GPU's memory", ofMemory(peak, of))
+	if peak, total := peakMemory(r); peak > 0 {
+		fmt.Fprintf(&s, " and at most %s of a GPU's memory", ofMemory(peak, total))
 	}
 	return capital(s.String() + ".")
 }
@@ -186,13 +186,13 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 	return "in " + lasting(r.End.Sub(r.Begin))
 }
 
-func peakMemory(r usage.Report) (peak, of int) {
+func peakMemory(r usage.Report) (peak, total int) {
 	for _, g := range r.GPUs {
 		if m := measureOf(r.Begin, g, usage.MemoryUsed); m.known && int(m.max) > peak {
-			peak, of = int(m.max), g.MemoryMiB
+			peak, total = int(m.max), g.MemoryMiB
 		}
 	}
-	return peak, of
+	return peak, total
 }
 
 // remarks returns sentences about unusual events.
@@ -210,10 +210,10 @@ func remarks(r usage.Report, axis timeAxis) (all []string) {
 }
 
 func partOf(r usage.Report, i int, g usage.GPU, clients []usage.Client, axis timeAxis) gpuPart {
-	own := slices.DeleteFunc(slices.Clone(clients), func(c usage.Client) bool { return c.GPU != i })
+	lanes := slices.DeleteFunc(slices.Clone(clients), func(c usage.Client) bool { return c.GPU != i })
 	faults := slices.DeleteFunc(slices.Clone(r.Faults), func(f usage.Fault) bool { return f.GPU != i })
 	part := gpuPart{
-		Index: g.Index, Clients: len(own), Plot: plotOf(r.Begin, g, faults, axis), Lanes: laneFigures(r, g, own, faults, axis),
+		Index: g.Index, Clients: len(lanes), Plot: plotOf(r.Begin, g, faults, axis), Lanes: laneFigures(r, g, lanes, faults, axis),
 		Facts: []fact{{"model", shown(g.Name, 64)}, {"SMs", known0(g.SMs)}, {"memory", ofMemory(g.MemoryMiB, 0)},
 			{"UUID", shown(string(g.UUID), 64)}, {"percentages from", cmp.Or(shown(g.Source, 64), "nothing: there are none")}},
 	}
