@@ -208,7 +208,7 @@ func (d *diagnosis) device(j Job, held Held) {
 			"the job holds it and has no claim on it: another job's prolog may take it", j.requeue()))
 	}
 	switch {
-	case g == nil && d.drivers:
+	case g == nil && d.driverAnswered:
 		d.add(d.on(j, held.UUID, GPUMissing, "the driver does not show it",
 			"look at the kernel's log for Xid messages of this GPU: dmesg"))
 	case g == nil || g.Mode == "":

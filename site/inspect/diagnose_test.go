@@ -36,7 +36,7 @@ func good() Node {
 		return Client{PID: pid, Command: "lmp", Server: 101, Percent: policy.PercentFrom(50), SMs: 66, MemoryMiB: &mib}
 	}
 	return Node{
-		Root: true, run: "/run/slurm-mps", drivers: true,
+		Root: true, run: "/run/slurm-mps", driverAnswered: true,
 		Jobs: []Job{{
 			ID: 7, User: "hpc1", UID: 2001, Rule: "mps", Phase: Opened, leased: true, dir: true, ticket: ticket,
 			Share: "even", Memory: "even", Ceiling: policy.PercentFrom(100),
@@ -72,7 +72,7 @@ func TestJudge(t *testing.T) {
 		{"the mode was left alone", func(n *Node) { n.GPUs[0].Mode, n.Jobs[0].Devices[0].Set = site.ModeDefault, "" }, ""},
 		{"the mode is not known", func(n *Node) { n.GPUs[0].Mode = "" }, ""},
 		{"a GPU fell off the bus", func(n *Node) { n.GPUs = n.GPUs[1:] }, "gpu-missing at job 7, " + string(gpuA)},
-		{"the driver did not answer", func(n *Node) { n.GPUs, n.drivers = nil, false }, ""},
+		{"the driver did not answer", func(n *Node) { n.GPUs, n.driverAnswered = nil, false }, ""},
 		{"an exclusive GPU of nobody", func(n *Node) { n.GPUs[1].Mode = site.ModeExclusiveProcess }, "exclusive-without-lease at GPU 1 (" + string(gpuB) + ")"},
 		{"an exclusive GPU of a process that only root sees", func(n *Node) { n.GPUs[1].Mode, n.GPUs[1].Held = site.ModeExclusiveProcess, true }, ""},
 		{"a prohibited GPU", func(n *Node) { n.GPUs[1].Mode = site.ModeProhibited }, ""},

@@ -28,16 +28,16 @@ type Node struct {
 	// Incomplete is what could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
-	hidden  []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
-	claims  []lease.Claim
-	takers  []lease.Taker // processes of guards that are left
-	records string        // a digest of the records, to notice a change
-	census  []mps.Process
-	run     string     // the folder of state; only our daemons are below it
-	paths   site.Paths // for the commands in findings
-	policy  policyfile.FileStatus
-	config  policyfile.FileStatus
-	drivers bool // the driver answered
+	hidden         []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
+	claims         []lease.Claim
+	takers         []lease.Taker // processes of guards that are left
+	records        string        // a digest of the records, to notice a change
+	census         []mps.Process
+	run            string     // the folder of state; only our daemons are below it
+	paths          site.Paths // for the commands in findings
+	policy         policyfile.FileStatus
+	config         policyfile.FileStatus
+	driverAnswered bool
 }
 
 // Phase is the state of a job, in words for people.

@@ -199,27 +199,18 @@ func (d *Daemon) look(census []mps.Process, uid uint32) {
 func (r *Reader) readDriver(ctx context.Context, n *Node) {
 	ctx, cancel := context.WithTimeout(ctx, driverDeadline)
 	defer cancel()
-	type answer struct {
-		seen []gpu.Status
-		err  error
-	}
 	instances := n.instances()
-	answered := make(chan answer, 1)
-	go func() {
-		seen, err := r.askDriver(instances)
-		answered <- answer{seen, err}
-	}()
-	select {
-	case <-ctx.Done():
+	seen, err := site.Within(ctx, func() ([]gpu.Status, error) { return r.askDriver(instances) })
+	switch {
+	case err != nil && ctx.Err() != nil:
 		n.missed("the GPUs: the driver does not answer within %v", driverDeadline)
-	case a := <-answered:
-		if a.err != nil {
-			n.missed("the GPUs: %v", a.err)
-			return
-		}
-		n.drivers = true
-		r.takeGPUs(n, a.seen)
+		return
+	case err != nil:
+		n.missed("the GPUs: %v", err)
+		return
 	}
+	n.driverAnswered = true
+	r.takeGPUs(n, seen)
 }
 
 func (r *Reader) askDriver(instances []site.UUID) ([]gpu.Status, error) {

@@ -21,7 +21,7 @@ func planText(p plan.Plan) string {
 	fmt.Fprintf(&b, "%s\n\n", askedText(p.Asked))
 	b.WriteString("rank  GPU    SMs     percent     memory\n")
 	for _, r := range p.Ranks {
-		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r), command.Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells))
+		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r.MemoryMiB), command.Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells))
 	}
 	b.WriteByte('\n')
 	for gpu := range p.Asked.GPUs {
@@ -45,9 +45,10 @@ func percentText(r plan.Rank) string {
 	return r.Percent.String()
 }
 
-func memoryText(r plan.Rank) string {
-	if r.MemoryMiB == nil {
+// memoryText prints a limit of memory.
+func memoryText(mib *int) string {
+	if mib == nil {
 		return "no limit"
 	}
-	return strconv.Itoa(*r.MemoryMiB) + " MiB"
+	return strconv.Itoa(*mib) + " MiB"
 }

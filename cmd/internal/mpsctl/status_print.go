@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -24,64 +23,72 @@ type view struct {
 	screen command.Screen
 }
 
-func (p *view) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+func (v *view) line(format string, args ...any) { fmt.Fprintf(v, format+"\n", args...) }
 
 // statusText returns the state of a node as text for people.
 func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) string {
-	p := &view{Node: n, found: found, screen: screen}
-	p.head()
+	v := &view{Node: n, found: found, screen: screen}
+	v.head()
 	for _, j := range n.Jobs {
-		p.job(j)
+		v.job(j)
 	}
-	p.gpus()
-	p.WriteString(findingsText(found, screen))
-	p.WriteString(unseenText(n.Incomplete, screen))
-	return p.String()
+	v.gpus()
+	v.WriteString(findingsText(found, screen))
+	v.WriteString(unseenText(n.Incomplete, screen))
+	return v.String()
 }
 
-func (p *view) head() {
+func (v *view) head() {
 	clients := map[int]bool{}
-	for _, j := range p.Jobs {
+	for _, j := range v.Jobs {
 		for _, held := range j.Devices {
 			for _, c := range held.Clients {
 				clients[c.PID] = true
 			}
 		}
 	}
-	p.line("%s  %s  %s, %s, %s", p.screen.Bold(p.Name), p.Time.Format("2006-01-02 15:04:05"),
-		site.Count(len(p.GPUs), "GPU"), site.Count(len(p.Jobs), "job"), site.Count(len(clients), "client"))
+	v.line("%s  %s  %s, %s, %s", v.screen.Bold(v.Name), v.Time.Format("2006-01-02 15:04:05"),
+		site.Count(len(v.GPUs), "GPU"), site.Count(len(v.Jobs), "job"), site.Count(len(clients), "client"))
 }
 
-func (p *view) job(j inspect.Job) {
-	p.line("")
-	line := p.screen.Bold(fmt.Sprintf("job %d", j.ID))
-	for _, part := range []string{j.User, quoted("rule ", j.Rule), p.phase(j.Phase), p.since(j.Since), acting(j.Acting)} {
-		if part != "" {
-			line += "  " + part
-		}
+func (v *view) job(j inspect.Job) {
+	v.line("")
+	line := v.screen.Bold(fmt.Sprintf("job %d", j.ID))
+	if j.User != "" {
+		line += "  " + j.User
 	}
-	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == "" && f.PID == 0 }))
+	if j.Rule != "" {
+		line += "  rule " + j.Rule
+	}
+	line += "  " + v.phase(j.Phase)
+	if j.Since != nil {
+		line += "  " + v.since(*j.Since)
+	}
+	if j.Acting != 0 {
+		line += fmt.Sprintf("  (pid %d is at work)", j.Acting)
+	}
+	v.line("%s%s", line, v.processMarks(j, 0))
 	if j.Refused != "" {
-		p.WriteString(p.screen.Wrap("  ", "no MPS: "+j.Refused))
+		v.WriteString(v.screen.Wrap("  ", "no MPS: "+j.Refused))
 	}
 	if j.Share != "" {
-		p.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
+		v.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
 	}
 	for _, d := range j.Daemons {
-		p.daemon(j, d)
+		v.daemon(j, d)
 	}
 	if j.Guard != nil {
-		p.guard(j, *j.Guard)
+		v.guard(j, *j.Guard)
 	}
 	if j.Report.BadEnds > 0 {
-		p.line("  ended    %s", p.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
+		v.line("  ended    %s", v.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
 			site.Count(j.Report.ClientsSeen, "client"), j.ID)))
 	}
 	if text := pausesOf(j).PauseText(); text != "" {
-		p.WriteString(p.screen.Wrap("  ", text))
+		v.WriteString(v.screen.Wrap("  ", text))
 	}
 	for _, held := range j.Devices {
-		p.device(j, held)
+		v.device(j, held)
 	}
 }
 
@@ -94,13 +101,13 @@ func pausesOf(j inspect.Job) usage.Totals {
 }
 
 // guard appends the line of a job's guard.
-func (p *view) guard(j inspect.Job, g inspect.Guard) {
-	state := p.screen.Green("running")
+func (v *view) guard(j inspect.Job, g inspect.Guard) {
+	state := v.screen.Green("running")
 	switch {
 	case !g.Running:
-		state = p.screen.Red("gone")
+		state = v.screen.Red("gone")
 	case g.Stalled != nil:
-		state = p.screen.Red("stalled since " + g.Stalled.In(p.Time.Location()).Format("15:04:05"))
+		state = v.screen.Red("stalled since " + g.Stalled.In(v.Time.Location()).Format("15:04:05"))
 	}
 	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, site.Count(g.Clients, "client"))
 	if g.Dead > 0 {
@@ -112,35 +119,25 @@ func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	if g.Silent > 0 {
 		line += fmt.Sprintf("  no answer of %s in an exec", site.Count(g.Silent, "process"))
 	}
-	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
+	v.line("%s%s", line, v.processMarks(j, g.PID))
 }
 
-func quoted(before, name string) string {
-	if name == "" {
-		return ""
-	}
-	return before + name
-}
-
-func (p *view) phase(phase inspect.Phase) string {
+func (v *view) phase(phase inspect.Phase) string {
 	switch phase {
 	case inspect.Opened:
-		return p.screen.Green(string(phase))
+		return v.screen.Green(string(phase))
 	case inspect.Unreadable, inspect.Orphaned:
-		return p.screen.Red(string(phase))
+		return v.screen.Red(string(phase))
 	}
-	return p.screen.Yellow(string(phase))
+	return v.screen.Yellow(string(phase))
 }
 
-func (p *view) since(at *time.Time) string {
-	if at == nil {
-		return ""
-	}
-	local, form := at.In(p.Time.Location()), "15:04:05"
-	if local.YearDay() != p.Time.YearDay() || local.Year() != p.Time.Year() {
+func (v *view) since(begin time.Time) string {
+	local, form := begin.In(v.Time.Location()), "15:04:05"
+	if local.YearDay() != v.Time.YearDay() || local.Year() != v.Time.Year() {
 		form = "2006-01-02 15:04"
 	}
-	return fmt.Sprintf("since %s (%s)", local.Format(form), age(p.Time.Sub(*at)))
+	return fmt.Sprintf("since %s (%s)", local.Format(form), age(v.Time.Sub(begin)))
 }
 
 // age returns a duration in its two largest units.
@@ -158,84 +155,65 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%ds", second)
 }
 
-func acting(pid int) string {
-	if pid == 0 {
-		return ""
-	}
-	return fmt.Sprintf("(pid %d is at work)", pid)
-}
-
-func (p *view) daemon(j inspect.Job, d inspect.Daemon) {
+func (v *view) daemon(j inspect.Job, d inspect.Daemon) {
 	line := "  daemon   "
 	if d.PID != 0 {
 		line += fmt.Sprintf("pid %d  ", d.PID)
 	}
-	line += p.serving(d.State)
+	line += v.serving(d.State)
 	if len(j.Daemons) > 1 {
-		line += "  for " + p.numbers(d.Devices)
+		line += "  for " + v.numbers(d.Devices)
 	}
 	if d.Ceiling != nil {
 		line += fmt.Sprintf("  ceiling %.1f %%", *d.Ceiling)
 	}
-	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
+	v.line("%s%s", line, v.processMarks(j, d.PID))
 	for _, s := range d.Servers {
-		line := fmt.Sprintf("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.MemoryLimits))
-		p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
+		v.line("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, v.health(s.Status), s.Percent, v.processMarks(j, s.PID))
 	}
 	if d.State == inspect.Serves && len(d.Servers) == 0 {
-		p.line("  server   none: the first client starts it")
+		v.line("  server   none: the first client starts it")
 	}
 }
 
-// memories returns a server's limits of memory. This project sets no such limits.
-func memories(limits []string) string {
-	text := ""
-	for i, limit := range limits {
-		if limit != "" {
-			text += fmt.Sprintf("  memory of device %d: %s", i, limit)
-		}
-	}
-	return text
-}
-
-func (p *view) serving(state inspect.DaemonState) string {
+func (v *view) serving(state inspect.DaemonState) string {
 	switch state {
 	case inspect.Serves:
-		return p.screen.Green(string(state))
+		return v.screen.Green(string(state))
 	case inspect.Alive, inspect.NotStarted:
 		return string(state)
 	}
-	return p.screen.Red(string(state))
+	return v.screen.Red(string(state))
 }
 
-func (p *view) health(status string) string {
+func (v *view) health(status string) string {
 	switch status {
 	case "ACTIVE":
-		return p.screen.Green(status)
+		return v.screen.Green(status)
 	case "FAULT":
-		return p.screen.Red(status)
+		return v.screen.Red(status)
 	}
-	return p.screen.Yellow(status)
+	return v.screen.Yellow(status)
 }
 
-func (p *view) numbers(devices []site.UUID) string {
+func (v *view) numbers(devices []site.UUID) string {
 	var names []string
 	for _, uuid := range devices {
-		names = append(names, p.name(uuid))
+		names = append(names, v.name(uuid))
 	}
 	return strings.Join(names, ", ")
 }
 
-func (p *view) name(uuid site.UUID) string {
-	if g, seen := p.GPU(uuid); seen {
+func (v *view) name(uuid site.UUID) string {
+	if g, seen := v.GPU(uuid); seen {
 		return g.String()
 	}
 	return string(uuid)
 }
 
-func (p *view) device(j inspect.Job, held inspect.Held) {
-	g, seen := p.GPU(held.UUID)
-	line := "  " + p.name(held.UUID)
+func (v *view) device(j inspect.Job, held inspect.Held) {
+	g, seen := v.GPU(held.UUID)
+	line := "  " + v.name(held.UUID)
 	if seen {
 		line = fmt.Sprintf("  %-8s %s, %d SMs", g, g.Name, g.SMs)
 	}
@@ -245,19 +223,19 @@ func (p *view) device(j inspect.Job, held inspect.Held) {
 	if sms := assigned(held.Clients); sms > 0 {
 		line += fmt.Sprintf(", %d SMs assigned", sms)
 	}
-	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
-	p.use(held, g)
+	v.line("%s%s", line, v.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	v.use(held, g)
 	if len(held.Clients) > 0 {
-		p.line("%s", p.screen.Faint(strings.TrimRight(fmt.Sprintf(p.clientRow(), "rank", "step", "pid", "command", "share", "memory", "limit"), " ")))
+		v.line("%s", v.screen.Faint(v.clientRow("rank", "step", "pid", "command", "share", "memory", "limit")))
 	}
 	for _, c := range held.Clients {
-		p.client(c, g)
+		v.client(c, g)
 	}
 }
 
 // use appends the line with the use of a GPU. Its bar shows the SMs that have work. Without GPM the bar shows the
 // part of the time in which a kernel runs.
-func (p *view) use(held inspect.Held, g inspect.GPU) {
+func (v *view) use(held inspect.Held, g inspect.GPU) {
 	if held.Use == nil {
 		return
 	}
@@ -270,13 +248,13 @@ func (p *view) use(held inspect.Held, g inspect.GPU) {
 		line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
 	}
 	const title = "  in use   "
-	line = p.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%s%s %d GiB", line, usage.MemoryUsed.Name,
+	line = v.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%s%s %d GiB", line, usage.MemoryUsed.Name,
 		(held.Use.UsedMiB+512)>>10))
 	line = title + strings.TrimSuffix(line[len(title):], "\n")
-	if cells := min(p.screen.Columns-len(line)-2, 30); cells >= 8 {
+	if cells := min(v.screen.Columns-len(line)-2, 30); cells >= 8 {
 		line += "  " + command.Bar(int(load+0.5), 100, cells)
 	}
-	p.line("%s", line)
+	v.line("%s", line)
 }
 
 // assigned returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
@@ -287,78 +265,57 @@ func assigned(clients []inspect.Client) (sms int) {
 	return sms
 }
 
-// clientRow is the format of a client's line: rank, step, pid, command, share, memory in use, memory limit. The
-// command has the width that the other columns leave.
-func (p *view) clientRow() string {
-	command := min(max(p.screen.Columns-57, 6), 24)
-	return fmt.Sprintf("  %%5s %%5s %%8s  %%-%d.%ds %%8s %%9s %%10s", command, command)
+// clientRow returns a client's line. The command has the width that the other columns leave.
+func (v *view) clientRow(rank, step, pid, command, share, memory, limit string) string {
+	width := min(max(v.screen.Columns-57, 6), 24)
+	row := fmt.Sprintf("  %5s %5s %8s  %-*.*s %8s %9s %10s", rank, step, pid, width, width, command, share, memory, limit)
+	return strings.TrimRight(row, " ")
 }
 
-func (p *view) client(c inspect.Client, g inspect.GPU) {
-	rank := "-"
+func (v *view) client(c inspect.Client, g inspect.GPU) {
+	rank, used, share, limit := "-", "-", "-", "-"
 	if c.Rank >= 0 {
 		rank = strconv.Itoa(c.Rank)
 	}
-	step := cmp.Or(c.Step, "-")
-	used := "-"
 	if c.UsedMiB > 0 {
-		used = strconv.Itoa(c.UsedMiB) + " MiB"
+		used = memoryText(&c.UsedMiB)
 	}
-	row := fmt.Sprintf(p.clientRow(), rank, step, strconv.Itoa(c.PID), c.Command, clientShare(c, g), used, limit(c))
-	p.line("%s", strings.TrimRight(row, " "))
+	if c.Unknown == "" {
+		share, limit = clientShare(c, g), memoryText(c.MemoryMiB)
+	}
+	v.line("%s", v.clientRow(rank, cmp.Or(c.Step, "-"), strconv.Itoa(c.PID), c.Command, share, used, limit))
 	if c.Unknown != "" {
-		p.WriteString(p.screen.Wrap("          ", "limits not known: "+c.Unknown))
+		v.WriteString(v.screen.Wrap("          ", "limits not known: "+c.Unknown))
 	}
 }
 
 // clientShare returns a client's share in SMs, or its percentage if its SMs are not known.
 func clientShare(c inspect.Client, g inspect.GPU) string {
 	switch {
-	case c.Unknown != "":
-		return "-"
 	case c.SMs > 0 && g.SMs > 0:
 		return strconv.Itoa(c.SMs) + " SMs"
-	}
-	return percent(c.Percent)
-}
-
-func limit(c inspect.Client) string {
-	if c.Unknown != "" {
-		return "-"
-	}
-	return memory(c.MemoryMiB)
-}
-
-func percent(own policy.Percent) string {
-	if own == 0 {
+	case c.Percent == 0:
 		return "no cap"
 	}
-	return own.String() + " %"
-}
-
-func memory(mib *int) string {
-	if mib == nil {
-		return "no limit"
-	}
-	return strconv.Itoa(*mib) + " MiB"
+	return c.Percent.String() + " %"
 }
 
 // gpuRow returns the row of a GPU. On a narrow screen the row has no name, because the lines of the jobs have the
 // name.
-func (p *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
-	if p.screen.Columns >= 80 {
+func (v *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
+	if v.screen.Columns >= 80 {
 		gpu = fmt.Sprintf("%-13s %-20.20s", gpu, name)
 	}
 	return fmt.Sprintf("%-13s %-17s %-11s %7s %6s", gpu, mode, holder, clients, others)
 }
 
 // gpus appends every GPU with its mode and its job.
-func (p *view) gpus() {
-	if len(p.GPUs) == 0 {
+func (v *view) gpus() {
+	if len(v.GPUs) == 0 {
 		return
 	}
-	p.line("\n%s", p.screen.Faint(p.gpuRow("GPU", "name", "mode", "held by", "clients", "others")))
-	for _, g := range p.GPUs {
+	v.line("\n%s", v.screen.Faint(v.gpuRow("GPU", "name", "mode", "held by", "clients", "others")))
+	for _, g := range v.GPUs {
 		clients, others := 0, 0
 		for _, process := range g.Processes {
 			switch process.Kind {
@@ -368,12 +325,9 @@ func (p *view) gpus() {
 				others++
 			}
 		}
-		mode := string(g.Mode)
-		if mode == "" {
-			mode = "-"
-		}
-		p.line("%s%s", p.gpuRow(g.String(), g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others)),
-			p.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+		mode := cmp.Or(string(g.Mode), "-")
+		v.line("%s%s", v.gpuRow(g.String(), g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others)),
+			v.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
 	}
 }
 
@@ -387,10 +341,15 @@ func holder(g inspect.GPU) string {
 	return "no job"
 }
 
+// processMarks returns the kinds of the findings of a process of a job, or of the job itself if pid is 0.
+func (v *view) processMarks(j inspect.Job, pid int) string {
+	return v.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == pid && f.GPU == "" })
+}
+
 // marks returns the kinds of the findings of a place.
-func (p *view) marks(here func(inspect.Finding) bool) string {
+func (v *view) marks(here func(inspect.Finding) bool) string {
 	var kinds []string
-	for _, f := range p.found {
+	for _, f := range v.found {
 		if here(f) {
 			kinds = append(kinds, string(f.Kind))
 		}
@@ -398,5 +357,5 @@ func (p *view) marks(here func(inspect.Finding) bool) string {
 	if len(kinds) == 0 {
 		return ""
 	}
-	return p.screen.Red("  ! " + strings.Join(kinds, ", "))
+	return v.screen.Red("  ! " + strings.Join(kinds, ", "))
 }
