@@ -56,19 +56,19 @@ func cause(err error) error {
 // loose returns the first of a file and the folders above it that anyone except root can change. In a sticky folder
 // only root can replace root's files.
 func loose(file string) (where, why string) {
-	for at := file; ; at = filepath.Dir(at) {
+	for path := file; ; path = filepath.Dir(path) {
 		var st unix.Stat_t
-		if err := unix.Lstat(at, &st); err != nil {
-			return at, err.Error()
+		if err := unix.Lstat(path, &st); err != nil {
+			return path, err.Error()
 		}
 		sticky := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
 		switch {
 		case st.Uid != 0:
-			return at, fmt.Sprintf("its owner is uid %d", st.Uid)
+			return path, fmt.Sprintf("its owner is uid %d", st.Uid)
 		case st.Mode&0o022 != 0 && !sticky:
-			return at, fmt.Sprintf("its mode is %04o", st.Mode&0o7777)
+			return path, fmt.Sprintf("its mode is %04o", st.Mode&0o7777)
 		}
-		if at == filepath.Dir(at) {
+		if path == filepath.Dir(path) {
 			return "", ""
 		}
 	}
@@ -215,20 +215,20 @@ func expanded(pattern, dir string) []string {
 // state reads the folder of state, or the part of its path that exists.
 func state(paths site.Paths) StateDir {
 	s := StateDir{Path: paths.Run()}
-	for at := s.Path; ; at = filepath.Dir(at) {
+	for path := s.Path; ; path = filepath.Dir(path) {
 		var st unix.Stat_t
-		err := unix.Lstat(at, &st)
-		if errors.Is(err, unix.ENOENT) && at != filepath.Dir(at) {
+		err := unix.Lstat(path, &st)
+		if errors.Is(err, unix.ENOENT) && path != filepath.Dir(path) {
 			continue
 		}
 		if err != nil {
 			s.Err = err
 			return s
 		}
-		if at == s.Path {
+		if path == s.Path {
 			s.Exists, s.Mode, s.UID = true, fileMode(st.Mode), st.Uid
 		}
-		s.Err = s.measure(at)
+		s.Err = s.measure(path)
 		return s
 	}
 }
@@ -242,9 +242,9 @@ func fileMode(mode uint32) fs.FileMode {
 }
 
 // measure reads the free space. A file system that does not count files has no limit of them.
-func (s *StateDir) measure(at string) error {
+func (s *StateDir) measure(path string) error {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(at, &fs); err != nil {
+	if err := unix.Statfs(path, &fs); err != nil {
 		return err
 	}
 	s.Memory = int64(fs.Type) == unix.TMPFS_MAGIC || int64(fs.Type) == unix.RAMFS_MAGIC

@@ -57,7 +57,10 @@ func (s *Slurm) inPluginDir(path string) string {
 }
 
 // pluginDirs are where Slurm has its plugins, if PluginDir= is not set.
-var pluginDirs = []string{"/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm", "/usr/lib64/slurm", "/usr/lib/slurm", "/opt/slurm/lib/slurm"}
+var pluginDirs = []string{
+	"/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm",
+	"/usr/lib64/slurm", "/usr/lib/slurm", "/opt/slurm/lib/slurm",
+}
 
 // pluginLine is a line of plugstack.conf.
 type pluginLine struct {
@@ -70,7 +73,10 @@ const (
 	maxIncludes  = 8       // nested
 )
 
-// findPlugin returns the first line about our plugin. It returns nil if there is none.
+// findPlugin returns the first line about our plugin, nil if there is none. plugstack.conf has lines like:
+//
+//	include /etc/slurm/plugstack.conf.d/*.conf
+//	optional /usr/lib/slurm-mps/slurm_mps.so # a comment
 func findPlugin(path string, depth int) (*pluginLine, error) {
 	content, err := readBounded(path, maxPlugstack)
 	if err != nil || depth > maxIncludes {

@@ -8,7 +8,6 @@
 package doctor
 
 import (
-	"slices"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/inspect"
@@ -19,14 +18,14 @@ type Report struct {
 	Node     string            `json:"node"`
 	Time     time.Time         `json:"time"`
 	Complete bool              `json:"complete"` // all was seen
-	Looked   looked            `json:"checked"`
+	Checked  checked           `json:"checked"`
 	Checks   []Check           `json:"checks,omitempty"` // with -v
 	Findings []inspect.Finding `json:"findings"`
 	Unseen   []string          `json:"errors"`
 }
 
-// looked is what doctor has read.
-type looked struct {
+// checked is what doctor has read.
+type checked struct {
 	SlurmConf string `json:"slurm_conf"` // "" if there is none to read
 	Driver    string `json:"driver"`     // its version, "" if it does not answer
 	GPUs      int    `json:"gpus"`
@@ -37,19 +36,19 @@ type looked struct {
 // NewReport judges a node.
 func NewReport(n Node) Report {
 	r := Report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Findings: Judge(n), Unseen: n.Unseen}
-	r.Looked.Programs, r.Looked.Checks = len(n.Programs), len(checks)
+	r.Checked.Programs, r.Checked.Checks = len(n.Programs), len(checks)
 	if n.Slurm != nil {
-		r.Looked.SlurmConf = n.Slurm.Path
+		r.Checked.SlurmConf = n.Slurm.Path
 	}
 	if n.Driver != nil {
-		r.Looked.Driver, r.Looked.GPUs = n.Driver.Version, len(n.Driver.GPUs)
+		r.Checked.Driver, r.Checked.GPUs = n.Driver.Version, len(n.Driver.GPUs)
 	}
 	return r
 }
 
 // Failed reports whether the node is not ready for jobs, or could not be read completely.
 func (r Report) Failed(strict bool) bool {
-	return !r.Complete || slices.ContainsFunc(r.Findings, func(f inspect.Finding) bool { return strict || f.Level == inspect.Fault })
+	return !r.Complete || r.Count(inspect.Fault) > 0 || strict && len(r.Findings) > 0
 }
 
 // Count returns the number of findings of a level.

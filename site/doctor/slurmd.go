@@ -27,14 +27,17 @@ const slurmdTimeout = 30 * time.Second
 func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 	path := q.Slurmd
 	if path == "" {
-		path = firstThere(slurmds)
+		path = firstExisting(slurmds)
+	}
+	unread := func(format string, args ...any) {
+		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: "+format, args...))
 	}
 	if path == "" {
-		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: it is in none of %q: name it by --slurmd", slurmds))
+		unread("it is in none of %q: name it by --slurmd", slurmds)
 		return
 	}
 	if f := look("slurmd", path); f.Err != nil || f.Loose != "" {
-		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s is not there, or not root's own: name slurmd by --slurmd", path))
+		unread("%s is not there, or not root's own: name slurmd by --slurmd", path)
 		return
 	}
 	if printed, err := ask(ctx, path, "-V"); err == nil {
@@ -45,7 +48,7 @@ func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 		s.ListErr = fmt.Errorf("%s -G: %w", path, err)
 	}
 	if s.SlurmdGPUs == nil && s.ListErr == nil && s.Gres != nil && s.count() > 0 {
-		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf))
+		unread("%s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf)
 	}
 }
 
@@ -62,7 +65,7 @@ func ask(ctx context.Context, slurmd string, args ...string) (string, error) {
 	return string(printed), err
 }
 
-func firstThere(paths []string) string {
+func firstExisting(paths []string) string {
 	for _, path := range paths {
 		if _, err := os.Stat(path); err == nil {
 			return path

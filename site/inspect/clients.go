@@ -33,8 +33,8 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 		known := clientenv.Read(ctx, pids, j.UID)
 		for k := range j.Devices {
 			clients := j.Devices[k].Clients
-			for at := range clients {
-				n.limit(&clients[at], *j, j.Devices[k].UUID, known[clients[at].PID])
+			for i := range clients {
+				n.limit(&clients[i], *j, j.Devices[k].UUID, known[clients[i].PID])
 			}
 			slices.SortFunc(clients, byRank)
 		}
@@ -74,20 +74,20 @@ func (g *GPU) used(pid int) int {
 	if g == nil {
 		return 0
 	}
-	at := slices.IndexFunc(g.Processes, func(p Process) bool { return p.PID == pid })
-	if at < 0 {
+	i := slices.IndexFunc(g.Processes, func(p Process) bool { return p.PID == pid })
+	if i < 0 {
 		return 0
 	}
-	return g.Processes[at].UsedMiB
+	return g.Processes[i].UsedMiB
 }
 
 // clientsOn returns the clients on one device of a job, without their limits.
 func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
-	at := slices.IndexFunc(j.Daemons, func(d Daemon) bool { return slices.Contains(d.Devices, uuid) })
-	if at < 0 {
+	i := slices.IndexFunc(j.Daemons, func(d Daemon) bool { return slices.Contains(d.Devices, uuid) })
+	if i < 0 {
 		return nil
 	}
-	d := j.Daemons[at]
+	d := j.Daemons[i]
 	var clients []Client
 	if d.State == Serves {
 		for _, row := range d.rows {
@@ -115,17 +115,17 @@ func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 }
 
 // limit sets what a client may use of a device. Its own percentage can only lower its server's (measured).
-func (n *Node) limit(c *Client, j Job, uuid site.UUID, own clientenv.Environment) {
-	c.Unknown, c.ignored, c.Percent = own.Unknown, own.Ignored, own.Percent
-	c.Rank, c.Step, c.UsedMiB = own.Rank, own.Step, n.gpu(uuid).used(c.PID)
-	if mib, ok := own.MemoryMiB(uuid); ok {
+func (n *Node) limit(c *Client, j Job, uuid site.UUID, env clientenv.Environment) {
+	c.Unknown, c.ignored, c.Percent = env.Unknown, env.Ignored, env.Percent
+	c.Rank, c.Step, c.UsedMiB = env.Rank, env.Step, n.gpu(uuid).used(c.PID)
+	if mib, ok := env.MemoryMiB(uuid); ok {
 		c.MemoryMiB = &mib
 	}
 	g := n.gpu(uuid)
-	if g == nil || g.SMs == 0 || own.Unknown != "" {
+	if g == nil || g.SMs == 0 || env.Unknown != "" {
 		return
 	}
-	c.SMs = own.SMs(policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}, j.serverPercent(c.Server, uuid))
+	c.SMs = env.SMs(policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}, j.serverPercent(c.Server, uuid))
 }
 
 // serverPercent returns the percentage of a client's server. The daemon prints one decimal. If that agrees with the

@@ -22,7 +22,8 @@ import (
 // findings. It reports only what was seen.
 func Diagnose(n Node) []Finding {
 	d := diagnosis{Node: n}
-	d.file(PolicyUnusable, n.paths.Policy(), n.policy, "jobs that ask for MPS fail, and drain the node", "mpsctl policy check")
+	d.file(PolicyUnusable, n.paths.Policy(), n.policy, "jobs that ask for MPS fail, and drain the node",
+		"mpsctl policy check")
 	d.file(ConfigUnusable, n.paths.ConfigFile(), n.config, "the defaults hold", "mpsctl doctor")
 	for _, j := range n.Jobs {
 		d.job(j)
@@ -196,8 +197,8 @@ func takersSentence(left []lease.Taker) string {
 	if len(left) == 1 {
 		verb = "waits"
 	}
-	const what = "%s of root's (%s first), started by the guard of %s, %s for a file system of the user's that does not answer"
-	return fmt.Sprintf(what, site.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
+	return fmt.Sprintf("%s of root's (%s first), started by the guard of %s, %s for a file system of the user's "+
+		"that does not answer", site.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
 }
 
 // device judges a device of a job.
@@ -224,7 +225,9 @@ func (d *diagnosis) device(j Job, held Held) {
 }
 
 func (n Node) claimed(uuid site.UUID, job uint32) bool {
-	return slices.ContainsFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid && c.Err == nil && c.Job == job })
+	return slices.ContainsFunc(n.claims, func(c lease.Claim) bool {
+		return c.UUID == uuid && c.Err == nil && c.Job == job
+	})
 }
 
 // notServing is the finding of a daemon's state that is not serving, and its effect.
@@ -355,9 +358,10 @@ func (d *diagnosis) judgeClaims() {
 		if c.Err != nil || settled[c.Job] {
 			continue
 		}
-		const what = "job %d has claimed it and has no lease: the claim holds nothing, and the next job's prolog takes it away"
 		d.add(Finding{
-			Kind: ClaimWithoutLease, Job: c.Job, GPU: c.UUID, Where: d.where(c.UUID), What: fmt.Sprintf(what, c.Job),
+			Kind: ClaimWithoutLease, Job: c.Job, GPU: c.UUID, Where: d.where(c.UUID),
+			What: fmt.Sprintf("job %d has claimed it and has no lease: "+
+				"the claim holds nothing, and the next job's prolog takes it away", c.Job),
 			Fix: "nothing, or: " + d.paths.ReapCommand(c.Job),
 		})
 	}

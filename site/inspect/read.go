@@ -100,7 +100,10 @@ func both(later, earlier []Finding) []Finding {
 func (r *Reader) once(ctx context.Context) Node {
 	ctx, cancel := context.WithTimeout(ctx, inspectDeadline)
 	defer cancel()
-	n := Node{Name: r.Name, Time: r.Clock(), Root: r.Root, Jobs: []Job{}, GPUs: []GPU{}, Incomplete: []string{}, run: r.Run, paths: r.Paths}
+	n := Node{
+		Name: r.Name, Time: r.Clock(), Root: r.Root, Jobs: []Job{}, GPUs: []GPU{}, Incomplete: []string{},
+		run: r.Run, paths: r.Paths,
+	}
 	r.readFiles(&n)
 	r.readRecords(&n)
 	r.readCensus(ctx, &n)
@@ -188,7 +191,8 @@ func (d *Daemon) look(census []mps.Process, uid uint32) {
 	case d.record.Proc.Running():
 		d.State, d.Reason = Replaced, fmt.Sprintf("%s runs another program by now", d.record.Proc)
 	case other >= 0:
-		d.State, d.Reason = Replaced, fmt.Sprintf("%s has ended, and %s has its pipe folder", d.record.Proc, census[other].Process)
+		d.State = Replaced
+		d.Reason = fmt.Sprintf("%s has ended, and %s has its pipe folder", d.record.Proc, census[other].Process)
 	default:
 		d.State, d.Reason = Gone, fmt.Sprintf("%s has ended", d.record.Proc)
 	}
@@ -256,7 +260,9 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
 			if proc.Exists(p.PID) { // the driver may list a dead process while the guard holds its files
-				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: clientenv.Command(p.PID), UsedMiB: p.MiB})
+				g.Processes = append(g.Processes, Process{
+					PID: p.PID, Kind: n.kind(p, g), Name: clientenv.Command(p.PID), UsedMiB: p.MiB,
+				})
 			}
 		}
 		slices.SortFunc(g.Processes, func(a, b Process) int { return a.PID - b.PID })
@@ -266,11 +272,11 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 
 // holder returns the job that claims a device. A claim of a job without a lease does not count.
 func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
-	at := slices.IndexFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid })
-	if at < 0 {
+	i := slices.IndexFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid })
+	if i < 0 {
 		return nil, false
 	}
-	claim := n.claims[at]
+	claim := n.claims[i]
 	switch {
 	case errors.Is(claim.Err, fs.ErrPermission):
 		return n.heldBy(uuid), true
@@ -305,8 +311,10 @@ func (n Node) kind(p gpu.Process, g GPU) string {
 	}
 	for _, j := range n.Jobs {
 		for _, d := range j.Daemons {
-			at := slices.IndexFunc(n.census, func(c mps.Process) bool { return c.PID == p.PID && mps.IsServerOf(c, d.record.Proc) })
-			if at >= 0 && slices.Contains(d.Devices, g.UUID) {
+			served := slices.ContainsFunc(n.census, func(c mps.Process) bool {
+				return c.PID == p.PID && mps.IsServerOf(c, d.record.Proc)
+			})
+			if served && slices.Contains(d.Devices, g.UUID) {
 				return KindServer
 			}
 		}

@@ -145,7 +145,10 @@ func (r *Reader) readJobs(all []files) []Job {
 
 // readJob reads the records of one job. Without root it reads the ticket instead of the lease.
 func (r *Reader) readJob(has files) Job {
-	j := Job{ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{}, ticketErr: lease.ErrNotFound, err: lease.ErrNotFound}
+	j := Job{
+		ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{},
+		ticketErr: lease.ErrNotFound, err: lease.ErrNotFound,
+	}
 	if has.ticket {
 		r.readTicket(&j)
 	}
@@ -244,7 +247,9 @@ func (j *Job) follows(t lease.Ticket, since *time.Time) {
 
 func (j *Job) attach(daemons []lease.Daemon) {
 	for _, d := range daemons {
-		j.Daemons = append(j.Daemons, Daemon{PID: d.Proc.PID, Devices: d.Devices, PipeDir: d.PipeDir, State: Alive, Servers: []mps.Server{}, record: d})
+		j.Daemons = append(j.Daemons, Daemon{
+			PID: d.Proc.PID, Devices: d.Devices, PipeDir: d.PipeDir, State: Alive, Servers: []mps.Server{}, record: d,
+		})
 	}
 }
 
@@ -254,6 +259,6 @@ func (r *Reader) published(id uint32) *time.Time {
 	if err != nil {
 		return nil
 	}
-	at := info.ModTime()
-	return &at
+	written := info.ModTime()
+	return &written
 }

@@ -73,7 +73,7 @@ type seen struct {
 }
 
 func newReport(n inspect.Node, found []inspect.Finding) auditReport {
-	r := auditReport{Node: n.Name, Time: n.Time, Findings: found, Unseen: unseen(n), Seen: seen{GPUs: len(n.GPUs), Jobs: len(n.Jobs)}}
+	r := auditReport{Node: n.Name, Time: n.Time, Findings: found, Unseen: unseen(n)}
 	clients, processes := map[int]bool{}, map[int]bool{}
 	for _, j := range n.Jobs {
 		r.Seen.Daemons += len(j.Daemons)
@@ -88,7 +88,8 @@ func newReport(n inspect.Node, found []inspect.Finding) auditReport {
 			processes[p.PID] = true
 		}
 	}
-	r.Seen.Clients, r.Seen.Processes, r.Complete = len(clients), len(processes), len(r.Unseen) == 0
+	r.Seen.GPUs, r.Seen.Jobs, r.Seen.Clients, r.Seen.Processes = len(n.GPUs), len(n.Jobs), len(clients), len(processes)
+	r.Complete = len(r.Unseen) == 0
 	return r
 }
 
@@ -100,7 +101,8 @@ func unseen(n inspect.Node) []string {
 		for _, d := range j.Daemons {
 			switch d.State {
 			case inspect.NoAnswer, inspect.NotServing, inspect.Unclear, inspect.Replaced:
-				missed = append(missed, fmt.Sprintf("the clients of job %d: its daemon (pid %d) is %s: see mpsctl status", j.ID, d.PID, d.State))
+				missed = append(missed, fmt.Sprintf("the clients of job %d: its daemon (pid %d) is %s: see mpsctl status",
+					j.ID, d.PID, d.State))
 			}
 		}
 		for _, held := range j.Devices {
@@ -128,7 +130,8 @@ func printAudit(call *command.Invocation, r auditReport) error {
 func (r auditReport) text(screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
-		site.Count(r.Seen.GPUs, "GPU"), site.Count(r.Seen.Jobs, "job"), site.Count(r.Seen.Clients, "client"), site.Count(r.Seen.Processes, "compute process"))
+		site.Count(r.Seen.GPUs, "GPU"), site.Count(r.Seen.Jobs, "job"), site.Count(r.Seen.Clients, "client"),
+		site.Count(r.Seen.Processes, "compute process"))
 	b.WriteString(findingsText(r.Findings, screen))
 	b.WriteString(unseenText(r.Unseen, screen))
 	switch {

@@ -36,7 +36,8 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 	var strict, verbose bool
 	c := &cobra.Command{
 		Use: "doctor", Short: "find what would make a job fail on this node", Long: doctorHelp,
-		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].fix'",
+		Example: "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n" +
+			"  mpsctl doctor --json | jq -r '.findings[].fix'",
 		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if conf != "" && !filepath.IsAbs(conf) {
@@ -103,8 +104,13 @@ func printDoctor(call *command.Invocation, r doctor.Report, strict bool) error {
 // doctorText is the report for people: what was read on one line, then the findings.
 func doctorText(r doctor.Report, screen command.Screen) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"), site.Count(r.Looked.Checks, "check"),
-		site.Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), site.Count(r.Looked.GPUs, "GPU"))
+	driver := "no driver"
+	if r.Checked.Driver != "" {
+		driver = "driver " + r.Checked.Driver
+	}
+	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
+		site.Count(r.Checked.Checks, "check"), site.Count(r.Checked.Programs, "program"),
+		cmp.Or(r.Checked.SlurmConf, "no slurm.conf"), driver, site.Count(r.Checked.GPUs, "GPU"))
 	for _, c := range r.Checks {
 		sign := screen.Faint("? ")
 		switch c.Result {
@@ -130,14 +136,4 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 		fmt.Fprintf(&b, "\n%s\n", strings.Join(parts, ", "))
 	}
 	return b.String()
-}
-
-func orNo(what, value string) string {
-	if value == "" {
-		return "no " + what
-	}
-	if what == "slurm.conf" {
-		return value
-	}
-	return what + " " + value
 }

@@ -49,7 +49,8 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "metrics", Short: "print this node's metrics for Prometheus", Long: metricsHelp,
-		Example:               "  mpsctl metrics\n  mpsctl metrics --out /var/lib/slurm-mps/metrics/slurm-mps.prom\n  systemctl enable --now slurm-mps-metrics.timer",
+		Example: "  mpsctl metrics\n  mpsctl metrics --out /var/lib/slurm-mps/metrics/slurm-mps.prom\n" +
+			"  systemctl enable --now slurm-mps-metrics.timer",
 		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, true)
@@ -182,9 +183,12 @@ func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 		{"jobs", "gauge", "Jobs that have something here, by phase.", jobs.samples("phase")},
 		{"daemons", "gauge", "Control daemons of jobs, by state.", daemons.samples("state")},
 		clients, held,
-		{"findings", "gauge", "Differences between the node and its leases, by kind: mpsctl status prints what to do.", findings.samples("kind")},
-		{"unanswered_daemons", "gauge", "Control daemons that did not answer in time, or that no time was left to ask.", []sample{{nil, float64(daemons[string(inspect.NoAnswer)] + daemons[string(inspect.Alive)])}}},
-		{"inspection_errors", "gauge", "Parts of the node that could not be read.", []sample{{nil, float64(len(n.Incomplete))}}},
+		{"findings", "gauge", "Differences between the node and its leases, by kind: mpsctl status prints what to do.",
+			findings.samples("kind")},
+		{"unanswered_daemons", "gauge", "Control daemons that did not answer in time, or that no time was left to ask.",
+			[]sample{{nil, float64(daemons[string(inspect.NoAnswer)] + daemons[string(inspect.Alive)])}}},
+		{"inspection_errors", "gauge", "Parts of the node that could not be read.",
+			[]sample{{nil, float64(len(n.Incomplete))}}},
 	}
 }
 

@@ -51,7 +51,8 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 	var html string
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
-		Example:               "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n  mpsctl report 4711 --html report.html",
+		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
+			"  mpsctl report 4711 --html report.html",
 		DisableFlagsInUseLine: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -111,11 +112,11 @@ func judgedOf(r usage.Report, now time.Time) judged {
 }
 
 // reportedJob returns the job of the argument, or else the job of the environment, or 0 if there is neither.
-func reportedJob(args []string, own string) (uint32, error) {
-	text := own
+func reportedJob(args []string, current string) (uint32, error) {
+	text := current
 	if len(args) == 1 {
 		text = args[0]
-	} else if own == "" {
+	} else if current == "" {
 		return 0, nil
 	}
 	job, err := strconv.ParseUint(text, 10, 32)

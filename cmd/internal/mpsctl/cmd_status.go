@@ -37,7 +37,8 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 	var watch, silent bool
 	c := &cobra.Command{
 		Use: "status", Short: "print this node's jobs, GPUs, daemons and clients", Long: statusHelp,
-		Example:               "  mpsctl status\n  mpsctl status --watch\n  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
+		Example: "  mpsctl status\n  mpsctl status --watch\n" +
+			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
 		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, !silent)

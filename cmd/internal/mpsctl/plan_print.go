@@ -21,7 +21,8 @@ func planText(p plan.Plan) string {
 	fmt.Fprintf(&b, "%s\n\n", askedText(p.Asked))
 	b.WriteString("rank  GPU    SMs     percent     memory\n")
 	for _, r := range p.Ranks {
-		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r.MemoryMiB), command.Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells))
+		bar := command.Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells)
+		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r.MemoryMiB), bar)
 	}
 	b.WriteByte('\n')
 	for gpu := range p.Asked.GPUs {

@@ -59,7 +59,9 @@ func applyFile(call *command.Invocation, file string) error {
 	if err != nil {
 		return refused(call, err)
 	}
-	a := applied{File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings()}
+	a := applied{
+		File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings(),
+	}
 	tests, cases, err := casesBeside(file)
 	if err != nil {
 		return refused(call, err)
@@ -74,11 +76,11 @@ func applyFile(call *command.Invocation, file string) error {
 		}
 		return cli.ErrFindings
 	}
-	now, standing := policyfile.ReadPolicy(call.Paths)
+	now, status := policyfile.ReadPolicy(call.Paths)
 	if now != nil {
 		a.Changes = append(a.Changes, now.Changes(compiled)...)
 	} else {
-		a.unknown = site.OneLine(standing.Err)
+		a.unknown = site.OneLine(status.Err)
 	}
 	// The text that was checked is written, because the file may have changed since.
 	if err := install(path, []byte(compiled.Sources()[0].Text)); err != nil {
@@ -105,21 +107,21 @@ func besidePolicy(policy string) string {
 // owner, are installed.
 func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error) {
 	file := besidePolicy(policy)
-	var beside, owned unix.Stat_t
-	if err := unix.Lstat(file, &beside); errors.Is(err, fs.ErrNotExist) {
+	var casesStat, policyStat unix.Stat_t
+	if err := unix.Lstat(file, &casesStat); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
-	if err := unix.Stat(policy, &owned); err != nil {
+	if err := unix.Stat(policy, &policyStat); err != nil {
 		return nil, nil, fmt.Errorf("cannot read cases: cannot read %s: %w", policy, err)
 	}
 	foreign := func(uid uint32) error {
-		if uid == 0 || uid == owned.Uid {
+		if uid == 0 || uid == policyStat.Uid {
 			return nil
 		}
 		return fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: "+
-			"remove the file, or change its owner", file, uid, policy, owned.Uid)
+			"remove the file, or change its owner", file, uid, policy, policyStat.Uid)
 	}
-	if err := foreign(beside.Uid); err != nil { // it may be a link
+	if err := foreign(casesStat.Uid); err != nil { // it may be a link
 		return nil, nil, err
 	}
 	text, owner, err := site.ReadAny(file)

@@ -35,7 +35,8 @@ func explain(call *command.Invocation) *cobra.Command {
 	var q query
 	c := &cobra.Command{
 		Use: "explain [flags]", Short: "print what a job would get, and why", Long: explainHelp,
-		Example:               "  mpsctl policy explain --user ana --partition edu --gpus 2 --constraint mps\n  mpsctl policy explain --constraint 'a100&mps' --gpu H200 --ranks 7\n  mpsctl policy explain --job 4711",
+		Example: "  mpsctl policy explain --user ana --partition edu --gpus 2 --constraint mps\n" +
+			"  mpsctl policy explain --constraint 'a100&mps' --gpu H200 --ranks 7\n  mpsctl policy explain --job 4711",
 		DisableFlagsInUseLine: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 && c.Flags().Changed("mps") { // as in srun, its value never stands apart
@@ -216,19 +217,20 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 	if err != nil {
 		return r, "", cli.RuntimeError{Err: err}
 	}
-	journal := lease.OpenReadOnly(paths.Run(), boot)
-	l, err := journal.Read(job)
+	store := lease.OpenReadOnly(paths.Run(), boot)
+	l, err := store.Read(job)
 	if errors.Is(err, lease.ErrNotFound) {
-		if ticket, ticketErr := journal.ReadTicket(job); ticketErr == nil && ticket.RefusalReason != "" {
-			return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: its prolog kept no request: it was refused: %s", job, ticket.RefusalReason)}
+		err = errors.New("it has no MPS on this node: describe it with flags")
+		if ticket, ticketErr := store.ReadTicket(job); ticketErr == nil && ticket.RefusalReason != "" {
+			err = fmt.Errorf("its prolog kept no request: it was refused: %s", ticket.RefusalReason)
 		}
-		return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: it has no MPS on this node: describe it with flags", job)}
+	} else if err == nil {
+		if err = json.Unmarshal(l.Request, &r); err != nil {
+			err = fmt.Errorf("its lease holds no request: %w", err)
+		}
 	}
 	if err != nil {
 		return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: %w", job, err)}
-	}
-	if err := json.Unmarshal(l.Request, &r); err != nil {
-		return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: its lease holds no request: %w", job, err)}
 	}
 	return r, l.Rule, nil
 }
@@ -240,7 +242,8 @@ func (q query) place(a *answer, driver string) error {
 	}
 	g := a.Verdict.Grant
 	planned, err := plan.Request{
-		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: min(g.MaxClients, policy.ClientsOf(driver)), Share: g.Rule().String(), Memory: g.Memory.String(),
+		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: min(g.MaxClients, policy.ClientsOf(driver)),
+		Share: g.Rule().String(), Memory: g.Memory.String(),
 		Over: policy.PercentFrom(g.MemoryOverlap).String(), Ceiling: policy.PercentFrom(g.Ceiling).String(),
 	}.Answer()
 	if err != nil {
@@ -290,13 +293,16 @@ func (a answer) rule(b *strings.Builder, s command.Screen, rule policyfile.RuleT
 	}
 }
 
+// withoutMPS is the effect of a refusal.
+const withoutMPS = "the job runs without MPS, and mpirun-wrap prints the reason: "
+
 func (a answer) verdict(b *strings.Builder, s command.Screen) {
 	if a.Decided != "" && a.Decided != a.Verdict.Rule {
 		fmt.Fprintf(b, "\n%s its prolog decided by rule %q: the policy has changed since.\n", s.Yellow("!"), a.Decided)
 	}
 	switch {
 	case a.Refused != "":
-		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap prints the reason: %s\n", s.Red("Refused"), a.Refused)
+		fmt.Fprintf(b, "\n%s: %s%s\n", s.Red("Refused"), withoutMPS, a.Refused)
 	case a.Verdict.Granted():
 		fmt.Fprintf(b, "\nGranted by rule %q", a.Verdict.Rule)
 		if len(a.Options) > 0 {
@@ -305,7 +311,7 @@ func (a answer) verdict(b *strings.Builder, s command.Screen) {
 		b.WriteString(":\n")
 		a.granted(b, s)
 	case a.Verdict.Denied != "":
-		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap prints the reason: %s\n", s.Red("Denied"), a.Verdict.Denied)
+		fmt.Fprintf(b, "\n%s: %s%s\n", s.Red("Denied"), withoutMPS, a.Verdict.Denied)
 	default:
 		b.WriteString("\nThe job runs without MPS, as if nothing were installed.\n")
 	}
@@ -319,11 +325,11 @@ func (a answer) granted(b *strings.Builder, s command.Screen) {
 				continue
 			}
 			line := fmt.Sprintf("  %-14s = %-17s", attribute.Name, attribute.Value)
-			from := origin(attribute)
+			source := origin(attribute)
 			if defaults {
-				line = s.Faint(line + "  " + from)
-			} else if from != "" {
-				line += "  " + s.Faint(from)
+				line = s.Faint(line + "  " + source)
+			} else if source != "" {
+				line += "  " + s.Faint(source)
 			}
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
@@ -332,12 +338,12 @@ func (a answer) granted(b *strings.Builder, s command.Screen) {
 
 // origin returns where an attribute's value comes from, "" for a constant of the policy.
 func origin(a policyfile.AttributeTrace) string {
-	var from []string
+	var origins []string
 	for _, variable := range a.With {
-		from = append(from, variable.Name+" = "+variable.Value)
+		origins = append(origins, variable.Name+" = "+variable.Value)
 	}
 	if a.Default {
-		from = append(from, "default")
+		origins = append(origins, "default")
 	}
-	return strings.Join(from, ", ")
+	return strings.Join(origins, ", ")
 }

@@ -42,11 +42,11 @@ func test(call *command.Invocation) *cobra.Command {
 func testAll(call *command.Invocation, files, paths []string) error {
 	var all tested
 	for _, file := range files {
-		beside := paths
-		if len(beside) == 0 {
-			beside = []string{filepath.Dir(file)}
+		tested := paths
+		if len(tested) == 0 {
+			tested = []string{filepath.Dir(file)}
 		}
-		compiled, err := policyfile.LoadFiles(beside...)
+		compiled, err := policyfile.LoadFiles(tested...)
 		if errors.Is(err, fs.ErrNotExist) && len(paths) == 0 {
 			err = fmt.Errorf("cannot test %s: there is no policy.hcl beside it: name the policy with --policy", file)
 		}

@@ -49,10 +49,10 @@ func printReports(call *command.Invocation) error {
 // readableReports returns the reports that the caller may read: those of running jobs, and of the latest ended ones,
 // the latest first. It leaves out what it cannot read, such as other users' reports.
 func readableReports(paths site.Paths) (all []usage.Report) {
-	journal := lease.OpenReadOnly(paths.Run(), "")
-	running, _ := journal.Dirs()
+	store := lease.OpenReadOnly(paths.Run(), "")
+	running, _ := store.Dirs()
 	for _, job := range running {
-		if r, err := usage.Read(filepath.Join(journal.JobDir(job), usage.Running)); err == nil {
+		if r, err := usage.Read(filepath.Join(store.JobDir(job), usage.Running)); err == nil {
 			all = append(all, r)
 		}
 	}
@@ -87,7 +87,8 @@ func latestFirst(folder string) (paths []string) {
 // reportsText returns the list as text for people.
 func reportsText(all []usage.Report, screen command.Screen) string {
 	if len(all) == 0 {
-		return screen.Wrap("", "This node has no report that you may read. A job has one if it ran here with a client of MPS in the last 30 days.")
+		return screen.Wrap("", "This node has no report that you may read. "+
+			"A job has one if it ran here with a client of MPS in the last 30 days.")
 	}
 	user := 0
 	if slices.ContainsFunc(all, func(r usage.Report) bool { return r.User != all[0].User }) {
