@@ -449,10 +449,7 @@ var planted = []faultPlanted{
 	{name: "a driver that does not start", kind: "nvml", plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
 
 	{name: "a GPU that is lost", kind: "gpu-unreadable", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
-	{name: "a GPU older than Volta", kind: "gpu-too-old", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("cc_major", "6")) }, where: "GPU 1, GPU-", do: "give its node no Feature"},
-	{name: "persistence mode off", kind: "persistence-off", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(0).Set("persistence", "0")) }, where: "GPU 0, GPU-", do: "systemctl enable --now nvidia-persistenced, or: nvidia-smi -i GPU-"},
 	{name: "MIG", kind: "mig-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
-	{name: "a GPU that is prohibited", kind: "gpu-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.Prohibited)) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
 	{name: "a GPU that is exclusive without a lease", kind: "exclusive-without-lease", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
 
 	{name: "a line of slurm.conf without a value", kind: "slurm-conf", plant: func(w healthyNode) { w.sets("Prolog") }, where: "CONF/slurm.conf", do: "correct that line"},
@@ -466,41 +463,23 @@ var planted = []faultPlanted{
 	{name: "a prolog that is not the last", kind: "hook-order", plant: func(w healthyNode) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
 	{name: "an epilog that is not the first", kind: "hook-order", plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
 	{name: "no PrologFlags=", kind: "prolog-flags-alloc", plant: func(w healthyNode) { w.edit(w.conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "Alloc without Contain", kind: "prolog-flags-contain", plant: func(w healthyNode) { w.edit(w.conf, "Alloc,Contain", "Alloc") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "RunInJob", kind: "run-in-job", plant: func(w healthyNode) { w.edit(w.conf, "Alloc,Contain", "RunInJob") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
 	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
-	{name: "too little time for epilogs", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("EpilogTimeout=64") }, where: "CONF/slurm.conf:3", do: "write EpilogTimeout=65 in CONF/slurm.conf"},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w healthyNode) {
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
 	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
-	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w healthyNode) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
-	{name: "a node without a line", kind: "node-unknown", plant: func(w healthyNode) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},
-	{name: "a node with two lines", kind: "node-line", plant: func(w healthyNode) { w.sets("NodeName=gpu01 Feature=mps") }, where: "CONF/slurm.conf", do: "correct that line"},
-	{name: "a node without GPUs", kind: "node-gres", plant: func(w healthyNode) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:15", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
-	{name: "a node without the feature", kind: "node-feature", plant: func(w healthyNode) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:15", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
 	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
 	{name: "an unknown word in gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.edit(w.gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
-	{name: "two types of GPUs", kind: "gpu-types", plant: func(w healthyNode) {
-		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
-		w.write(w.gres(), "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
-	}, where: "CONF/slurm.conf:15", do: "give the node's GPUs one type"},
 	{name: "a GPU that is not there", kind: "gres-differs", plant: func(w healthyNode) { w.edit(w.gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
 	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w healthyNode) {
 		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:3")
 		w.write(w.gres(), "AutoDetect=nvml\n")
 	}, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
-	{name: "gres/mps", kind: "gres-mps", plant: func(w healthyNode) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=gpu,mps") }, where: "CONF/slurm.conf:3", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf"},
 	{name: "gres/shard", kind: "gres-shard", plant: func(w healthyNode) { w.edit(w.gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
-	{name: "gres/mps of a node", kind: "gres-mps", plant: func(w healthyNode) { w.edit(w.gres(), "Name=gpu", "Name=mps Count=200\nName=gpu") }, where: "CONF/gres.conf", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.write(w.container(), "BasePath=/var/x\n")
 	}, where: "CONF/slurm.conf:3", do: "take /tmp out of the folders of jobs in job_container.conf"},
-	{name: "a state in another private folder", kind: "state-private", plant: func(w healthyNode) {
-		w.sets("JobContainerType=job_container/tmpfs")
-		w.write(w.container(), "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,"+w.Root+"/run\n")
-	}, where: "CONF/job_container.conf:1", do: "take ROOT/run out of the folders of jobs in job_container.conf"},
 	{name: "a state in a private folder of a namespace", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("NamespaceType=namespace/linux")
 		w.write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
@@ -510,7 +489,6 @@ var planted = []faultPlanted{
 	{name: "a plugin that is gone", kind: "spank-plugin", plant: func(w healthyNode) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
 	{name: "a plugin of another user", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"), uid, gid)) }, where: "DIR/slurm_mps.so", do: "chown root:root DIR/slurm_mps.so", mends: true},
 	{name: "devices for all", kind: "devices-open", plant: func(w healthyNode) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
-	{name: "no task/cgroup", kind: "devices-open", plant: func(w healthyNode) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:11", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
 
 	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w healthyNode) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
@@ -536,7 +514,7 @@ func (w healthyNode) words(text string) string {
 }
 
 // Doctor finds each fault, alone, with its place and its repair. If the repair is a command, the node is healthy
-// after it.
+// after it. TestJudgeSlurm of package doctor has more faults of Slurm's files and of GPUs.
 func TestDoctorFindsEachFault(t *testing.T) {
 	t.Parallel()
 	for _, f := range planted {

@@ -52,15 +52,6 @@ type check struct {
 	judge    func(*diagnosis)
 }
 
-// run returns the findings of a check.
-func (c check) run(n Node) []inspect.Finding {
-	d := diagnosis{Node: n}
-	if c.seen(n) {
-		c.judge(&d)
-	}
-	return d.found
-}
-
 // checks lists all checks in the order of the report: our own files, the driver, Slurm, this machine.
 var checks = []check{
 	{"our programs are there, and who runs them may", anything, (*diagnosis).programsThere},
@@ -103,37 +94,30 @@ var checks = []check{
 	{"ended jobs have left nothing", Node.known, (*diagnosis).nothingLeft},
 }
 
-// Judge returns what would make a job on this node fail. It is pure: the same node has the same findings.
-func Judge(n Node) []inspect.Finding {
-	found := []inspect.Finding{}
-	for _, c := range checks {
-		found = append(found, c.run(n)...)
-	}
-	return found
-}
-
 // Check is the result of one check.
 type Check struct {
 	What   string `json:"what"`
 	Result string `json:"result"` // ok, warning, fault, or not seen
 }
 
-// Checks returns all checks with their results.
-func Checks(n Node) []Check {
-	all := make([]Check, len(checks))
-	for i, c := range checks {
-		all[i] = Check{c.sentence, "ok"}
-		found := c.run(n)
-		switch {
-		case slices.ContainsFunc(found, func(f inspect.Finding) bool { return f.Level == inspect.Fault }):
-			all[i].Result = string(inspect.Fault)
-		case len(found) > 0:
-			all[i].Result = string(inspect.Warning)
-		case !c.seen(n):
-			all[i].Result = "not seen"
+// Judge makes all checks, and returns their results and what would make a job on this node fail. It is pure: the same
+// node has the same findings.
+func Judge(n Node) (results []Check, found []inspect.Finding) {
+	found = []inspect.Finding{}
+	for _, c := range checks {
+		d, result := diagnosis{Node: n}, "not seen"
+		if c.seen(n) {
+			c.judge(&d)
+			result = "ok"
 		}
+		for _, f := range d.found {
+			if result != string(inspect.Fault) {
+				result = string(f.Level)
+			}
+		}
+		results, found = append(results, Check{c.sentence, result}), append(found, d.found...)
 	}
-	return all
+	return results, found
 }
 
 // needs returns the mode bits that a program needs, and the reason. slurmd reads and executes it as root, and a rank as

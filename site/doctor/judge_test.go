@@ -53,7 +53,8 @@ func TestJudge(t *testing.T) {
 			n.Programs[i].Name = "mpsctl" // which runs: its mode is not judged
 		}
 		var got []inspect.Kind
-		for _, f := range Judge(n) {
+		_, found := Judge(n)
+		for _, f := range found {
 			got = append(got, f.Kind)
 			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Fix == "" {
 				t.Errorf("%s: half a finding: %+v", name, f)

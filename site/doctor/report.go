@@ -35,7 +35,8 @@ type checked struct {
 
 // NewReport judges a node.
 func NewReport(n Node) Report {
-	r := Report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Findings: Judge(n), Unseen: n.Unseen}
+	r := Report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Unseen: n.Unseen}
+	r.Checks, r.Findings = Judge(n)
 	r.Checked.Programs, r.Checked.Checks = len(n.Programs), len(checks)
 	if n.Slurm != nil {
 		r.Checked.SlurmConf = n.Slurm.Path

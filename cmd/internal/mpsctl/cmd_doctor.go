@@ -63,8 +63,8 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 				return cli.RuntimeError{Err: errors.New("cannot print findings: interrupted")}
 			}
 			r := doctor.NewReport(n)
-			if verbose {
-				r.Checks = doctor.Checks(n)
+			if !verbose {
+				r.Checks = nil
 			}
 			return printDoctor(call, r, strict)
 		},

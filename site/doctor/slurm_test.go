@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// slurmNode is a node without faults, with Slurm's files in a folder and two GPUs. A test plants a fault in the files
+// or in the node.
+type slurmNode struct {
+	Node
+	t   *testing.T
+	dir string
+}
+
+func newSlurmNode(t *testing.T) *slurmNode {
+	n := &slurmNode{Node: sound(), t: t, dir: t.TempDir()}
+	n.Name, n.Config = "gpu01", site.DefaultConfig()
+	n.Policy.Trigger = &policy.Trigger{Constraint: "mps"}
+	n.Driver = &Driver{Version: "580.95.05"}
+	for i := range 2 {
+		device := site.Device{UUID: site.UUID(fmt.Sprintf("GPU-0000000%d-0000-0000-0000-000000000000", i)), Minor: i}
+		n.Driver.GPUs = append(n.Driver.GPUs, GPU{Index: i, Device: device, Major: 9, Persistent: true})
+	}
+	shippedConf, err := os.ReadFile("../etc/slurm.conf")
+	n.do(err)
+	n.write("slurm.conf", strings.ReplaceAll(string(shippedConf), "gpu:4", "gpu:2"))
+	n.write("gres.conf", "Name=gpu File=/dev/nvidia[0-1]\n")
+	n.write("cgroup.conf", "ConstrainDevices=yes\n")
+	return n
+}
+
+func (n *slurmNode) do(err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *slurmNode) write(name, text string) {
+	n.t.Helper()
+	n.do(os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o644))
+}
+
+// edit replaces a text in slurm.conf. The file must contain the text.
+func (n *slurmNode) edit(old, text string) {
+	n.t.Helper()
+	content, err := os.ReadFile(filepath.Join(n.dir, "slurm.conf"))
+	if err != nil || !strings.Contains(string(content), old) {
+		n.t.Fatalf("no %q: %v", old, err)
+	}
+	n.write("slurm.conf", strings.Replace(string(content), old, text, 1))
+}
+
+// set puts a line before all others that count.
+func (n *slurmNode) set(line string) {
+	n.t.Helper()
+	n.edit("\nGresTypes=", "\n"+line+"\nGresTypes=")
+}
+
+// diagnose reads Slurm's files and judges the node. Each hook starts our program, as the installed ones do.
+func (n *slurmNode) diagnose() []string {
+	n.t.Helper()
+	n.Conf = filepath.Join(n.dir, "slurm.conf")
+	n.Slurm, n.SlurmErr = readSlurm(Question{Conf: n.Conf, Node: n.Name}, n.Config)
+	if n.Slurm != nil {
+		for i, h := range n.Slurm.Hooks {
+			path := site.Libexec + "/" + h.Ours
+			n.Slurm.Hooks[i].Scripts = []Script{{File: File{Path: path, Mode: 0o755}, Starts: h.Ours, By: path}}
+		}
+	}
+	found := []string{}
+	_, judged := Judge(n.Node)
+	for _, f := range judged {
+		text := fmt.Sprintf("%s %s at %s: %s", f.Level, f.Kind, f.Where, f.Fix)
+		found = append(found, strings.ReplaceAll(text, n.dir+"/", ""))
+		if f.What == "" {
+			n.t.Errorf("half a finding: %+v", f)
+		}
+	}
+	return found
+}
+
+// Each fault in Slurm's files and each unfit GPU is one finding, with its place and its repair. Other healthy nodes
+// have none.
+func TestJudgeSlurm(t *testing.T) {
+	const write = ", on slurmctld's host and every node, then: scontrol reconfigure"
+	for _, c := range []struct {
+		name  string
+		plant func(*slurmNode)
+		want  string // the beginning of the finding, "" for none
+	}{
+		{"the shipped lines", func(*slurmNode) {}, ""},
+		{"no PrologFlags=", func(n *slurmNode) { n.edit("PrologFlags=Alloc,Contain", "") },
+			"fault prolog-flags-alloc at slurm.conf: write PrologFlags=Alloc,Contain in slurm.conf" + write},
+		{"Alloc without Contain", func(n *slurmNode) { n.edit("Alloc,Contain", "Alloc") },
+			"warning prolog-flags-contain at slurm.conf:7: write PrologFlags=Alloc,Contain in slurm.conf"},
+		{"Alloc by another flag", func(n *slurmNode) { n.edit("Alloc,Contain", "ForceRequeueOnFail") },
+			"warning prolog-flags-contain at slurm.conf:7: "},
+		{"Contain by another flag", func(n *slurmNode) { n.edit("Alloc,Contain", "x11") }, ""},
+		{"RunInJob", func(n *slurmNode) { n.edit("Alloc,Contain", "Contain,RunInJob") }, "warning run-in-job at slurm.conf:7: "},
+		{"too little time", func(n *slurmNode) { n.set("PrologEpilogTimeout=104") },
+			"fault hook-timeout at slurm.conf:3: write PrologEpilogTimeout=105 in slurm.conf"},
+		{"enough time", func(n *slurmNode) { n.set("PrologEpilogTimeout=105") }, ""},
+		{"time without an end", func(n *slurmNode) { n.set("PrologEpilogTimeout=65534") }, ""},
+		{"too little time for epilogs", func(n *slurmNode) { n.set("EpilogTimeout=64") },
+			"fault hook-timeout at slurm.conf:3: write EpilogTimeout=65 in slurm.conf" + write + "; or lower epilog_deadline"},
+		{"a common time that counts for none", func(n *slurmNode) {
+			n.set("PrologEpilogTimeout=1\nPrologTimeout=105\nEpilogTimeout=65")
+		}, ""},
+		{"GresTypes without gpu", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=craynetwork") },
+			"fault gres-types at slurm.conf:3: write GresTypes=gpu in slurm.conf"},
+		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
+			"warning node-unknown at slurm.conf: give the node's name: mpsctl doctor --node NAME; or write"},
+		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
+			"fault node-line at slurm.conf: correct that line"},
+		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },
+			"fault node-gres at slurm.conf:15: write Gres=gpu:2 on the line of node gpu01 in slurm.conf"},
+		{"a node without the feature", func(n *slurmNode) { n.edit("Feature=mps", "Feature=h200,nomps") },
+			"fault node-feature at slurm.conf:15: write Feature=h200,nomps,mps on the line of node gpu01 in slurm.conf"},
+		{"a policy without a feature", func(n *slurmNode) {
+			n.edit("Feature=mps", "")
+			n.Policy.Trigger = &policy.Trigger{Option: false}
+		}, ""},
+		{"two types of GPUs", func(n *slurmNode) {
+			n.edit("Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
+			n.write("gres.conf", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
+		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type"},
+		{"a GPU that is not there", func(n *slurmNode) { n.write("gres.conf", "Name=gpu File=/dev/nvidia[0,5]\n") },
+			"fault gres-differs at gres.conf: make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree"},
+		{"gres/mps", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,mps") },
+			"fault gres-mps at slurm.conf:3: take mps out of GresTypes and Gres= in slurm.conf" + write},
+		{"gres/mps of a node", func(n *slurmNode) {
+			n.write("gres.conf", "Name=mps Count=200\nName=gpu File=/dev/nvidia[0-1]\n")
+		}, "fault gres-mps at gres.conf: take mps out of GresTypes and Gres= in slurm.conf and its lines out of gres.conf"},
+		{"gres/shard of other nodes", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,shard") }, ""},
+		{"gres/shard", func(n *slurmNode) {
+			n.write("gres.conf", "Name=shard Count=8\nName=gpu File=/dev/nvidia[0-1]\n")
+		}, "fault gres-shard at gres.conf: take shard out of this node's Gres= in slurm.conf and its lines out of gres.conf"},
+		{"no gres.conf", func(n *slurmNode) { n.do(os.Remove(filepath.Join(n.dir, "gres.conf"))) },
+			"fault gres-conf at gres.conf: write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
+		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },
+			"warning devices-open at cgroup.conf:1: write ConstrainDevices=yes in cgroup.conf"},
+		{"no task/cgroup", func(n *slurmNode) { n.edit("task/cgroup,", "") },
+			"warning devices-open at slurm.conf:11: write TaskPlugin=task/cgroup,task/affinity in slurm.conf"},
+		{"a state in a private folder", func(n *slurmNode) {
+			n.set("JobContainerType=job_container/tmpfs")
+			n.write("job_container.conf", "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,/run\n")
+		}, "fault state-private at job_container.conf:1: take /run out of the folders of jobs in job_container.conf"},
+		{"a state in a private folder of a namespace", func(n *slurmNode) {
+			n.set("NamespaceType=namespace/linux")
+			n.write("namespace.yaml", "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,/run\"\n")
+		}, "fault state-private at namespace.yaml:4: take /run out of the folders of jobs in namespace.yaml"},
+		{"a private /tmp", func(n *slurmNode) { n.set("JobContainerType=job_container/tmpfs") }, ""},
+		{"a policy that takes --mps", func(n *slurmNode) { n.Policy.Trigger.Option = true },
+			"warning spank-plugin at plugstack.conf: install the package slurm-mps-spank-RELEASE, or"},
+
+		{"a GPU older than Volta", func(n *slurmNode) { n.Driver.GPUs[1].Major = 6 },
+			"fault gpu-too-old at GPU 1, GPU-00000001-0000-0000-0000-000000000000: give its node no Feature"},
+		{"persistence mode off", func(n *slurmNode) { n.Driver.GPUs[0].Persistent = false },
+			"warning persistence-off at GPU 0, GPU-00000000-0000-0000-0000-000000000000: systemctl enable --now"},
+		{"MIG", func(n *slurmNode) { n.Driver.GPUs[1].Device.MIGMode = true },
+			"fault mig-mode at GPU 1, GPU-00000001-0000-0000-0000-000000000000: nvidia-smi -i GPU-00000001"},
+		{"MIG with instances", func(n *slurmNode) {
+			n.Driver.GPUs[1].Device.MIGMode = true
+			n.write("gres.conf", "AutoDetect=nvml\n")
+		}, ""},
+		{"a GPU that is prohibited", func(n *slurmNode) { n.Driver.GPUs[1].Mode = site.ModeProhibited },
+			"fault gpu-mode at GPU 1, GPU-00000001-0000-0000-0000-000000000000: nvidia-smi -i GPU-00000001"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newSlurmNode(t)
+			c.plant(n)
+			found := n.diagnose()
+			if c.want == "" && len(found) == 0 {
+				return
+			}
+			if len(found) != 1 || c.want == "" || !strings.HasPrefix(found[0], c.want) {
+				t.Errorf("found %q\nwant %q", found, c.want)
+			}
+		})
+	}
+}
+
+// Of several prologs ours is the last, and of several epilogs the first. A script of another site is not ours.
+func TestJudgeHooks(t *testing.T) {
+	script := func(name, starts string) Script {
+		return Script{File: File{Path: "/h/" + name, Mode: 0o755}, Starts: starts, By: "/usr/libexec/slurm-mps/" + starts}
+	}
+	for _, c := range []struct {
+		name    string
+		hook    Hook
+		want    string
+		scripts []Script
+	}{
+		{"the last prolog", Hook{Name: "Prolog", Ours: "prolog"}, "", []Script{script("9", ""), script("0", "prolog")}},
+		{"a prolog that is not the last", Hook{Name: "Prolog", Ours: "prolog"},
+			"hook-order: let its name sort first: mv /h/50-ours /h/0-ours", []Script{script("50-ours", "prolog"), script("1", "")}},
+		{"an epilog that is not the first", Hook{Name: "Epilog", Ours: "epilog"},
+			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []Script{script("9", ""), script("50-ours", "epilog")}},
+		{"no prolog", Hook{Name: "Prolog", Ours: "prolog"},
+			"hook-not-ours: write Prolog=/usr/libexec/slurm-mps/prolog in /s", nil},
+		{"an epilog at the prolog", Hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
+			"hook-not-ours: write Prolog=", []Script{script("x", "epilog")}},
+		{"a script that is gone", Hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or write Prolog=",
+			[]Script{{File: File{Path: "/h/gone", Err: os.ErrNotExist}}}},
+		{"a script that slurmd may not read", Hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
+			[]Script{{File: File{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},
+	} {
+		c.hook.Scripts = c.scripts
+		d := diagnosis{Node: Node{Slurm: &Slurm{ConfFile: slurm.ConfFile{Path: "/s"}, Hooks: []Hook{c.hook}}}}
+		d.hooksOurs()
+		d.hooksRunnable()
+		d.hookOrder()
+		var found []string
+		for _, f := range d.found {
+			found = append(found, fmt.Sprintf("%s: %s", f.Kind, f.Fix))
+		}
+		if c.want == "" && len(found) == 0 {
+			continue
+		}
+		if len(found) != 1 || c.want == "" || !slices.ContainsFunc(found, func(f string) bool { return strings.HasPrefix(f, c.want) }) {
+			t.Errorf("%s: %q, want %q", c.name, found, c.want)
+		}
+	}
+}
