@@ -21,7 +21,7 @@ func sound() Node {
 	return Node{Name: "n1", Root: true, State: StateDir{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
 }
 
-// What the simulated node of cmd/mpsctl_doctor_test.go cannot have.
+// What the simulated node of cmd/e2e/mpsctl/doctor_test.go cannot have.
 func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(*Node)

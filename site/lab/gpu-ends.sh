@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu-ends.sh PACK RESULTS: runs the trial of endings (cmd/real_ends_test.go) on a machine with GPUs (see
+# gpu-ends.sh PACK RESULTS: runs the trial of endings (cmd/e2e/real/ends_test.go) on a machine with GPUs (see
 # gpu-pack.sh). PyTorch, CuPy and JAX are used if python3 has them. The trial takes ENDS_MINUTES (8) and half a minute
 # more. The test's other ENDS_ variables also work here.
 . "$(dirname "$0")/gpu-pack.sh"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # gpu-programs.sh PACK RESULTS: runs programs like those that users write in jobs of a real Slurm
-# (cmd/real_programs_test.go), on a machine with GPUs (see gpu-pack.sh). It needs a python3 with PyTorch, CuPy, JAX,
+# (cmd/e2e/real/programs_test.go), on a machine with GPUs (see gpu-pack.sh). It needs a python3 with PyTorch, CuPy, JAX,
 # joblib, Lightning and mpi4py. PROGRAMS is a pattern for test names.
 . "$(dirname "$0")/gpu-pack.sh"
 modes | tee "$results/programs-machine.txt"

@@ -266,7 +266,7 @@ func (t tree) prepare(ctx context.Context) error {
 	}
 	return errors.Join(
 		t.do(ctx, "go", "test", "-vet=off", "-c", "-o", filepath.Join(t.folder, "cmd.test"), programs),
-		t.do(ctx, "env", "CGO_ENABLED=0", "go", "build", "-o", filepath.Join(t.folder, "hostile"), "./cmd/testdata/hostile"))
+		t.do(ctx, "env", "CGO_ENABLED=0", "go", "build", "-o", filepath.Join(t.folder, "hostile"), "./cmd/e2e/hostile/testdata/hostile"))
 }
 
 // build builds all programs. Those that ranks run are static, and so is the guard.

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// The guard finds a process that was started without the daemon's folder and logs it with the cause, and leaves the
+// process alone. It does not log a client of MPS beside that process.
+//
+// Contract: K4
+func TestAProcessOutsideMPSIsNamed(t *testing.T) {
+	s := e2e.NewShared(t, `compute_mode = "unchanged"`)
+	client := s.Neighbour()
+	s.Env = slices.DeleteFunc(slices.Clone(s.Env), func(v string) bool { return strings.HasPrefix(v, "CUDA_MPS_PIPE_DIRECTORY=") })
+	began := time.Now()
+	outsider := s.Neighbour()
+	pid := outsider.Process.Pid
+	line := fmt.Sprintf(`"pid":%d,`, pid)
+	logged := func() string {
+		for line := range strings.Lines(s.Log()) {
+			if strings.Contains(line, "is not a client of its MPS daemon") {
+				return line
+			}
+		}
+		return ""
+	}
+	for logged() == "" {
+		if time.Since(began) > 5*time.Second+e2e.Slack || !site.Sleep(s.Ctx, 50*time.Millisecond) {
+			t.Fatalf("the guard does not log process %d\n%s", pid, s.Log())
+		}
+	}
+	if took := time.Since(began); took < 5*time.Second-100*time.Millisecond {
+		t.Errorf("logged after %v: the guard checked the process only once", took)
+	}
+	const cause = "it was started without CUDA_MPS_PIPE_DIRECTORY"
+	if said := logged(); !strings.Contains(said, line) || !strings.Contains(said, cause) || !strings.Contains(said, `"program":"guard"`) {
+		t.Errorf("the log has %s, want %s and %q", said, line, cause)
+	}
+	// The guard writes its state once a second.
+	for len(s.State().Outside) == 0 && site.Sleep(s.Ctx, 50*time.Millisecond) {
+	}
+	for _, command := range []string{"status", "audit"} {
+		if found := s.Outsiders(command); !strings.Contains(found[pid], cause) || len(found) != 1 {
+			t.Errorf("%s: %v, want pid %d alone with %q", command, found, pid, cause)
+		}
+	}
+	if s.Ended(outsider) || s.Ended(client) {
+		t.Error("a process has ended")
+	}
+	for _, r := range []*e2e.Running{client, outsider} {
+		r.Kill()
+	}
+	s.Must(0, s.Job, "epilog")
+	if log := s.Log(); strings.Count(log, "is not a client of its MPS daemon") != 1 || !strings.Contains(log, `"outside":1,`) {
+		t.Errorf("the log does not report exactly one outside process:\n%s", log)
+	}
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// A user may trace every process of the user, the job's daemon too, and make it start any program. That program runs
+// in the daemon's control group, which is not one of the job's groups, and still ends with the job.
+//
+// Contract: D5
+func TestHostileDaemonThatForks(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the attack is written for amd64")
+	}
+	if _, err := cgroup.Mount(); err != nil {
+		t.Skip(err)
+	}
+	a := newAttack(t, "", 1)
+	job := a.Job(7, "0")
+	a.opens(job)
+	daemon := a.Ticket(7).Daemons[0]
+	if daemon.Group == "" {
+		t.Fatal("the daemon has no control group of its own")
+	}
+	out := a.does(e2e.UID, a.program, "inject", fmt.Sprint(daemon.Proc.PID), "/bin/sleep", "95")
+	var survivor int
+	if _, err := fmt.Sscanf(out, "ready\n%d", &survivor); err != nil {
+		t.Fatalf("the attack does not start: %q", out)
+	}
+	a.lives(survivor)
+	if line := strings.ReplaceAll(e2e.Read(t, fmt.Sprintf("/proc/%d/cmdline", survivor)), "\x00", " "); line != "/bin/sleep 95 " {
+		t.Fatalf("the daemon's child is %q", line)
+	}
+	a.closes(job)
+	if stat, err := site.ReadStat(survivor); err == nil && stat.Running() {
+		t.Errorf("process %d still runs after the job", survivor)
+	}
+}

@@ -1,0 +1,88 @@
+// Command hostile contains the attacks of cmd/e2e/hostile/hostile_test.go that need a program. It runs as the job's user, with
+// only the rights of a user.
+//
+//	hostile ATTACK [ARG...]
+//
+// With the arguments of nvidia-cuda-mps-control it replaces that program.
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// attacks are the attacks by their names. An attack that runs until it is killed first prints "ready".
+var attacks = map[string]func(args []string) error{
+	"probe":      func(a []string) error { return probe(a[0], a[1:]) },
+	"deep":       func(a []string) error { return deep(a[0], number(a[1])) },
+	"crowd":      func(a []string) error { return crowd(a[0], number(a[1])) },
+	"fill":       func(a []string) error { return fill(a[0]) },
+	"hold":       hold,
+	"refill":     func(a []string) error { return refill(a[0]) },
+	"swap":       func(a []string) error { return swap(a[0], a[1]) },
+	"lease":      func(a []string) error { return lease(a[0]) },
+	"storm":      func(a []string) error { return storm(number(a[0])) },
+	"end":        func([]string) error { return end() },
+	"serve":      func(a []string) error { return serve(a[0], a[1]) },
+	"usurp":      func(a []string) error { return usurp(a[0], a[1]) },
+	"quit":       func(a []string) error { return quit(a[0]) },
+	"look":       func([]string) error { return sleep() },
+	"fuse":       func(a []string) error { return fuse(number(a[0]), time.Duration(number(a[1]))*time.Second) },
+	"execs":      func(a []string) error { return execs(a[0], number(a[1]), a[2:]) },
+	"exec":       func(a []string) error { return execute(a[0], a[1]) },
+	"stuck":      func(a []string) error { return stuck(a[0]) },
+	"opens":      func(a []string) error { return opens(a[0]) },
+	"flips":      func(a []string) error { return flips(a[0], a[1], a[2]) },
+	"flipping":   func(a []string) error { return flipping(a[0], a[1], a[2]) },
+	"forks":      func(a []string) error { return forks(a[0], a[1]) },
+	"inject":     func(a []string) error { return inject(number(a[0]), a[1], a[2]) },
+	"rights":     func(a []string) error { return rights(number(a[0])) },
+	"scribbles":  func(a []string) error { return scribbles(a[0]) },
+	"unkillable": func(a []string) error { return unkillable(a[0]) },
+	"claims":     func(a []string) error { return claims(number(a[0]), number(a[1]), a[2]) },
+	"claim": func(a []string) error {
+		entry, err := strconv.Unquote(a[1])
+		if err != nil {
+			return err
+		}
+		return claim(number(a[0]), entry)
+	},
+}
+
+func main() {
+	if len(os.Args) == 1 || attacks[os.Args[1]] == nil {
+		os.Exit(control(os.Args[1:]))
+	}
+	if err := attacks[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func number(text string) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// lifetime is the maximum duration of an attack. It ends the attacks of a test that fails.
+const lifetime = 100 * time.Second
+
+func sleep() error {
+	fmt.Println("ready")
+	time.Sleep(lifetime)
+	return nil
+}
+
+// until repeats an attack for a lifetime.
+func until(attack func()) error {
+	fmt.Println("ready")
+	for began := time.Now(); time.Since(began) < lifetime; {
+		attack()
+	}
+	return nil
+}

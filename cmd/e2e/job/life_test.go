@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package job_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// Contract: D1, M1
+func TestAJobsLife(t *testing.T) {
+	t.Parallel()
+	for _, scope := range []string{"job", "gpu"} {
+		t.Run(scope, func(t *testing.T) {
+			p := newTestNode(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
+			job := p.Job(7, "1,3")
+			p.Must(0, job, "prolog")
+			if got := p.Modes(); got != "0303" {
+				t.Errorf("modes %s, want the job's GPUs alone in EXCLUSIVE_PROCESS: 0303", got)
+			}
+			ticket := p.Ticket(7)
+			daemons := map[string]int{"job": 1, "gpu": 2}[scope]
+			if len(ticket.Daemons) != daemons || len(ticket.Devices) != 2 || ticket.Devices[0].Minor != 1 || ticket.Devices[1].Minor != 3 {
+				t.Errorf("ticket %+v", ticket)
+			}
+			for _, d := range ticket.Daemons {
+				p.HoldsDaemon(d)
+			}
+			p.Must(0, job, "epilog")
+			p.Clean()
+			p.Must(0, job, "epilog")
+			p.Clean()
+		})
+	}
+}
+
+// On some machines the control program is a script that runs the real program elsewhere. The prolog starts it with no
+// signal blocked, although slurmd's prologs have some blocked, and with none ignored.
+func TestAControlProgramThatIsAScript(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
+	p.Write(script, fmt.Sprintf("#!/bin/sh\n[ \"$1\" = -d ] && cat /proc/self/status >$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", p.Sim.Program("nvidia-cuda-mps-control")))
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.Must(0, p.Job(7, "0"), "prolog")
+	status := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[0].LogDir, "status"))
+	for _, field := range []string{"SigBlk:", "SigIgn:"} {
+		_, rest, _ := strings.Cut(status, field)
+		var signals uint64
+		// 1 to 31; libc uses the signals above.
+		if _, err := fmt.Sscanf(rest, "%x", &signals); err != nil || signals&0x7fffffff != 0 {
+			t.Errorf("%s %x, %v:\n%s", field, signals, err, status)
+		}
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Clean()
+}
+
+func TestAJobThatAsksForNoMPS(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	job := p.Job(7, "0")
+	job.Features = "a100"
+	p.Must(0, job, "prolog")
+	p.Clean()
+	p.Must(0, job, "epilog")
+	p.Clean()
+}
+
+func TestAnEpilogWithoutAProlog(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Clean()
+}
+
+func TestAPrologAgainAdopts(t *testing.T) {
+	p := newTestNode(t, "", node.H200, node.H200)
+	job := p.Job(7, "0,1")
+	p.Must(0, job, "prolog")
+	before := p.Ticket(7)
+	p.Must(0, job, "prolog")
+	if after := p.Ticket(7); after.Daemons[0].Proc != before.Daemons[0].Proc {
+		t.Errorf("the daemon was %v and is %v", before.Daemons[0].Proc, after.Daemons[0].Proc)
+	}
+	if !strings.Contains(p.Log(), `"outcome":"adopted"`) {
+		t.Errorf("not adopted:\n%s", p.Log())
+	}
+	p.Must(0, job, "epilog")
+	p.Clean()
+}
+
+func TestAPrologAfterItsDaemonDied(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	job := p.Job(7, "0")
+	p.Must(0, job, "prolog")
+	before := p.Ticket(7).Daemons[0]
+	if err := before.Proc.Kill(9); err != nil {
+		t.Fatal(err)
+	}
+	p.Gone(before.Proc)
+	p.Must(0, job, "prolog")
+	if after := p.Ticket(7).Daemons[0]; after.Proc == before.Proc || !after.Proc.Running() {
+		t.Errorf("daemon %v after %v", after.Proc, before.Proc)
+	}
+	p.Must(0, job, "epilog")
+	p.Clean()
+}
+
+func TestTwoJobsSideBySide(t *testing.T) {
+	p := newTestNode(t, "", node.H200, node.H200)
+	seven, eight := p.Job(7, "0"), p.Job(8, "1")
+	p.Must(0, seven, "prolog")
+	p.Must(0, eight, "prolog")
+	if got := p.Modes(); got != "33" {
+		t.Errorf("modes %s", got)
+	}
+	p.Must(0, seven, "epilog")
+	if got := p.Modes(); got != "03" {
+		t.Errorf("after the first job: modes %s", got)
+	}
+	if !p.Ticket(8).Daemons[0].Proc.Running() {
+		t.Error("the other job's daemon is gone")
+	}
+	p.Must(0, eight, "epilog")
+	p.Clean()
+}
+
+// A GPU whose job was never closed still belongs to that job. The next job's prolog drains the node, and the first
+// job's epilog frees the GPU.
+//
+// Contract: R6
+func TestAGPUThatAnotherJobHolds(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	p.Must(0, p.Job(7, "0"), "prolog")
+	out := p.Must(1, p.Job(8, "0"), "prolog")
+	uuid := p.Ticket(7).Devices[0].UUID
+	if want := fmt.Sprintf("prolog: cannot claim %s: job 7 holds it: its epilog has not closed it\n", uuid); out != want {
+		t.Errorf("got %s want %s", out, want)
+	}
+	p.Must(0, p.Job(8, "0"), "epilog")
+	if !p.Ticket(7).Daemons[0].Proc.Running() || p.Modes() != "3" {
+		t.Error("the second job's epilog changed the first job's GPU")
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Clean()
+}
+
+// Contract: R4
+func TestAnotherBoot(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	p.Must(0, p.Job(7, "0"), "prolog")
+	daemon := p.Ticket(7).Daemons[0].Proc
+	// The node has booted: no process runs, the modes have their defaults, and the records name another boot.
+	if err := daemon.Kill(9); err != nil {
+		t.Fatal(err)
+	}
+	for p.KillLeft(); len(p.Leftovers()) > 0 && strings.Contains(fmt.Sprint(p.Leftovers()), "process"); {
+		site.Sleep(p.Ctx, time.Millisecond)
+	}
+	if err := p.LoseGroups(); err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := p.Sim.Node.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gpus[0].SetMode(2); err != nil { // an admin sets it after the boot
+		t.Fatal(err)
+	}
+	boot, err := site.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, record := range []string{"leases/7.json", "tickets/7.json", "claims/" + string(p.UUID(0))} {
+		path := filepath.Join(p.Paths().Run(), record)
+		p.Rewrite(path, strings.ReplaceAll(e2e.Read(t, path), boot, "00000000-earlier"))
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	if got := p.Modes(); got != "2" {
+		t.Errorf("a record of another boot changed a mode: %s", got)
+	}
+	if err := gpus[0].SetMode(0); err != nil {
+		t.Fatal(err)
+	}
+	p.Clean()
+}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package job_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// These tests run prologs and epilogs at the same time. The result must be the same as if they ran one after another.
+
+// raced builds the programs with the race detector and returns their folder, for the sweep named race. The build
+// takes longer than all of these tests. A program that finds a race exits with a code that no test expects.
+var raced = sync.OnceValues(func() (string, error) {
+	shared, err := testnode.Shared()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(shared, "race")
+	build := exec.Command("go", "build", "-race", "-o", dir+"/",
+		e2e.Module+"cmd/prolog", e2e.Module+"cmd/epilog", e2e.Module+"cmd/guard", e2e.Module+"cmd/mpsctl")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build with the race detector: %w: %s", err, out)
+	}
+	return dir, testnode.Link(dir)
+})
+
+// newCrowd returns a node on which many programs run at the same time.
+func newCrowd(t *testing.T, policy string, gpus int) testNode {
+	t.Helper()
+	e2e.JoinSweep(t, "race")
+	begin := e2e.ReportEnd(t)
+	p := newTestNode(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	begin()
+	if e2e.SweepName != "race" {
+		return p
+	}
+	dir, err := raced()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Bin = dir
+	return p
+}
+
+// runs runs a binary from any goroutine. The test fails if the binary cannot run or finds a race.
+func (p testNode) runs(job testnode.Job, program string, args ...string) testnode.Result {
+	result, err := p.Run(p.Ctx, append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0"), program, args...)
+	if err != nil || result.Code == 66 || strings.Contains(result.Output, "DATA RACE") {
+		p.T.Errorf("%s of job %d: %+v, %v", program, job.ID, result, err)
+	}
+	return result
+}
+
+// closes runs an epilog and checks that it exits with 0 and prints nothing.
+func (p testNode) closes(job testnode.Job) {
+	if did := p.runs(job, "epilog"); did.Code != 0 || did.Output != "" {
+		p.T.Errorf("epilog of job %d: %+v", job.ID, did)
+	}
+}
+
+// together calls functions at the same moment and waits for all.
+func together(calls ...func()) {
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for _, call := range calls {
+		all.Go(func() { <-start; call() })
+	}
+	close(start)
+	all.Wait()
+}
+
+// copies returns n functions, each of which calls one function with its index.
+func copies(n int, call func(i int)) []func() {
+	all := make([]func(), n)
+	for i := range all {
+		all[i] = func() { call(i) }
+	}
+	return all
+}
+
+// holder returns the job that a GPU's claim names, or 0 if there is no claim.
+func (p testNode) holder(gpu int) uint32 {
+	content, err := os.ReadFile(filepath.Join(p.Paths().Run(), "claims", string(p.UUID(gpu))))
+	if err != nil {
+		return 0
+	}
+	var claim struct{ Job uint32 }
+	if err := json.Unmarshal(content, &claim); err != nil {
+		p.T.Errorf("claim on GPU %d: %q: %v", gpu, content, err)
+	}
+	return claim.Job
+}
+
+// has checks that a job has its GPUs for itself: claims, modes, a running daemon and a ticket.
+func (p testNode) has(job uint32, gpus ...int) {
+	p.T.Helper()
+	modes := p.Modes()
+	for _, gpu := range gpus {
+		if holder := p.holder(gpu); holder != job {
+			p.T.Errorf("GPU %d is job %d's, want job %d's", gpu, holder, job)
+		}
+		if modes[gpu] != '3' {
+			p.T.Errorf("GPU %d of job %d is in mode %c", gpu, job, modes[gpu])
+		}
+	}
+	ticket := p.Ticket(job)
+	if len(ticket.Devices) != len(gpus) || len(ticket.Daemons) != 1 || !ticket.Daemons[0].Proc.Running() {
+		p.T.Errorf("ticket of job %d: %+v", job, ticket)
+	}
+}
+
+// heldBy is what a prolog prints if another job holds its GPU.
+var heldBy = regexp.MustCompile(`^prolog: cannot claim GPU-[0-9a-f-]+: job (\d+) holds it: its epilog has not closed it\n$`)
+
+// Sixty-four jobs run on eight GPUs at the same time, while `mpsctl reap` runs. A GPU belongs to one job at a time, a
+// failed prolog names the holder, no running job is reaped, and nothing is left.
+func TestSixtyFourJobsAtOnce(t *testing.T) {
+	const gpus, jobs = 8, 64
+	p := newCrowd(t, "", gpus)
+	var on, opened [gpus]atomic.Int32
+	var ended atomic.Int32
+	reapers := copies(2, func(int) {
+		for ended.Load() < jobs {
+			// With 1, reap reports running jobs, which it leaves alone.
+			if did := p.runs(testnode.Job{}, "mpsctl", "reap"); did.Code != 0 && did.Code != 1 {
+				t.Errorf("reap: %+v", did)
+			}
+		}
+	})
+	together(append(reapers, copies(jobs, func(i int) {
+		defer ended.Add(1)
+		gpu := i % gpus
+		job := p.Job(uint32(100+i), strconv.Itoa(gpu))
+		did := p.runs(job, "prolog")
+		switch said := heldBy.FindStringSubmatch(did.Output); {
+		case did.Code == 0:
+			if n := on[gpu].Add(1); n != 1 {
+				t.Errorf("%d jobs have GPU %d", n, gpu)
+			}
+			opened[gpu].Add(1)
+			p.has(job.ID, gpu)
+			on[gpu].Add(-1)
+		case did.Code != 1 || said == nil:
+			t.Errorf("prolog of job %d: %+v", job.ID, did)
+		default:
+			first, _ := strconv.Atoi(said[1])
+			if first == int(job.ID) || (first-100)%gpus != gpu {
+				t.Errorf("job %d on GPU %d is told that job %d has it", job.ID, gpu, first)
+			}
+		}
+		p.closes(job)
+	})...)...)
+	for gpu := range gpus {
+		if opened[gpu].Load() == 0 {
+			t.Errorf("no job had GPU %d", gpu)
+		}
+	}
+	p.Clean()
+}
+
+// Three jobs want two of three GPUs each, and one of them gets both of its GPUs. The others leave nothing behind, not
+// even a claim on the free GPU.
+func TestJobsThatClaimTheSameGPUs(t *testing.T) {
+	p := newCrowd(t, "", 3)
+	want := [][]int{{0, 1}, {1, 2}, {2, 0}}
+	for round := range 6 {
+		id := func(i int) uint32 { return uint32(10*(round+1) + i) }
+		var winner atomic.Int32
+		winner.Store(-1)
+		together(copies(3, func(i int) {
+			did := p.runs(p.Job(id(i), fmt.Sprintf("%d,%d", want[i][0], want[i][1])), "prolog")
+			switch {
+			case did.Code == 0:
+				if other := winner.Swap(int32(i)); other != -1 {
+					t.Errorf("jobs %d and %d both opened", id(i), id(int(other)))
+				}
+			case did.Code != 1 || !heldBy.MatchString(did.Output):
+				t.Errorf("prolog of job %d: %+v", id(i), did)
+			}
+		})...)
+		first := int(winner.Load())
+		if first < 0 {
+			t.Fatalf("no prolog opened its job\n%s", p.Log())
+		}
+		p.has(id(first), want[first]...)
+		if free := 3 - want[first][0] - want[first][1]; p.holder(free) != 0 || p.Modes()[free] != '0' {
+			t.Errorf("GPU %d is job %d's, modes %s", free, p.holder(free), p.Modes())
+		}
+		for _, folder := range []string{"leases", "tickets", "jobs"} {
+			entries, err := os.ReadDir(filepath.Join(p.Paths().Run(), folder))
+			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), fmt.Sprint(id(first))) {
+				t.Errorf("%s: %v, %v, want job %d's alone", folder, entries, err, id(first))
+			}
+		}
+		together(copies(3, func(i int) { p.closes(p.Job(id(i), "")) })...)
+		p.Clean()
+	}
+}
+
+// Three epilogs of a job start while its prolog, whose slurmd has died, is still in the driver. The first epilog
+// waits for the prolog or ends it, and no epilog ends another.
+func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		delay int
+	}{{"that finishes", 500}, {"that hangs", 1_000_000}} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newCrowd(t, "", 1)
+			p.Facts(`epilog_deadline = "9s"`)
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay); err != nil {
+				t.Fatal(err)
+			}
+			job := p.Job(7, "0")
+			orphan := p.orphan(job)
+			p.SleepsInDriver(orphan.PID)
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil { // so that the epilogs do not wait
+				t.Fatal(err)
+			}
+			together(copies(3, func(int) { p.closes(job) })...)
+			p.Clean()
+			p.Gone(orphan)
+			p.Clean()
+		})
+	}
+}
+
+// orphan starts a prolog whose parent exits at once.
+func (p testNode) orphan(job testnode.Job) site.Process {
+	p.T.Helper()
+	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
+	cmd.Args = append(cmd.Args, p.Command("prolog")...)
+	cmd.Env = job.Environment("prolog_slurmd")
+	out, err := cmd.Output()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	stat, err := site.ReadStat(pid)
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	p.T.Cleanup(func() { _ = stat.Kill(9) })
+	return stat.Process
+}
+
+// Epilogs of one job run at the same time, while a client has its grace period. Each waits for the one before it, and
+// none ends another.
+func TestEpilogsOfOneJobAtOnce(t *testing.T) {
+	p := newCrowd(t, testnode.Default(`drain_grace = "6s"`), 1)
+	p.Facts(`epilog_deadline = "15s"`)
+	job := p.Job(7, "0")
+	p.Must(0, job, "prolog")
+	wrapped := p
+	wrapped.Bin = filepath.Join(p.Bin, "../bin")
+	wrapped.Client(7, "spin", "-ms", "5", "-for", "100")
+	together(copies(4, func(int) { p.closes(job) })...)
+	p.Clean()
+	if strings.Contains(p.Log(), "killing the job's prolog") {
+		t.Errorf("an epilog was ended:\n%s", p.Log())
+	}
+}
+
+// The epilog of a job runs again, several times, after another job got the GPU. The other job does not notice.
+//
+// The second time, the first job's lease exists again without its claim. An epilog leaves this state if it dies at
+// its last step.
+//
+// Contract: M2
+func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
+	p := newCrowd(t, "", 1)
+	seven, eight := p.Job(7, "0"), p.Job(8, "0")
+	p.Must(0, seven, "prolog")
+	path := filepath.Join(p.Paths().Run(), "leases/7.json")
+	lease := e2e.Read(t, path)
+	p.Must(0, seven, "epilog")
+	p.Must(0, eight, "prolog")
+	before := p.Ticket(8).Daemons[0].Proc
+	for range 2 {
+		together(copies(4, func(int) { p.closes(seven) })...)
+		p.has(8, 0)
+		if after := p.Ticket(8).Daemons[0].Proc; after != before {
+			t.Errorf("the daemon was %v and is %v", before, after)
+		}
+		if _, err := os.Stat(path); err == nil {
+			t.Error("job 7 has a lease")
+		}
+		p.Rewrite(path, lease)
+	}
+	p.Must(0, seven, "epilog")
+	p.Must(0, eight, "epilog")
+	p.Clean()
+}
+
+// A requeued job's next prolog starts while its epilog still runs, a little later in each round. One whole lease is
+// left, or nothing.
+func TestAPrologBesideItsEpilog(t *testing.T) {
+	p := newCrowd(t, "", 1)
+	job := p.Job(7, "0")
+	for round := range 8 {
+		p.Must(0, job, "prolog")
+		together(
+			func() { p.closes(job) },
+			func() {
+				// Each round is at another point of the epilog.
+				site.Sleep(p.Ctx, time.Duration(round)*15*time.Millisecond)
+				if did := p.runs(job, "prolog"); did.Code != 0 {
+					t.Errorf("prolog: %+v", did)
+				}
+			},
+		)
+		if p.holder(0) != 0 {
+			p.has(7, 0)
+		} else {
+			p.Clean()
+		}
+	}
+	p.Must(0, job, "epilog")
+	p.Clean()
+}

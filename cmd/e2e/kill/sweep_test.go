@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kill_test
+
+import (
+	"flag"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// named reports whether -run names a subtest of this test. The test then tries all points, because any of them may
+// have that name.
+func named(t *testing.T) bool {
+	for pattern := range strings.SplitSeq(flag.Lookup("test.run").Value.String(), "|") {
+		test, _, _ := strings.Cut(pattern, "/")
+		this, _ := regexp.MatchString(test, e2e.TestOf(t))
+		if this && strings.Count(pattern, "/") > strings.Count(t.Name(), "/") {
+			return true
+		}
+	}
+	return false
+}
+
+// subtest returns a name for a point. The name has no slash, because -run splits names at slashes.
+func subtest(point fmt.Stringer) string { return strings.ReplaceAll(point.String(), "/", ":") }
+
+// some returns the points for which there is time. It returns more points of a job with one GPU and one daemon than
+// of other jobs.
+func some[P any](t *testing.T, s shape, points []P, every int) []P {
+	if s == shapes[0] {
+		return sample(t, points, 5)
+	}
+	return sample(t, points, every)
+}
+
+// thinner makes samples smaller than the tests ask for, because make test must end within seven minutes.
+const thinner = 6
+
+// sample returns one of each every × thinner points. It returns all of them in the sweep, and if -run names a point.
+func sample[P any](t *testing.T, points []P, every int) []P {
+	if e2e.Everything || named(t) {
+		return points
+	}
+	return e2e.Nth(points, min(every*thinner, max(len(points)/2, 1)))
+}
+
+// mayMiss is how many of n points a test need not reach again: one, and one of twenty, in the sweep. On a busy machine,
+// the run that found the points repeated some questions while it waited, and a faster run asks them once. So a sample
+// may miss half of its points and two more, but not all.
+func mayMiss(n int) int {
+	if e2e.Everything {
+		return n/20 + 1
+	}
+	return min(n/2+2, n-1)
+}
+
+// sweep tries every point as a subtest. Several nodes work at the same time, because the programs spend most of
+// their time waiting for daemons.
+//
+// A failed point may leave something on its node, so sweep replaces that node.
+func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(testNode, P) (reached bool)) {
+	t.Helper()
+	e2e.NeedRoot(t) // the check is here, because a goroutine cannot skip the test
+	sideBySide := 4
+	if !e2e.Everything {
+		sideBySide = 2 // because other tests run beside this one
+	}
+	began := time.Now()
+	var tried, missed, failed atomic.Int32
+	var all sync.WaitGroup
+	for shard := range sideBySide {
+		all.Go(func() {
+			p, fresh := testNode{}, false
+			for i := shard; i < len(points); i += sideBySide {
+				if !fresh {
+					p, fresh = s.stand(t), true
+				}
+				fresh = t.Run(subtest(points[i]), func(t *testing.T) {
+					tried.Add(1)
+					p := testNode{p.Again(t)}
+					defer func() {
+						if t.Failed() {
+							failed.Add(1)
+							t.Logf("at point %v", points[i])
+						}
+					}()
+					if !try(p, points[i]) {
+						missed.Add(1)
+						t.Logf("not reached: %v", points[i])
+					}
+				})
+			}
+		})
+	}
+	all.Wait()
+	n := int(tried.Load())
+	t.Logf("%d points, %d of them not reached again", n, missed.Load())
+	if n == 0 {
+		t.Errorf("none of %d points has the name that -run gives", len(points))
+	}
+	if !named(t) {
+		e2e.Report(t, t.Name(), n, int(failed.Load()), time.Since(began))
+	}
+	if int(missed.Load()) > mayMiss(n) {
+		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), n)
+	}
+}

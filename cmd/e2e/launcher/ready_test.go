@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launcher_test
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// sharedGPU runs the prolog of a job whose GPU keeps its mode, so that CUDA also starts without MPS.
+func sharedGPU(t *testing.T, attributes ...string) testNode {
+	t.Helper()
+	p := newTestNode(t, testnode.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
+	p.Must(0, p.Job(7, "0"), "prolog")
+	t.Cleanup(func() { p.Must(0, p.Job(7, "0"), "epilog"); p.Clean() })
+	return p
+}
+
+// inFault brings the job's server into FAULT. The server stays in FAULT until the returned process has ended.
+func (p testNode) inFault() *exec.Cmd {
+	p.T.Helper()
+	holder := p.Client(7, "spin", "-ms", "1", "-for", "100", "-hold", "100")
+	faulty := p.AsUser(7, p.Command("mpirun-wrap", p.CudaClient(), "fault"))
+	if out, _ := faulty.CombinedOutput(); !bytes.Contains(out, []byte("err=700")) {
+		p.T.Fatalf("the client does not cause a fault: %s", out)
+	}
+	late := p.AsUser(7, []string{p.CudaClient(), "info"})
+	d := p.Ticket(7).Daemons[0]
+	late.Env = append(late.Env, "CUDA_MPS_PIPE_DIRECTORY="+d.PipeDir)
+	if out, _ := late.CombinedOutput(); !bytes.Contains(out, []byte("err=807")) {
+		p.T.Fatalf("a new client does not see a server in FAULT: %s", out)
+	}
+	return holder
+}
+
+const waiting = `^mpirun-wrap: waiting up to 30s for the MPS server of GPU-\S+, which recovers from a fatal GPU error: these processes that it hit are still there: \d+\n$`
+
+// New clients get error 807 while the server is in FAULT. Ranks wait until the server recovers, print this once, and
+// start.
+//
+// Contract: K2
+func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
+	p := sharedGPU(t, `scope = "gpu"`)
+	holder := p.inFault()
+	ranks := p.Launch(4, p.CudaClient(), "info")
+	p.Until("file of a rank that waits", func() bool {
+		marks, _ := filepath.Glob(filepath.Join(p.Ticket(7).ExchangeDir, "*.waits"))
+		return len(marks) == 1
+	})
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	codes, said := ranks.End()
+	if fmt.Sprint(codes) != "[0 0 0 0]" || strings.Count(ranks.Out(), "err=0(") != 4 {
+		t.Errorf("codes %d\n%s", codes, ranks.Out())
+	}
+	if len(said) != 1 || !regexp.MustCompile(waiting).MatchString(said[0]) {
+		t.Errorf("the ranks print %q, want %s", said, waiting)
+	}
+}
+
+// mpirun-wrap refuses to start a rank if the server has not recovered within the wait.
+//
+// Contract: K2
+func TestAServerThatDoesNotRecover(t *testing.T) {
+	p := sharedGPU(t)
+	p.inFault()
+	began := time.Now()
+	codes, said := p.Launch(1, "echo", "ran").End()
+	if took := time.Since(began); took < 29*time.Second {
+		t.Errorf("refused after %v", took)
+	}
+	const refused = `^mpirun-wrap: cannot use MPS on GPU-\S+: its server \(pid \d+\) has not recovered from a fatal GPU error within 30s: these processes that it hit are still there: \d+: end what is left of the ranks that it hit, or submit the job again\n$`
+	if codes[0] != 125 || len(said) != 2 || !regexp.MustCompile(waiting).MatchString(said[0]) || !regexp.MustCompile(refused).MatchString(said[1]) {
+		t.Errorf("code %d, %q", codes[0], said)
+	}
+}
+
+// killDaemon kills the job's daemon, as a failure on the node does.
+func (p testNode) killDaemon() lease.Daemon {
+	p.T.Helper()
+	d := p.Ticket(7).Daemons[0]
+	if err := d.Proc.Kill(syscall.SIGKILL); err != nil {
+		p.T.Fatal(err)
+	}
+	p.Gone(d.Proc)
+	return d
+}
+
+// If the daemon is gone and the policy allows it, the ranks run without MPS. Each runs on its own GPU without a
+// variable that points to the daemon, and one rank reports this.
+//
+// Contract: K3
+func TestRanksWithoutMPS(t *testing.T) {
+	p := sharedGPU(t, `on_failure = "run_without"`)
+	d := p.killDaemon()
+	stale := []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_VISIBLE_DEVICES=3"}
+	ranks := p.LaunchAs(e2e.UID, 2, stale, "sh", "-c", `env | grep CUDA; exec "$0" info`, p.CudaClient())
+	codes, said := ranks.End()
+	want := fmt.Sprintf("mpirun-wrap: running without MPS, as this site's policy allows: cannot use MPS on %s: its control daemon (%s) is gone\n", p.UUID(0), d.Proc)
+	if fmt.Sprint(codes) != "[0 0]" || !slices.Equal(said, []string{want}) {
+		t.Errorf("codes %d, %q, want %q", codes, said, want)
+	}
+	pattern := fmt.Sprintf(`^(CUDA_VISIBLE_DEVICES=%s\nerr=0\(cudaSuccess\) sm=132 ndev=1 .*\n){2}$`, p.UUID(0))
+	if !regexp.MustCompile(pattern).MatchString(ranks.Out()) {
+		t.Errorf("the programs print\n%s", ranks.Out())
+	}
+}
+
+// In EXCLUSIVE_PROCESS mode only one process could run without MPS, so no rank does.
+//
+// Contract: K3
+func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
+	p := newTestNode(t, testnode.Default(`on_failure = "run_without"`), node.H200)
+	p.Must(0, p.Job(7, "0"), "prolog")
+	d := p.killDaemon()
+	codes, said := p.Launch(1, "echo", "ran").End()
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, in which one process alone could use it\n", p.UUID(0), d.Proc)
+	if codes[0] != 125 || !slices.Equal(said, []string{want}) {
+		t.Errorf("code %d, %q, want %q", codes[0], said, want)
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Clean()
+}
+
+// Before driver 590, MPS serves 48 clients on a GPU. All of 49 ranks fail, and one of them prints why. If a busy
+// node starts the ranks over more than a second, one rank in each further second also prints it.
+func TestRanksThatFailAlikePrintOnce(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	p.Must(0, p.Job(7, "0"), "prolog")
+	defer p.Must(0, p.Job(7, "0"), "epilog")
+	codes, said := p.Launch(49, "echo", "ran").End()
+	pattern := fmt.Sprintf(`^(mpirun-wrap: cannot place rank \d+ on %s: 49 ranks share it, and at most 48 can: `+
+		`use more GPUs or fewer ranks \(printed once for this node\)\n){1,4}$`, p.UUID(0))
+	if slices.ContainsFunc(codes, func(code int) bool { return code != 125 }) || !regexp.MustCompile(pattern).MatchString(strings.Join(said, "")) {
+		t.Errorf("codes %d, %q", codes, said)
+	}
+}
+
+// With driver 590, MPS serves 60 clients on a GPU. Sixty ranks run at the same time, one more client gets CUDA's
+// error 46, and one of 61 ranks prints the limit.
+func TestSixtyRanksOnAGPU(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
+		t.Fatal(err)
+	}
+	p.Must(0, p.Job(7, "0"), "prolog")
+	defer p.Must(0, p.Job(7, "0"), "epilog")
+	p.Launch(60, p.CudaClient(), "stay", "context", "100")
+	p.Until("60 ranks with a context", func() bool { return strings.Count(p.ServerLog(7), " is ACTIVE") == 60 })
+	one := p.AsUser(7, p.Command("mpirun-wrap", p.CudaClient(), "info"))
+	if out, _ := one.CombinedOutput(); !bytes.Contains(out, []byte("err=46(")) {
+		t.Errorf("client 61: %s", out)
+	}
+	codes, said := p.Launch(61, "echo", "ran").End()
+	want := "61 ranks share it, and at most 60 can: use more GPUs or fewer ranks"
+	if slices.ContainsFunc(codes, func(code int) bool { return code != 125 }) || !strings.Contains(strings.Join(said, ""), want) {
+		t.Errorf("codes %d, %q", codes, said)
+	}
+}
+
+// In the namespaces of a container, a rank cannot see the daemon's process, and the ticket belongs to an unmapped
+// user. mpirun-wrap then checks the socket that the ticket names.
+//
+// Contract: K1
+func TestARankInNamespaces(t *testing.T) {
+	p := sharedGPU(t)
+	run := func() string {
+		cmd := p.AsUser(7, slices.Concat([]string{"unshare", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"}, e2e.Setpriv,
+			[]string{"unshare", "--map-current-user"}, p.Command("mpirun-wrap", p.CudaClient(), "info")))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // unshare runs as root
+		out, _ := cmd.CombinedOutput()
+		return string(out)
+	}
+	if out := run(); !strings.HasPrefix(out, "err=0(") {
+		t.Errorf("the rank does not run under MPS: %s\n%s", out, p.Log())
+	}
+	daemon := p.Ticket(7).Daemons[0]
+	if err := daemon.Proc.Kill(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.Until("end of the daemon", func() bool { return !daemon.Proc.Running() })
+	if out := run(); !strings.Contains(out, "no control daemon has the socket "+daemon.PipeDir+"/control") {
+		t.Errorf("a rank without a daemon prints %s", out)
+	}
+}

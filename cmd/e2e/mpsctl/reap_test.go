@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"golang.org/x/sys/unix"
+)
+
+// The jobs of these tests. No other test's Slurm on this machine uses their numbers. A job with a step or a process
+// is used by one test only, because reap searches the whole machine.
+const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
+
+// reapLine is a line of reap's JSON, as its documentation describes it.
+type reapLine struct {
+	Job    uint32 `json:"job"`
+	Where  string `json:"where"`
+	Act    string `json:"action"`
+	Why    string `json:"reason"`
+	Do     string `json:"fix"`
+	Failed string `json:"failed"`
+}
+
+func (p testNode) runReap(code int, args ...string) []reapLine {
+	p.T.Helper()
+	result := p.Ctl(append([]string{"reap", "--json"}, args...)...)
+	var r struct {
+		DryRun bool       `json:"dry_run"`
+		Lines  []reapLine `json:"results"`
+	}
+	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.DryRun != slices.Contains(args, "--dry-run") {
+		p.T.Fatalf("%v: %s", err, result.Output)
+	}
+	if result.Code != code {
+		p.T.Fatalf("reap %q: code %d, want %d: %s\n%s", args, result.Code, code, result.Output, p.Log())
+	}
+	return r.Lines
+}
+
+// reap runs mpsctl reap after a dry run. It checks that the dry run changes nothing and prints the same.
+func (p testNode) reap(code int, args ...string) []reapLine {
+	p.T.Helper()
+	before := p.settled()
+	said := p.runReap(code, append([]string{"--dry-run"}, args...)...)
+	if after := p.everything(); !slices.Equal(before, after) {
+		p.T.Errorf("a dry run changed something:\nbefore %q\nafter  %q", before, after)
+	}
+	did := p.runReap(code, args...)
+	for _, lines := range [][]reapLine{said, did} {
+		for i := range lines {
+			if lines[i].Job == 7 { // other tests on this machine also have a job 7, and its processes start and end
+				lines[i].Why = ""
+			}
+		}
+	}
+	if !reflect.DeepEqual(said, did) {
+		p.T.Errorf("a dry run prints %+v\nand a run    %+v", said, did)
+	}
+	return did
+}
+
+// settled waits until the records stay the same. A simulated server that starts has a child for a moment, and a guard
+// that ends writes a last line to the log.
+func (p testNode) settled() []string {
+	p.T.Helper()
+	before := p.everything()
+	for site.Sleep(p.Ctx, 200*time.Millisecond) {
+		now := p.everything()
+		if slices.Equal(before, now) {
+			return now
+		}
+		before = now
+	}
+	p.T.Fatal("the records and processes of the node keep changing")
+	return nil
+}
+
+// everything returns the records, the log, the modes and the processes.
+func (p testNode) everything() []string {
+	p.T.Helper()
+	pids, err := p.Processes()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	return append(p.files(), p.Log(), p.Modes(), fmt.Sprint(pids))
+}
+
+// actions returns the place and the action of each line.
+func actions(lines []reapLine) string {
+	var all []string
+	for _, line := range lines {
+		all = append(all, line.Where+" "+line.Act)
+	}
+	return strings.Join(all, ", ")
+}
+
+// reaps checks which actions a run of reap takes, and the reason or the fix in its first line.
+func (p testNode) reaps(code int, want, why string, args ...string) {
+	p.T.Helper()
+	lines := p.reap(code, args...)
+	if actions(lines) != want || want != "" && !strings.Contains(lines[0].Why+lines[0].Do, why) {
+		p.T.Errorf("reap %q: %+v, want %q with %q\n%s", args, lines, want, why, p.Log())
+	}
+}
+
+func action(what string) string { return actionOn(goneJob, what) }
+
+func actionOn(job uint32, what string) string { return fmt.Sprintf("job %d %s", job, what) }
+
+// After a prolog was killed anywhere, reap closes what it left. If the job may have started, reap leaves the lease
+// and reports it.
+func TestReapAfterAKilledProlog(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+	job := p.Job(goneJob, "0")
+	points := p.Points(job, "prolog")
+	p.Must(0, job, "epilog")
+	closed, asked := 0, 0
+	for _, at := range e2e.Nth(points, 6) {
+		if !p.Killed(job, "prolog", at, p.Booted) {
+			continue
+		}
+		open := false
+		if _, err := os.Stat(filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", goneJob))); err == nil {
+			closed++
+			open = p.Lease(goneJob).Phase == lease.Opened
+		}
+		if open {
+			asked++
+			if lines := p.runReap(1); actions(lines) != action("leave") || !strings.Contains(lines[0].Why, "may be an allocation without a step") {
+				t.Errorf("%+v", lines)
+			}
+			p.runReap(0, "--job", fmt.Sprint(goneJob))
+		} else {
+			p.runReap(0) // no dry run first, because the server that the prolog requested may still be starting
+		}
+		p.Quiet()
+		p.reaps(0, "", "")
+	}
+	if closed-asked < 2 {
+		t.Errorf("%d leases, %d of them open: the test proves too little", closed, asked)
+	}
+}
+
+// Reap finishes what an epilog could not finish. If the first reap fails too, the second one finishes.
+func TestReapAfterAFailedEpilog(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+	p.Must(0, p.Job(goneJob, "0"), "prolog")
+	p.Fail("nvmlDeviceSetComputeMode", 999, 2)
+	p.Must(1, p.Job(goneJob, "0"), "epilog")
+	result := p.Ctl("reap")
+	want := fmt.Sprintf("mpsctl reap --job %d --root %s", goneJob, p.Root)
+	if result.Code != 1 || !strings.Contains(result.Output, "failed: cannot") || !strings.Contains(result.Output, want) || p.Modes() != "30" {
+		t.Errorf("a reap that fails: %+v, modes %s, want code 1 and %q", result, p.Modes(), want)
+	}
+	p.reaps(0, action("close"), "its epilog has begun")
+	p.Quiet()
+	p.reaps(0, "", "")
+}
+
+// Reap leaves an open lease, whether the job has a step, a process or neither. It closes the lease if an admin names
+// the job.
+//
+// Contract: R8
+func TestReapOfAnOpenLease(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+	p.Must(0, p.Job(openJob, "0"), "prolog")
+	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	other := fmt.Sprintf("job %d leave", otherJob)
+	before := p.settled()
+	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
+	client := p.Client(openJob, "spin", "-ms", "1", "-for", "100")
+	p.reaps(1, actionOn(openJob, "leave")+", "+other, "of its user was started in it")
+	if err := client.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.Wait()
+	// Both jobs have the same user, so the other job's guard may have held the files too.
+	for _, job := range []uint32{openJob, otherJob} {
+		for p.Held(p.Lease(job).Guard.PID, "/nvidia-uvm") > 0 {
+			if !site.Sleep(p.Ctx, 20*time.Millisecond) {
+				t.Fatalf("the guard does not close the files\n%s", p.Log())
+			}
+		}
+	}
+	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
+		t.Errorf("reap changed an open lease: before %q\nafter %q", before, after)
+	}
+	p.reaps(0, actionOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
+	if p.Modes() != "03" || !p.Ticket(otherJob).Daemons[0].Proc.Running() {
+		t.Errorf("reap changed the other job: modes %s", p.Modes())
+	}
+	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
+	p.Must(0, p.Job(otherJob, "1"), "epilog")
+	p.Quiet()
+}
+
+// stepd starts a process of root with the name of a step daemon, and with a title as slurmstepd writes it.
+func (p testNode) stepd(title string) (end func()) {
+	p.T.Helper()
+	path := filepath.Join(filepath.Dir(p.Root), "slurmstepd")
+	content, err := os.ReadFile("/bin/sleep")
+	if err == nil {
+		err = node.WriteProgram(path, content)
+	}
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	cmd := &exec.Cmd{Path: path, Args: []string{title, "120"}}
+	if err := cmd.Start(); err != nil {
+		p.T.Fatal(err)
+	}
+	end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	p.T.Cleanup(end)
+	return end
+}
+
+// socket listens as slurmstepd does, as a socket of the given owner.
+func (p testNode) socket(job uint32, owner int) (end func()) {
+	p.T.Helper()
+	path := filepath.Join(filepath.Dir(p.Root), fmt.Sprintf("n1_%d.4294967291", job))
+	listener, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chown(path, owner, owner)
+	}
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	end = func() { _ = listener.Close() }
+	p.T.Cleanup(end)
+	return end
+}
+
+// Reap closes no job while Slurm has a step of it, whatever the lease's phase is. That also holds if an admin names
+// the job.
+//
+// Contract: R8
+func TestReapWhileAStepRuns(t *testing.T) {
+	t.Parallel()
+	for job, step := range map[uint32]func(testNode) func(){
+		4310007: func(p testNode) func() { return p.socket(4310007, 0) },
+		4320007: func(p testNode) func() { return p.stepd("slurmstepd: [4320007.batch]") },
+		4330007: func(p testNode) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut off
+	} {
+		t.Run(fmt.Sprint(job), func(t *testing.T) {
+			p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+			p.Must(0, p.Job(job, "0"), "prolog")
+			end := step(p)
+			p.reaps(0, actionOn(job, "keep"), "slurmstepd")
+			p.reaps(1, actionOn(job, "leave"), fmt.Sprintf("scancel %d", job), "--job", fmt.Sprint(job))
+			path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", job))
+			p.Rewrite(path, strings.Replace(e2e.Read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
+			p.reaps(1, actionOn(job, "leave"), "Slurm has a step")
+			if p.Modes() != "30" || !p.Ticket(job).Daemons[0].Proc.Running() {
+				t.Error("reap changed the job")
+			}
+			end()
+			p.reaps(0, actionOn(job, "close"), "its epilog has begun")
+			p.Quiet()
+		})
+	}
+}
+
+// A user's socket with the name of a step's socket does not stop reap. Otherwise a user could keep another user's
+// lease for ever.
+func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200)
+	p.Must(0, p.Job(goneJob, "0"), "prolog")
+	p.socket(goneJob, e2e.UID)
+	p.reaps(0, action("close"), "you named", "--job", fmt.Sprint(goneJob))
+	p.Clean()
+}
+
+// After a boot only files are left, and reap removes them. A mode that an admin has set since then stays.
+func TestReapAfterABoot(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+	p.Must(0, p.Job(goneJob, "0"), "prolog")
+	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	p.KillLeft()
+	p.Until("end of the daemons", func() bool { pids, err := p.Processes(); return err == nil && len(pids) == 0 })
+	for gpu, mode := range []int{0, 2} {
+		if err := p.Sim.Node.GPU(gpu).SetMode(mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := p.Paths().Run()
+	for _, pattern := range []string{"leases/*.json", "tickets/*.json", "claims/*"} {
+		paths, err := filepath.Glob(filepath.Join(run, pattern))
+		if err != nil || len(paths) != 2 {
+			t.Fatal(paths, err)
+		}
+		for _, path := range paths {
+			p.Rewrite(path, strings.ReplaceAll(e2e.Read(t, path), e2e.Boot(t), "00000000-earlier"))
+		}
+	}
+	// Only the claim and the folder of the other job are left.
+	for _, name := range []string{"leases", "tickets"} {
+		if err := os.Remove(filepath.Join(run, fmt.Sprintf("%s/%d.json", name, otherJob))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.LoseGroups(); err != nil {
+		t.Fatal(err)
+	}
+	p.reaps(0, action("remove")+fmt.Sprintf(", job %d remove", otherJob), "of another boot")
+	if got := p.Modes(); got != "02" {
+		t.Errorf("modes %s", got)
+	}
+	if err := p.Sim.Node.GPU(1).SetMode(0); err != nil {
+		t.Fatal(err)
+	}
+	p.Quiet()
+}
+
+// If no lease names a record or a daemon, reap removes it only if it certainly belongs to a job. Otherwise reap
+// reports it. TestLeftovers of package reap has the other records.
+func TestReapOfWhatNoLeaseNames(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		spoil func(scene)
+		want  string
+		code  int
+		mend  func(scene) // what an admin then does; nil if there is nothing to do
+	}{
+		{"a folder", func(s scene) { s.record(fmt.Sprintf("jobs/%d/lock", goneJob), "") }, action("remove"), 0, nil},
+		{"a daemon in a job's folder", func(s scene) {
+			s.start(s.path(fmt.Sprintf("jobs/%d/0/pipe", goneJob)), 1)
+		}, action("remove"), 0, nil},
+		{"a daemon whose folder is gone", func(s scene) {
+			s.start(s.path(fmt.Sprintf("jobs/%d/0/pipe", goneJob)), 1)
+			if err := os.RemoveAll(s.path(fmt.Sprintf("jobs/%d", goneJob))); err != nil {
+				s.T.Fatal(err)
+			}
+		}, action("remove"), 0, nil},
+		{"a daemon elsewhere below our folder", func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "pid N leave", 1,
+			func(s scene) { s.killServing(s.path("elsewhere/pipe")); _ = os.RemoveAll(s.path("elsewhere")) }},
+		{"a torn claim", func(s scene) { s.record("claims/"+string(s.UUID(1)), `{"schema":1`) }, "GPU leave", 1,
+			func(s scene) { s.remove("claims/" + string(s.UUID(1))) }},
+		{"a refusal", func(s scene) { // a job that runs without MPS after its refusal
+			refused := s.Job(goneJob, "")
+			s.Must(0, refused, "prolog")
+		}, "", 0, func(s scene) { s.Must(0, s.Job(goneJob, ""), "epilog") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t) // job 7 stays whole
+			c.spoil(s)
+			before := s.settled()
+			lines := slices.DeleteFunc(s.reap(1), func(l reapLine) bool { return l.Job == 7 })
+			got := strings.NewReplacer(string(s.UUID(1)), "GPU").Replace(actions(lines))
+			if strings.HasPrefix(got, "pid ") {
+				got = "pid N" + got[strings.LastIndexByte(got, ' '):]
+			}
+			if got != c.want {
+				t.Errorf("%+v, want %q", lines, c.want)
+			}
+			for _, line := range lines {
+				if (line.Act == "leave") != (c.code == 1) || (line.Do == "") == (c.code == 1) {
+					t.Errorf("line %+v", line)
+				}
+			}
+			if c.mend != nil {
+				if after := s.everything(); !slices.Equal(before, after) {
+					t.Errorf("reap changed what it must leave:\nbefore %q\nafter  %q", before, after)
+				}
+				c.mend(s)
+			}
+			if !s.daemon.Proc.Running() || s.Ticket(7).Daemons[0].Proc != s.daemon.Proc || s.Modes() != "30" {
+				t.Errorf("reap changed job 7: modes %s", s.Modes())
+			}
+			s.Must(0, s.Job(7, "0"), "epilog")
+			s.Quiet()
+		})
+	}
+}
+
+// Reap keeps the job of a prolog or an epilog that runs, and closes another job at the same time.
+func TestReapBesideAProlog(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", otherJob))
+	p.Rewrite(path, strings.Replace(e2e.Read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
+	p.atGate(func() {
+		lines := p.runReap(0)
+		if actions(lines) != action("keep")+fmt.Sprintf(", job %d close", otherJob) {
+			t.Errorf("%+v", lines)
+		}
+		if lines = p.runReap(1, "--job", fmt.Sprint(goneJob)); actions(lines) != action("leave") {
+			t.Errorf("%+v", lines)
+		}
+	}, "prolog")
+	if ticket := p.Ticket(goneJob); p.Modes() != "30" || !ticket.Daemons[0].Proc.Running() {
+		t.Errorf("the prolog's job: modes %s, %+v", p.Modes(), ticket)
+	}
+	p.atGate(func() {
+		if lines := p.runReap(0); actions(lines) != action("keep") {
+			t.Errorf("%+v", lines)
+		}
+	}, "epilog")
+	p.Quiet()
+}
+
+// atGate runs a program for the job and calls do while its control program waits at the first question.
+func (p testNode) atGate(do func(), program string) {
+	p.T.Helper()
+	gate := filepath.Join(filepath.Dir(p.Root), "gate")
+	p.Control(fmt.Sprintf("while ! test -e %[1]s.open; do sleep 0.02; done\nexec $REAL \"$@\"", gate))
+	lock := filepath.Join(p.Paths().Run(), fmt.Sprintf("locks/%d", goneJob))
+	done := make(chan testnode.Result, 1)
+	go func() {
+		result, _ := p.Run(p.Ctx, p.Job(goneJob, "0").Environment(program+"_slurmd"), program)
+		done <- result
+	}()
+	phase := map[string]string{"prolog": `"phase": "opening"`, "epilog": `"phase": "closing"`}[program]
+	p.Until(program+" at work", func() bool {
+		content, _ := os.ReadFile(filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", goneJob)))
+		_, err := os.Stat(lock)
+		return err == nil && strings.Contains(string(content), phase)
+	})
+	do()
+	p.Write(gate+".open", "")
+	if result := <-done; result.Code != 0 {
+		p.T.Fatalf("%s: %+v\n%s", program, result, p.Log())
+	}
+	if err := os.Remove(gate + ".open"); err != nil {
+		p.T.Fatal(err)
+	}
+	p.Write(p.Paths().ConfigFile(), strings.Replace(e2e.Read(p.T, p.Paths().ConfigFile()), filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
+}
+
+// If reap is killed, the next reap finishes, and so does an epilog of the same job.
+func TestReapThatIsKilled(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
+	for _, next := range []string{"reap", "epilog"} {
+		p.Must(0, p.Job(goneJob, "0"), "prolog")
+		daemon := p.Ticket(goneJob).Daemons[0].Proc
+		if err := syscall.Kill(daemon.PID, syscall.SIGSTOP); err != nil { // a stopped daemon takes a while to end
+			t.Fatal(err)
+		}
+		line := p.Command("mpsctl", "reap", "--job", fmt.Sprint(goneJob))
+		cmd := exec.Command(line[0], line[1:]...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p.Until("reap at work", func() bool { return p.Lease(goneJob).Phase == lease.Closing })
+		if stat, err := site.ReadStat(cmd.Process.Pid); err != nil || stat.Kill(unix.SIGKILL) != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		if left := p.Leftovers(); len(left) == 0 {
+			t.Error("the killed reap left nothing behind: the test proves nothing")
+		}
+		if next == "reap" {
+			p.reaps(0, action("close"), "its epilog has begun")
+		} else {
+			p.Must(0, p.Job(goneJob, "0"), "epilog")
+		}
+		p.Quiet()
+	}
+}
+
+// Under a real Slurm, reap keeps a job with a step, even if an admin names the job. It leaves an allocation without a
+// step.
+func TestReapUnderSlurm(t *testing.T) {
+	c := e2e.NewCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc", Extra: []string{"FirstJobId=4200001"}})
+	p := testNode{c.First()}
+	running := func(id int) {
+		if job, err := c.WaitJobUntil(c.Ctx, id, func(j lab.Job) bool { return j.State == "RUNNING" }); err != nil {
+			t.Fatalf("%+v, %v\n%s", job, err, c.Log())
+		}
+		p.Until("open lease", func() bool {
+			return strings.Contains(p.Log(), fmt.Sprintf(`"job":%d`, id)) && strings.Contains(p.Log(), `"outcome":"opened"`)
+		})
+	}
+	id := c.Batch("echo started; sleep 100", "--gres=gpu:1")
+	running(id)
+	p.Until("start of the batch step", func() bool { return strings.Contains(c.Output(id), "started") })
+	if sluid := p.Lease(uint32(id)).SLUID; (sluid != "") != (c.Release() >= "25.11") {
+		t.Errorf("the lease's SLUID is %q, with Slurm %s", sluid, c.Release())
+	}
+	lines := p.runReap(0)
+	if want := fmt.Sprintf("job %d keep", id); actions(lines) != want || !strings.Contains(lines[0].Why, c.Top) {
+		t.Errorf("%+v, want %s", lines, want)
+	}
+	if lines = p.runReap(1, "--job", fmt.Sprint(id)); actions(lines) != fmt.Sprintf("job %d leave", id) {
+		t.Errorf("%+v", lines)
+	}
+	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.Ended(id)
+	c.Quiet()
+	// No step runs in this allocation.
+	if result, err := c.Run(c.Ctx, c.User, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1"); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v\n%s", result, err, c.Log())
+	}
+	id++
+	running(id)
+	if lines := p.runReap(1); actions(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
+		t.Errorf("%+v", lines)
+	}
+	if !p.Ticket(uint32(id)).Daemons[0].Proc.Running() {
+		t.Error("reap ended the daemon of an allocation")
+	}
+	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.Ended(id)
+	c.Quiet()
+}
+
+func TestReapRefuses(t *testing.T) {
+	p := newTestNode(t, testnode.Default(), node.H200)
+	for _, c := range []struct {
+		code int
+		want string
+		args []string
+	}{
+		{2, "mpsctl: cannot reap job 0: ", []string{"reap", "--job", "0"}},
+		{2, "mpsctl: cannot read --job: it is \"x\": want a whole number: ", []string{"reap", "--job", "x"}},
+		{2, "mpsctl: cannot take ", []string{"reap", "7"}},
+	} {
+		if result := p.Ctl(c.args...); result.Code != c.code || !strings.HasPrefix(result.Output, c.want) {
+			t.Errorf("%q: %+v, want %d %s", c.args, result, c.code, c.want)
+		}
+	}
+	if code, out := p.MpsctlAs(e2e.UID, "reap"); code != 1 || out != "mpsctl: cannot reap: not root\n" {
+		t.Errorf("reap as a user: code %d, %s", code, out)
+	}
+	if result := p.Ctl("reap"); result.Code != 0 || result.Output != "nothing to reap\n" {
+		t.Errorf("reap on a quiet node: %+v", result)
+	}
+}

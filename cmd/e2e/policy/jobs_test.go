@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+const triggered = `version = 1
+
+trigger {
+  constraint = "mps"
+  comment    = "mps"
+  option     = true
+}
+`
+
+// A job can ask for MPS in three ways, and its options narrow what the rule grants. Each case is the whole life of a
+// job.
+func TestAJobThatAsksWithOptions(t *testing.T) {
+	p := newTestNode(t, triggered+`
+rule "mps" {
+  when  = true
+  allow = ["share", "scope", "ceiling", "max_clients"]
+  grant {
+    max_clients = 16
+  }
+}
+`, node.H200, node.H200)
+	for _, c := range []struct {
+		name  string
+		extra []string
+		want  string
+	}{
+		{"the option alone", []string{"SPANK_MPS="}, "job even 2 100 16"},
+		{"the option with options", []string{"SPANK_MPS=share=even,scope=gpu,ceiling=50"}, "gpu even 1 50 16"},
+		{"the comment", []string{"SLURM_JOB_COMMENT=mps"}, "job even 2 100 16"},
+		{"the comment with options", []string{"SLURM_JOB_COMMENT=mps:max_clients=4"}, "job even 2 100 4"},
+		{"both", []string{"SLURM_JOB_COMMENT=mps:max_clients=4", "SPANK_MPS=scope=gpu"}, "gpu even 2 100 4"},
+	} {
+		job := p.Job(7, "0,1")
+		job.Features, job.Extra = "a100", c.extra
+		p.Must(0, job, "prolog")
+		ticket := p.Ticket(7)
+		g := ticket.Grant
+		if got := fmt.Sprint(g.Scope, " ", g.Share, " ", g.Overlap, " ", g.Ceiling, " ", g.MaxClients); got != c.want || ticket.Rule != "mps" {
+			t.Errorf("%s: rule %q gives %s, want %s", c.name, ticket.Rule, got, c.want)
+		}
+		p.Must(0, job, "epilog")
+		p.Clean()
+	}
+}
+
+// If the policy denies a job or an option is not allowed, the ticket has the reason and no program fails.
+func TestDenials(t *testing.T) {
+	p := newTestNode(t, triggered+`
+rule "small" {
+  when = length(job.gpus) > 1
+  deny = "one GPU at a time, not ${length(job.gpus)}; you wrote ${job.extra}"
+}
+rule "mine" {
+  when  = job.partition == "main"
+  allow = ["overlap"]
+  grant {}
+}
+`, node.H200, node.H200)
+	for _, c := range []struct {
+		gpus, rule string
+		extra      []string
+		want       string
+	}{
+		{"0,1", "small", []string{"SLURM_JOB_EXTRA=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
+		{"0", "mine", []string{"SPANK_MPS=overlap=3"}, "cannot take overlap=3: the rule gives 2, and an option can only narrow that"},
+		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
+		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"}, `cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want ` + strings.Join(policy.OptionNames(), ", ")},
+		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` + strings.Repeat("x", 64) + `"…: 100000 bytes, want at most 512`},
+		{"0", "", []string{"SLURM_JOB_PARTITION=other"}, "no rule of this site's policy is for this job"},
+	} {
+		job := p.Job(7, c.gpus)
+		job.Extra = c.extra
+		env := job.Environment("prolog_slurmd")
+		for i, entry := range env { // of two entries with the same name, the earlier one counts
+			for _, extra := range c.extra {
+				if name, _, _ := strings.Cut(extra, "="); strings.HasPrefix(entry, name+"=") {
+					env[i] = extra
+				}
+			}
+		}
+		if result, err := p.Run(p.Ctx, env, "prolog"); err != nil || result.Code != 0 {
+			t.Fatalf("%q: %+v, %v", c.extra, result, err)
+		}
+		ticket := p.Ticket(7)
+		if ticket.RefusalReason != c.want || ticket.Rule != c.rule {
+			t.Errorf("rule %q: %s\nwant %q: %s", ticket.Rule, ticket.RefusalReason, c.rule, c.want)
+		}
+		if p.Modes() != "00" {
+			t.Errorf("modes %s", p.Modes())
+		}
+		p.Must(0, job, "epilog")
+		p.Clean()
+	}
+}
+
+// A rule may ask about the user's groups, the node and the GPU. The lease keeps what the rule asked, for mpsctl.
+func TestLookUps(t *testing.T) {
+	p := newTestNode(t, triggered+`
+rule "all" {
+  when = contains(job.groups, "daemon") && contains(node.features, "fast") && node.gpus == 2 && startswith(node.driver, "580.") && gpu.model == "H200" && gpu.product == "NVIDIA H200" && gpu.sms == 132 && !gpu.mig
+  grant {
+    memory = gpu.memory > 140000 ? "16G" : "8G"
+  }
+}
+rule "none" {
+  when = true
+  deny = "${join(",", job.groups)} ${join(",", node.features)} ${node.gpus} ${node.driver} ${gpu.model} ${gpu.sms} ${gpu.memory} ${gpu.mig}"
+}
+`, node.H200, node.H200)
+	p.Write(p.Conf, "NodeName=DEFAULT Features=slow\nNodeName=n1 Gres=gpu:2 Features=mps,fast\n")
+	job := p.Job(7, "1")
+	job.GID = 1
+	p.Must(0, job, "prolog")
+	ticket := p.Ticket(7)
+	if ticket.Rule != "all" || ticket.Grant.Memory.String() != "16384M" {
+		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Grant.Memory, ticket.RefusalReason)
+	}
+	var asked policy.Request
+	if err := json.Unmarshal(p.Lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 || asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
+		t.Errorf("the lease has the request %+v, %v", asked, err)
+	}
+	p.Must(0, job, "epilog")
+	p.Clean()
+}
+
+// A job that does not ask for MPS causes no look-up: the policy needs the driver, and there is no driver.
+func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
+	p.Write(p.Paths().ConfigFile(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
+	job := p.Job(7, "0")
+	job.Features = "a100"
+	p.Must(0, job, "prolog")
+	p.Clean()
+	if out := p.Must(1, p.Job(8, "0"), "prolog"); !strings.Contains(out, "cannot open NVML library /nonexistent/libnvidia-ml.so.1") {
+		t.Errorf("a job that asks: %s", out)
+	}
+	p.Must(0, p.Job(8, "0"), "epilog")
+	p.Clean()
+}
+
+// A job that asks for MPS and has no GPU is refused before any rule that asks about GPUs.
+func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
+	p.Must(0, p.Job(7, ""), "prolog")
+	if ticket := p.Ticket(7); ticket.Rule != "" || ticket.RefusalReason != "job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N" {
+		t.Errorf("rule %q: %s", ticket.Rule, ticket.RefusalReason)
+	}
+	p.Must(0, p.Job(7, ""), "epilog")
+	p.Clean()
+}
+
+// A running job keeps what it has, although a later policy denies it.
+func TestAPolicyThatDeniesLater(t *testing.T) {
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {}\n}\n", node.H200)
+	p.Must(0, p.Job(7, "0"), "prolog")
+	before := p.Ticket(7)
+	p.Write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
+	p.Must(0, p.Job(7, "0"), "prolog")
+	if after := p.Ticket(7); after.RefusalReason != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !after.Daemons[0].Proc.Running() {
+		t.Errorf("the ticket is %+v, and was %+v", after, before)
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Clean()
+}
+
+// The rules of policy.d count. If a file there has a mistake, the log has its place, and the policy from before
+// decides.
+func TestAPolicyOfSeveralFiles(t *testing.T) {
+	p := newTestNode(t, triggered, node.H200)
+	more := filepath.Join(filepath.Dir(p.Paths().Policy()), "policy.d", "10-more.hcl")
+	p.Write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {}\n}\n")
+	p.Must(0, p.Job(7, "0"), "prolog")
+	if ticket := p.Ticket(7); ticket.Rule != "more" {
+		t.Errorf("rule %q", ticket.Rule)
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = 49\n  }\n}\n")
+	p.Must(0, p.Job(8, "0"), "prolog")
+	if ticket := p.Ticket(8); ticket.Rule != "more" || ticket.RefusalReason != "" {
+		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
+	}
+	p.Must(0, p.Job(8, "0"), "epilog")
+	want := `"error":"` + more + ":5:15: Out of range: overlap is 1 to 48, not 49\""
+	if log := p.Log(); strings.Count(log, want) != 1 {
+		t.Errorf("the log has it %d times, want once: %s\n%s", strings.Count(log, want), want, log)
+	}
+	p.Clean()
+}
+
+// If a rule fails for a job, MPS is denied to this job only, and its ticket has the place of the mistake. No prolog
+// fails.
+func TestARuleThatFailsForAJob(t *testing.T) {
+	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
+	p.Must(0, p.Job(7, "0,1"), "prolog")
+	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Out of range: overlap is 1 to 48, not 51: tell the site's admins"
+	if ticket := p.Ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
+		t.Errorf("rule %q, refused %q, want %q", ticket.Rule, ticket.RefusalReason, want)
+	}
+	p.Must(0, p.Job(7, "0,1"), "epilog")
+	p.Must(0, p.Job(8, "0"), "prolog")
+	if ticket := p.Ticket(8); ticket.Rule != "odd" || ticket.RefusalReason != "" {
+		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
+	}
+	p.Must(0, p.Job(8, "0"), "epilog")
+	p.Clean()
+}
+
+func (p testNode) kept(job uint32) string {
+	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs", fmt.Sprint(job))
+}
+
+// The logs of a daemon are kept as the grant requires, and the job's group can read them.
+func TestKeepLogs(t *testing.T) {
+	t.Parallel()
+	kill := func(p testNode) {
+		if err := p.Ticket(7).Daemons[0].Proc.Kill(9); err != nil {
+			p.T.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		keep    string
+		trouble func(testNode)
+		kept    bool
+	}{
+		{"never", kill, false}, {"on_failure", func(testNode) {}, false}, {"on_failure", kill, true}, {"always", func(testNode) {}, true},
+	} {
+		t.Run(fmt.Sprint(c.keep, c.kept), func(t *testing.T) {
+			p := newTestNode(t, triggered+fmt.Sprintf("rule \"r\" {\n  when = true\n  grant {\n    keep_logs = %q\n    scope = \"gpu\"\n  }\n}\n", c.keep), node.H200, node.H200)
+			p.Must(0, p.Job(7, "0,1"), "prolog")
+			said := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[1].LogDir, "control.log"))
+			c.trouble(p)
+			p.Must(0, p.Job(7, "0,1"), "epilog")
+			p.Clean()
+			path := filepath.Join(p.kept(7), "1", "control.log")
+			info, err := os.Stat(path)
+			if !c.kept {
+				if _, err := os.Stat(p.kept(7)); !os.IsNotExist(err) {
+					t.Errorf("logs are kept: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, p.Log())
+			}
+			st := info.Sys().(*syscall.Stat_t)
+			if info.Mode().Perm() != 0o640 || st.Uid != 0 || st.Gid != e2e.GID {
+				t.Errorf("%s is %v of %d:%d", path, info.Mode(), st.Uid, st.Gid)
+			}
+			if got := e2e.Read(t, path); said == "" || !strings.HasPrefix(got, said) {
+				t.Errorf("kept %q of %q", got, said)
+			}
+		})
+	}
+}
+
+// If a daemon does not start, its log is kept, because an admin needs this log most.
+func TestKeepLogsOfAPrologThatFails(t *testing.T) {
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
+	script := filepath.Join(filepath.Dir(p.Root), "control")
+	p.Write(script, "#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.Must(1, p.Job(7, "0"), "prolog")
+	p.Clean()
+	if got := e2e.Read(t, filepath.Join(p.kept(7), "0", "control.log")); got != "it is broken\n" {
+		t.Errorf("kept %q", got)
+	}
+}
+
+// keep_logs follows no link, because the user owns the folder from which root reads the logs.
+func TestKeepLogsFollowsNoLink(t *testing.T) {
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200, node.H200, node.H200, node.H200)
+	secret := filepath.Join(filepath.Dir(p.Root), "secret")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	job := p.Job(7, "0,1,2,3")
+	p.Must(0, job, "prolog")
+	var logs []string
+	for _, d := range p.Ticket(7).Daemons {
+		logs = append(logs, filepath.Join(d.LogDir, "control.log"))
+	}
+	for _, log := range logs {
+		if err := os.Remove(log); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// There are four bad logs: a link, a pipe without a writer, a hard link to root's file, and a log that is too
+	// long.
+	if err := os.Symlink(secret, logs[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(logs[1], 0o666); err != nil {
+		t.Fatal(err)
+	}
+	ours := filepath.Join(filepath.Dir(filepath.Dir(logs[2])), "ours") // on the same file system
+	if err := os.WriteFile(ours, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(ours, logs[2]); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("x", 5<<20) + "the end\n"
+	if err := os.WriteFile(logs[3], []byte(long), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(logs[3], e2e.UID, e2e.GID); err != nil {
+		t.Fatal(err)
+	}
+	p.Must(0, job, "epilog")
+	p.Clean()
+	for n := range 3 {
+		if content, err := os.ReadFile(filepath.Join(p.kept(7), fmt.Sprint(n), "control.log")); !os.IsNotExist(err) {
+			t.Errorf("log %d is kept: %q, %v", n, content, err)
+		}
+	}
+	got := e2e.Read(t, filepath.Join(p.kept(7), "3", "control.log"))
+	if head := fmt.Sprintf("(%d bytes before this are not kept)\n", len(long)-4<<20); !strings.HasPrefix(got, head) || len(got) != len(head)+4<<20 || !strings.HasSuffix(got, "the end\n") {
+		t.Errorf("%d bytes are kept: %.80q", len(got), got)
+	}
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// Every way to start four ranks on two GPUs gives each rank half a GPU.
+func TestRanksUnderSlurm(t *testing.T) {
+	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	want := []int{66, 66, 66, 66}
+	for _, launch := range []struct{ name, command string }{
+		{"srun", "srun -n4"},
+		{"srun pmi2", "srun --mpi=pmi2 -n4"},
+		{"srun pmix", "srun --mpi=pmix -n4"},
+		{"mpirun of Open MPI", "mpirun.openmpi -np 4"},
+		{"mpiexec of MPICH", "mpiexec.hydra -n 4"},
+	} {
+		t.Run(launch.name, func(t *testing.T) {
+			if launch.name == "srun pmix" && !lab.HasPMIx(os.Getenv("SLURM_BUNDLE")) {
+				t.Skip("this Slurm has no mpi/pmix")
+			}
+			id := c.Batch(launch.command+" "+c.Wrap("info"), "-n4", "--gres=gpu:2")
+			job := c.Ended(id)
+			if got := e2e.SMCounts(t, c.Output(id)); !slices.Equal(got, want) {
+				t.Errorf("SMs %v, want %v: %+v\n%s\n%s", got, want, job, c.Output(id), c.Log())
+			}
+		})
+	}
+	t.Run("srun alone", func(t *testing.T) {
+		result, err := c.Run(c.Ctx, c.User, "srun", "-n4", "--gres=gpu:2", "--constraint=mps", "bash", "-c",
+			"exec "+c.Wrap("info"))
+		if got := e2e.SMCounts(t, result.Stdout); err != nil || !slices.Equal(got, want) {
+			t.Errorf("SMs %v, want %v: %+v, %v", got, want, result, err)
+		}
+	})
+	wrapper := filepath.Join(c.Top, "mpirun-wrap") + " "
+	for _, flagged := range []struct {
+		name, command, gres string
+		want                []int
+	}{
+		{"two programs in one mpirun", "mpirun.openmpi -np 1 " + wrapper + "--share=60% " + c.Client() + " info : -np 3 " + c.Wrap("info"), "--gres=gpu:1", []int{18, 18, 18, 78}},
+		{"weights", "srun -n4 bash -c 'exec " + wrapper + "--share=weight:$((SLURM_LOCALID+1)) " + c.Client() + " info'", "--gres=gpu:1", []int{14, 26, 40, 52}},
+		{"a variable for all", "SLURM_MPS_SHARE=overlap:2 srun -n4 " + c.Wrap("info"), "--gres=gpu:1", []int{66, 66, 66, 66}},
+		{"blocks", "srun -n3 " + wrapper + "--gpu=block " + c.Client() + " info", "--gres=gpu:2", []int{66, 66, 132}},
+		{"a GPU for each task", "srun -n4 " + c.Wrap("info"), "--gpus-per-task=1", []int{132, 132, 132, 132}},
+	} {
+		t.Run(flagged.name, func(t *testing.T) {
+			id := c.Batch(flagged.command, "-n4", flagged.gres)
+			c.Ended(id)
+			if got := e2e.SMCounts(t, c.Output(id)); !slices.Equal(got, flagged.want) {
+				t.Errorf("SMs %v, want %v:\n%s", got, flagged.want, c.Output(id))
+			}
+		})
+	}
+	t.Run("the task prolog's placement without the wrapper", func(t *testing.T) {
+		id := c.Batch("srun -n4 "+c.Client()+" info", "-n4", "--gres=gpu:2")
+		c.Ended(id)
+		if got := e2e.SMCounts(t, c.Output(id)); !slices.Equal(got, want) {
+			t.Errorf("SMs %v, want %v:\n%s", got, want, c.Output(id))
+		}
+	})
+	c.Quiet()
+}
+
+func TestAnAllocationWithoutAStep(t *testing.T) {
+	t.Parallel()
+	for _, flags := range []string{"Alloc", ""} {
+		t.Run("PrologFlags="+flags, func(t *testing.T) {
+			c := newCluster(t, "", lab.Options{PrologFlags: flags})
+			result, err := c.Run(c.Ctx, c.User, "salloc", "--gres=gpu:1", "--constraint=mps", "true")
+			if err != nil || result.Exit != 0 {
+				t.Fatalf("%+v, %v", result, err)
+			}
+			c.Quiet()
+		})
+	}
+}
+
+func TestAnArrayAndJobsSideBySide(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	array := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1", "--array=0-3")
+	alone := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1")
+	c.Ended(array)
+	c.Ended(alone)
+	c.Quiet()
+	if got := e2e.SMCounts(t, c.Output(array)); len(got) != 8 {
+		t.Errorf("ranks of the array: %v\n%s", got, c.Output(array))
+	}
+	if got := e2e.SMCounts(t, c.Output(alone)); len(got) != 2 {
+		t.Errorf("ranks of the job: %v\n%s", got, c.Output(alone))
+	}
+}
+
+func TestAJobWithoutMPSUnderSlurm(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	result, err := c.Run(c.Ctx, c.User, "srun", "--gres=gpu:1", filepath.Join(c.Top, "mpirun-wrap"), "true")
+	want := "cannot find ticket of job"
+	if err != nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
+		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
+	}
+	result, err = c.Run(c.Ctx, c.User, "srun", "--gres=gpu:1", "true")
+	if err != nil || result.Exit != 0 {
+		t.Errorf("%+v, %v", result, err)
+	}
+	c.Quiet()
+}
+
+// If a user forgets the GPU, TaskProlog or the wrapper prints the reason, and no node is drained.
+func TestAMistakeOfTheUsersDrainsNothing(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	result, err := c.Run(c.Ctx, c.User, "srun", "--constraint=mps", filepath.Join(c.Top, "mpirun-wrap"), "true")
+	want := "has no GPU on node n1: submit it with --gres=gpu:N"
+	if err != nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
+		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
+	}
+	c.Quiet()
+}
+
+func TestACancelledJob(t *testing.T) {
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
+	id := c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 60"), "-n4", "--gres=gpu:2")
+	c.Running(id)
+	if result, err := c.Run(c.Ctx, c.User, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.Ended(id)
+	c.Quiet()
+}
+
+// A requeued job runs again with its share.
+//
+// Slurm starts it when its old credential has expired, which is after two minutes by default. If it is started at
+// once, it gets no second prolog (seen on 22.05), and its wrapper refuses. So the test uses a credential with a short
+// life, and does not shorten the wait.
+func TestARequeuedJob(t *testing.T) {
+	o := lab.Options{PrologFlags: "Alloc"}
+	o.Extra = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=5"}
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), o)
+	id := c.Batch("if [ $SLURM_RESTART_COUNT ]; then srun -n4 "+c.Wrap("info")+"; else srun -n4 "+c.Wrap("spin -ms 5 -for 60")+"; fi",
+		"-n4", "--gres=gpu:2", "--requeue", "--open-mode=append")
+	c.Running(id)
+	if result, err := c.Run(c.Ctx, lab.User{}, "scontrol", "requeue", strconv.Itoa(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if j, err := c.WaitJobUntil(c.Ctx, id, func(j lab.Job) bool { return j.State == "COMPLETED" }); err != nil {
+		t.Fatalf("%+v, %v\n%s", j, err, c.Log())
+	}
+	c.Quiet()
+	if got := e2e.SMCounts(t, c.Output(id)); len(got) != 4 {
+		t.Errorf("ranks after the requeue: %v\n%s", got, c.Output(id))
+	}
+}
+
+// slurmd is killed in the middle of a job and starts again, and the job keeps its daemon. Without PrologFlags=Alloc
+// the prolog then runs again for the running job.
+func TestSlurmdKilledInMidJob(t *testing.T) {
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{})
+	id := c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")
+	c.Running(id)
+	before := c.First().Ticket(uint32(id)).Daemons[0].Proc
+	if err := c.KillNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.StartNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if after := c.First().Ticket(uint32(id)).Daemons[0].Proc; after != before || !after.Running() {
+		t.Errorf("the daemon was %v and is %v", before, after)
+	}
+	c.Ended(id)
+	c.Quiet()
+}
+
+func TestConstrainedDevices(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
+	id := c.Batch("srun -n4 "+c.Wrap("info"), "-n4", "--gres=gpu:2")
+	c.Ended(id)
+	if got := e2e.SMCounts(t, c.Output(id)); len(got) != 4 {
+		t.Errorf("ranks %v\n%s", got, c.Output(id))
+	}
+	c.Quiet()
+}
+
+func TestThreeNodes(t *testing.T) {
+	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
+	for _, launch := range []string{"srun", "mpirun.openmpi"} {
+		id := c.Batch(launch+" "+c.Wrap("info"), "-N3", "--ntasks-per-node=2", "--gres=gpu:1")
+		c.Ended(id)
+		if got := e2e.SMCounts(t, c.Output(id)); !slices.Equal(got, []int{66, 66, 66, 66, 66, 66}) {
+			t.Errorf("%s: ranks %v\n%s\n%s", launch, got, c.Output(id), c.Log())
+		}
+		c.Quiet()
+	}
+}

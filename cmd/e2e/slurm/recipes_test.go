@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// recipe is what the ranks of a block of docs/recipes.md get. A user copies such a block into a batch script.
+type recipe struct {
+	args []string // of sbatch
+	want []int    // the SMs of all ranks, sorted
+	any  []int    // or the SMs that each rank may have, because slots are taken in any order
+	n    int      // number of ranks, with any
+}
+
+// recipes are the blocks, by the first words of the paragraph before the block.
+var recipes = map[string]recipe{
+	"An ensemble":                    {args: []string{"-n4", "--gres=gpu:2"}, want: []int{66, 66, 66, 66}},
+	"An ensemble without a step":     {args: []string{"-n8", "--gres=gpu:2"}, any: []int{32, 34}, n: 12 + 3 + 3 + 12},
+	"MPI":                            {args: []string{"-n4", "--gres=gpu:2"}, want: slices.Repeat([]int{66}, 12)},
+	"Several programs in one launch": {args: []string{"-n4", "--gres=gpu:1"}, want: []int{18, 18, 18, 18, 18, 18, 18, 18, 18, 78, 78, 78}},
+	"torchrun":                       {args: []string{"-n8", "--gres=gpu:2"}, want: []int{32, 32, 32, 32, 34, 34, 34, 34}},
+}
+
+var recipeForm = regexp.MustCompile("(?s)\\*\\*([^*]+)\\*\\*[^\n]*\n\n```sh\n(.*?)```")
+
+// Every block for launchers in docs/recipes.md runs as it is written. Launchers have their Debian names here, and a
+// script replaces each launcher that is not installed.
+func TestTheRecipesOfTheUsers(t *testing.T) {
+	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	bin := filepath.Join(c.Top, "recipes")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	wrapper := filepath.Join(c.Top, "mpirun-wrap")
+	for name, script := range map[string]string{
+		"mpirun-wrap": "exec " + wrapper + ` "$@"`, "mpirun": `exec mpirun.openmpi "$@"`, "mpiexec": `exec mpiexec.hydra "$@"`,
+		"app": "exec " + c.Client() + " info", "seq": "exec /usr/bin/seq 12",
+		"parallel": `jobs=$1; shift; line=; while [ "$1" != ::: ]; do line="$line $1"; shift; done; shift; printf '%s\n' "$@" | xargs -P${jobs#-j} -n1 $line`,
+		"torchrun": `shift; n=${1#*=}; shift; for i in $(/usr/bin/seq 0 $((n - 1))); do TORCHELASTIC_RUN_ID=1 LOCAL_RANK=$i LOCAL_WORLD_SIZE=$n "$@" & done; wait`,
+	} {
+		if err := node.WriteProgram(filepath.Join(bin, name), []byte("#!/bin/bash\n"+script+"\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// These are the user's programs, in a folder of the job.
+	setup := "cd $(mktemp -d); for p in app member solver analysis; do ln -s " + bin + "/app $p; done; mkdir cases; touch cases/a cases/b cases/c\n" +
+		"mkdir path; for p in " + bin + "/*; do ln -s $p path; done; ln -s " + bin + "/app path/python; export PATH=$PWD/path:$PATH\n"
+	_, section, _ := strings.Cut(e2e.Read(t, "../../../docs/recipes.md"), "\n## Launchers\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	blocks := recipeForm.FindAllStringSubmatch(section, -1)
+	if len(blocks) != strings.Count(section, "```sh\n") || len(blocks) != len(recipes) {
+		t.Errorf("%d blocks with a title, %d blocks, %d recipes", len(blocks), strings.Count(section, "```sh\n"), len(recipes))
+	}
+	for _, block := range blocks {
+		t.Run(block[1], func(t *testing.T) {
+			r, ok := recipes[block[1]]
+			if !ok {
+				t.Fatal("no recipe of this name")
+			}
+			id := c.Batch(setup+block[2], r.args...)
+			c.Ended(id)
+			got := e2e.SMCounts(t, c.Output(id))
+			wrong := !slices.Equal(got, r.want)
+			if r.any != nil {
+				wrong = len(got) != r.n || slices.ContainsFunc(got, func(sms int) bool { return !slices.Contains(r.any, sms) })
+			}
+			if wrong {
+				t.Errorf("SMs %v, want %s:\n%s", got, fmt.Sprint(r.want, r.any, r.n), c.Output(id))
+			}
+		})
+	}
+	c.Quiet()
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// needRelease skips a test if Slurm is older than a release.
+func needRelease(t *testing.T, minRelease string) {
+	t.Helper()
+	if len(lab.Missing()) > 0 {
+		return // newCluster skips or fails the test
+	}
+	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if release < minRelease {
+		t.Skipf("the test needs Slurm %s, and this is %s: SLURM_BUNDLE names another (make slurm-bundle)", minRelease, release)
+	}
+}
+
+// With PrologFlags=RunInJob the prolog's processes run in the job's containers, and Slurm ends them with the job, on
+// cgroup v2 before the epilog. The node returns to service, and a cancelled rank has a daemon until it is gone.
+func TestRunInJob(t *testing.T) {
+	needRelease(t, "24.05")
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})
+	id := c.Batch("srun -n4 "+c.Wrap("info"), "-n4", "--gres=gpu:2")
+	c.Ended(id)
+	if got := e2e.SMCounts(t, c.Output(id)); !slices.Equal(got, []int{132, 132, 132, 132}) {
+		t.Errorf("SMs %v\n%s\n%s", got, c.Output(id), c.Log())
+	}
+	id = c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 60"), "-n4", "--gres=gpu:2")
+	c.Running(id)
+	daemon := c.First().Ticket(uint32(id)).Daemons[0].Proc
+	if groups := e2e.Read(t, fmt.Sprintf("/proc/%d/cgroup", daemon.PID)); !strings.Contains(groups, fmt.Sprintf("/job_%d", id)) {
+		t.Errorf("the daemon is not in the job's control group: %s", groups)
+	}
+	if result, err := c.Run(c.Ctx, c.User, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.Ended(id)
+	c.Quiet()
+	if daemon.Running() {
+		t.Error("the daemon has outlived its job")
+	}
+}

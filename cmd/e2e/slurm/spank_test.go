@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// optionPolicy accepts no request except --mps, so a job with MPS proves that its option arrived.
+const optionPolicy = `version = 1
+trigger { option = true }
+rule "mps" {
+  when  = true
+  allow = ["share", "scope"]
+  grant { overlap = 2 }
+}
+`
+
+// spanked is a cluster with the SPANK plugin, built against the cluster's own Slurm.
+type spanked struct {
+	*cluster
+	plugin string
+}
+
+func newSpanked(t *testing.T, o lab.Options) spanked {
+	o.PrologFlags = "Alloc"
+	c := newCluster(t, optionPolicy, o)
+	s := spanked{c, filepath.Join(c.Top, "slurm_mps.so")}
+	s.build(slurmHeaders())
+	s.plugstack("optional")
+	return s
+}
+
+// slurmHeaders is the folder with the headers of the cluster's Slurm.
+func slurmHeaders() string {
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		return filepath.Join(bundle, "include")
+	}
+	return "/usr/include"
+}
+
+// build builds the plugin with the headers in a folder.
+func (s spanked) build(include string) {
+	s.T.Helper()
+	if out, err := exec.Command("../../../site/spank/build.sh", include, s.plugin).CombinedOutput(); err != nil || len(out) > 0 {
+		s.T.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// plugstack writes plugstack.conf again. Every command and every step reads this file.
+func (s spanked) plugstack(need string, arguments ...string) {
+	s.T.Helper()
+	line := strings.Join(append([]string{need, s.plugin}, arguments...), " ")
+	if err := os.WriteFile(filepath.Join(s.Dir(), "etc", "plugstack.conf"), []byte(line+"\n"), 0o644); err != nil {
+		s.T.Fatal(err)
+	}
+}
+
+// run runs a command as the user.
+func (s spanked) run(name string, args ...string) lab.Result {
+	s.T.Helper()
+	result, err := s.Run(s.Ctx, s.User, name, args...)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	return result
+}
+
+// script writes a batch script.
+func (s spanked) script(lines ...string) string {
+	s.T.Helper()
+	path := filepath.Join(s.Top, fmt.Sprintf("script%d", len(glob(s.Top, "script*"))))
+	if err := node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")); err != nil {
+		s.T.Fatal(err)
+	}
+	return path
+}
+
+func glob(dir, pattern string) []string {
+	found, _ := filepath.Glob(filepath.Join(dir, pattern))
+	return found
+}
+
+// ticket is a command line that prints the job's ticket.
+func (s spanked) ticket() string {
+	return fmt.Sprintf("cat %s/run/slurm-mps/tickets/$SLURM_JOB_ID.json", s.First().Root)
+}
+
+// ranks is a command line that prints the job's ticket, and then runs two ranks.
+func (s spanked) ranks() string { return s.ticket() + "; srun -n2 " + s.Wrap("info") }
+
+// granted reads the output of ranks: the ticket, and the SMs of the ranks.
+func granted(t *testing.T, output string) (lease.Ticket, []int) {
+	t.Helper()
+	var ticket lease.Ticket
+	begin := strings.Index(output, "{")
+	if err := json.NewDecoder(strings.NewReader(output[max(begin, 0):])).Decode(&ticket); err != nil {
+		t.Fatalf("no ticket: %v\n%s", err, output)
+	}
+	return ticket, e2e.SMCounts(t, output)
+}
+
+// batched submits a job, waits for its end, and returns the job with its output. sbatch --wait would poll only every
+// two seconds.
+func (s spanked) batched(args ...string) (lab.Job, string) {
+	s.T.Helper()
+	id, err := s.Submit(s.Ctx, s.User, append([]string{"-o", "%j.0.out"}, args...)...)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	job := s.Ended(id)
+	if job.State != "COMPLETED" && job.State != "FAILED" { // a held job prints nothing either
+		s.T.Errorf("a job that did not run to its end: %+v", job)
+	}
+	return job, s.Output(id)
+}
+
+func TestTheOptionMPS(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	// If srun starts the ranks itself, the first rank prints the ticket.
+	step := func(args ...string) string {
+		return s.run("srun", append(args, "-Q", "--gres=gpu:1", "bash", "-c", "if [ $SLURM_PROCID = 0 ]; then "+s.ticket()+"; fi; exec "+s.Wrap("info"))...).Stdout
+	}
+	allocation := func(args ...string) string {
+		return s.run("salloc", append(args, "-Q", "--gres=gpu:1", "bash", "-c", s.ranks())...).Stdout
+	}
+	batch := func(args ...string) string {
+		_, output := s.batched(append([]string{"-n2", "--gres=gpu:1"}, args...)...)
+		return output
+	}
+	script, plain := s.script("#SBATCH --mps=share=even,scope=gpu", s.ranks()), s.script(s.ranks())
+	for _, given := range []struct {
+		name  string
+		run   func(...string) string
+		args  []string
+		scope policy.Scope
+		want  []int
+	}{
+		{"srun", step, []string{"-n2", "--mps"}, "job", []int{132, 132}},
+		{"salloc", allocation, []string{"-n2", "--mps=share=even"}, "job", []int{66, 66}},
+		{"sbatch", batch, []string{"--mps=scope=gpu", plain}, "gpu", []int{132, 132}},
+		{"#SBATCH", batch, []string{script}, "gpu", []int{66, 66}},
+		{"the command line over #SBATCH", batch, []string{"--mps", script}, "job", []int{132, 132}},
+	} {
+		t.Run(given.name, func(t *testing.T) {
+			output := given.run(given.args...)
+			ticket, sms := granted(t, output)
+			if ticket.Grant.Scope != given.scope || !slices.Equal(sms, given.want) {
+				t.Errorf("scope %s and SMs %v, want %s and %v:\n%s\n%s", ticket.Grant.Scope, sms, given.scope, given.want, output, s.Log())
+			}
+		})
+	}
+	t.Run("more than the policy allows", func(t *testing.T) {
+		result := s.run("srun", "-Q", "--mps=keep_logs=always", "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
+		want := "cannot take keep_logs=always: this site's policy lets this job set share, scope alone"
+		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
+			t.Errorf("%+v: want 125 and %q", result, want)
+		}
+	})
+	t.Run("a job from within asks by itself", func(t *testing.T) {
+		wrap := "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"
+		inner := s.script("#SBATCH --gres=gpu:1", wrap)
+		result := s.run("salloc", "-Q", "--mps", "--gres=gpu:1", "bash", "-c", strings.Join([]string{
+			"sbatch --parsable -o /dev/null " + inner,
+			"sbatch --parsable -o /dev/null --mps " + inner,
+			"env -u SLURM_JOB_ID -u SLURM_JOBID " + strings.Replace(wrap, "srun", "srun -Q --gres=gpu:1", 1) + " 2>/dev/null; echo $?",
+			"srun true; echo $?",
+		}, "\n"))
+		said := strings.Fields(result.Stdout)
+		if len(said) != 4 {
+			t.Fatalf("%+v\n%s", result, s.Log())
+		}
+		for i, id := range said[:2] {
+			n, err := strconv.Atoi(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			said[i] = strconv.Itoa(s.Ended(n).Exit)
+		}
+		if !slices.Equal(said, []string{"125", "0", "125", "0"}) {
+			t.Errorf("codes %q: %+v\n%s", said, result, s.Log())
+		}
+	})
+	s.Quiet()
+}
+
+// An option that cannot be passed on is refused by the command that gets it, and nothing is submitted.
+func TestAMistakeInTheOption(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	const form = "cannot use --mps=%s: %s: want NAME=VALUE, separated by commas\n"
+	long := strings.Repeat("x", 5000)
+	for i, c := range []struct{ options, want string }{
+		{"a\nb\x1b[31m=\"%s%n", fmt.Sprintf(form, `"a?b?[31m="%s%n"`, "it has a byte that is not printed")},
+		{long, fmt.Sprintf(form, `"`+long[:64]+`"…`, "it is longer than 512 bytes")},
+		{long[:513], fmt.Sprintf(form, `"`+long[:64]+`"…`, "it is longer than 512 bytes")},
+	} {
+		command := [][]string{{"srun", "true"}, {"salloc", "true"}, {"sbatch", "--wrap=true"}}[i]
+		result := s.run(command[0], "--mps="+c.options, command[1])
+		if result.Exit == 0 || result.Stdout != "" || strings.Count(result.Stderr, command[0]+": error: "+c.want) != 1 {
+			t.Errorf("%s --mps=%.80q: %+v: want %q", command[0], c.options, result, c.want)
+		}
+	}
+	if jobs := s.run("scontrol", "show", "jobs"); !strings.Contains(jobs.Stdout, "No jobs") {
+		t.Errorf("there are jobs: %s", jobs.Stdout)
+	}
+}
+
+// A mistake in the value of the option drains no node: the ranks print the policy's message.
+func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	for _, options := range []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "keep_logs=sometimes", strings.Repeat("x", 512), "é=µ"} {
+		_, err := policy.ParseOptions(options)
+		if err == nil {
+			t.Fatalf("%q can be read", options)
+		}
+		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
+		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
+			t.Errorf("--mps=%q: %+v: want 125 and %q", options, result, err)
+		}
+	}
+	s.Quiet()
+}
+
+// A mistake in plugstack.conf is reported to the users of the option, and in slurmd's log. No job fails because of
+// it.
+func TestPlugstackArguments(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	const form = "cannot use %s of slurm_mps in plugstack.conf: %s\n"
+	long := "wrapper=" + strings.Repeat("x", 3000)
+	cases := []struct{ argument, want string }{
+		{"zonk=%s%n", fmt.Sprintf(form, `"zonk=%s%n"`, "want auto_wrap=1, wrapper=/PATH or root=/PATH")},
+		{"auto_wrap=yes", fmt.Sprintf(form, `"auto_wrap=yes"`, "want auto_wrap=1 or auto_wrap=0")},
+		{"wrapper=bin/x", fmt.Sprintf(form, `"wrapper=bin/x"`, "want an absolute path")},
+		{"root=", fmt.Sprintf(form, `"root="`, "want an absolute path")},
+		{long, fmt.Sprintf(form, `"`+long[:64]+`"…`, "want an absolute path")},
+	}
+	if s.Release() < "23.11" {
+		cases = append(cases, struct{ argument, want string }{"auto_wrap=1",
+			fmt.Sprintf(form, `"auto_wrap=1"`, "this Slurm cannot put a program before tasks: Slurm 23.11 and later can")})
+	}
+	for _, wrong := range cases {
+		s.plugstack("required", wrong.argument)
+		if result := s.run("srun", "--test-only", "true"); result.Exit != 0 || strings.Contains(result.Stderr, "error") {
+			t.Errorf("%.80s: a job without --mps: %+v", wrong.argument, result)
+		}
+		if result := s.run("srun", "--test-only", "--mps", "true"); result.Exit != 0 || strings.Count(result.Stderr, "srun: error: "+wrong.want) != 1 {
+			t.Errorf("%.80s: a job with --mps: %+v: want %q", wrong.argument, result, wrong.want)
+		}
+	}
+	if result := s.run("srun", "-Q", "true"); result.Exit != 0 || result.Stderr != "" {
+		t.Errorf("a job without --mps: %+v", result)
+	}
+	if result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true"); result.Exit != 0 {
+		t.Errorf("a job with --mps: %+v", result)
+	}
+	s.Quiet() // a slurmd that stops before it was told of a job's end is told again only minutes later
+	s.plugstack("required", cases[0].argument)
+	if err := s.StopNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.StartNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if log := e2e.Read(t, filepath.Join(s.Dir(), "log", "slurmd.n1.log")); !strings.Contains(log, cases[0].want) {
+		t.Errorf("slurmd's log does not have %q", cases[0].want)
+	}
+}
+
+var versionNumber = regexp.MustCompile(`(define SLURM_VERSION_NUMBER )0x([0-9a-f]{6})`)
+
+// otherHeaders are the headers of the cluster's Slurm with another version number. The change is added to the number.
+func (s spanked) otherHeaders(change int64) string {
+	s.T.Helper()
+	dir := s.T.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "slurm"), os.DirFS(filepath.Join(slurmHeaders(), "slurm"))); err != nil {
+		s.T.Fatal(err)
+	}
+	path := filepath.Join(dir, "slurm", "slurm_version.h")
+	text := e2e.Read(s.T, path)
+	number := versionNumber.FindStringSubmatch(text)
+	if number == nil {
+		s.T.Fatalf("%s has no version", path)
+	}
+	version, err := strconv.ParseInt(number[2], 16, 64)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	text = versionNumber.ReplaceAllString(text, fmt.Sprintf("${1}0x%06x", version+change))
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		s.T.Fatal(err)
+	}
+	return dir
+}
+
+// A plugin fits all patch levels of its release, and no other release.
+func TestThePluginsRelease(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	for _, c := range []struct {
+		name   string
+		change int64 // of 0xYYMMPP
+		fits   bool
+	}{{"a patch level before", -1, true}, {"a patch level after", +3, true}, {"a release after", 1 << 8, false}, {"a year before", -1 << 16, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			s.build(s.otherHeaders(c.change))
+			option, without := s.run("srun", "--test-only", "--mps", "true"), s.run("srun", "--test-only", "true")
+			if fits := option.Exit == 0; fits != c.fits {
+				t.Errorf("--mps: %+v, want %v", option, c.fits)
+			}
+			if without.Exit != 0 || strings.Contains(without.Stderr, "Incompatible Slurm plugin") == c.fits {
+				t.Errorf("a job without --mps: %+v", without)
+			}
+			s.plugstack("required")
+			if result := s.run("srun", "--test-only", "true"); (result.Exit == 0) != c.fits {
+				t.Errorf("required: %+v", result)
+			}
+			s.plugstack("optional")
+		})
+	}
+}
+
+// If Slurm supports it, every rank of a job with MPS is started below the wrapper, and no other process is.
+func TestAutoWrap(t *testing.T) {
+	needRelease(t, "23.11")
+	s := newSpanked(t, lab.Options{})
+	wrapper := filepath.Join(s.Top, "mpirun-wrap")
+	s.plugstack("optional", "auto_wrap=1", "wrapper="+wrapper, "root="+s.First().Root)
+	programs := filepath.Join(s.Top, "programs")
+	if err := os.WriteFile(programs, []byte("0 "+s.Client()+" info\n1 "+s.Client()+" info\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const report = "# rank "
+	for _, started := range []struct {
+		name, line string
+		mps        bool
+		reports    int
+	}{
+		{"srun", "srun -n2 " + s.Client() + " info", true, 2},
+		{"with the wrapper already", "srun -n2 " + s.Wrap("info"), true, 2},
+		{"two programs", "srun -n2 --multi-prog " + programs, true, 2},
+		{"mpirun, whose ranks are wrapped by hand", "mpirun.openmpi -np 2 " + s.Wrap("info"), true, 2},
+		{"the batch script itself", "true", true, 0},
+		{"a job without MPS", "srun -n2 true", false, 0},
+	} {
+		t.Run(started.name, func(t *testing.T) {
+			args := []string{"--gres=gpu:1", "-n2", s.script("export SLURM_MPS_REPORT=1 LD_LIBRARY_PATH="+s.First().Sim.Libraries(), started.line)}
+			if started.mps {
+				args = append([]string{"--mps=share=even"}, args...)
+			}
+			job, output := s.batched(args...)
+			if job.Exit != 0 || strings.Count(output, report) != started.reports {
+				t.Errorf("%+v: want %d reports\n%s", job, started.reports, output)
+			}
+			if sms := e2e.SMCounts(t, output); started.reports > 0 && !slices.Equal(sms, []int{66, 66}) {
+				t.Errorf("SMs %v\n%s", sms, output)
+			}
+		})
+	}
+	t.Run("a program at a terminal", func(t *testing.T) {
+		line := "export SLURM_MPS_REPORT=1; srun -Q --mps --gres=gpu:1 --pty tty; srun -Q --mps --gres=gpu:1 true"
+		result := s.run("script", "-qec", "bash -c '"+line+"'", "/dev/null")
+		if strings.Count(result.Stdout, "/dev/pts/") != 1 || strings.Count(result.Stdout, report) != 1 {
+			t.Errorf("%+v: want a terminal, and one report, which is from the other step", result)
+		}
+	})
+	t.Run("a wrapper that is not there", func(t *testing.T) {
+		s.plugstack("optional", "auto_wrap=1", "wrapper=/nowhere/mpirun-wrap", "root="+s.First().Root)
+		result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", "true")
+		want := "cannot put /nowhere/mpirun-wrap before this task, which runs as it is: No such file or directory"
+		if result.Exit != 0 || !strings.Contains(result.Stderr, want) {
+			t.Errorf("%+v: want 0 and %q", result, want)
+		}
+	})
+	s.Quiet()
+}
+
+// The daemons by which mpirun reaches the other nodes are no ranks, although srun starts them. They run without the
+// wrapper.
+func TestAutoWrapLeavesLaunchersAlone(t *testing.T) {
+	needRelease(t, "23.11")
+	s := newSpanked(t, lab.Options{Nodes: 2, UTSNodes: true})
+	s.plugstack("optional", "auto_wrap=1", "wrapper="+filepath.Join(s.Top, "mpirun-wrap"), "root="+s.First().Root)
+	// Each rank prints the command lines of the processes above it.
+	ancestors := `p=$$; while [ $p -gt 1 ]; do tr '\0' ' ' </proc/$p/cmdline; echo; p=$(awk '/^PPid/ {print $2}' /proc/$p/status); done`
+	program := s.script(ancestors)
+	job, output := s.batched("--mps", "--gres=gpu:1", "-N2", "--ntasks-per-node=2", s.script("mpirun.openmpi "+program))
+	if job.Exit != 0 || strings.Count(output, "bash "+program) != 4 || !strings.Contains(output, "orted ") || strings.Contains(output, "mpirun-wrap") {
+		t.Errorf("%+v: want four ranks, orted above two of them, and no mpirun-wrap\n%s\n%s", job, output, s.Log())
+	}
+	s.Quiet()
+}

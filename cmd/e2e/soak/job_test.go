@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// soakNode is a node of a soak, with the jobs of the plan that run on it.
+type soakNode struct {
+	*soak
+	name     string
+	testNode e2e.Node
+	work     chan plannedJob
+
+	nodeMutex  sync.Mutex
+	inProgress int // jobs of the plan that are in progress
+}
+
+// jobLimit is the time limit of one job of the plan. The job may wait for the GPUs of other jobs. The slowest of
+// these keep their GPUs for half a minute, because Slurm ends them by their time limit.
+const jobLimit = 5 * time.Minute
+
+// tooMany is the number of failures after which the soak stops, because further failures tell nothing new.
+const tooMany = 20
+
+func (n *soakNode) run() {
+	for j := range n.work {
+		if n.failedTooOften() {
+			continue
+		}
+		n.nodeMutex.Lock()
+		n.inProgress++
+		n.nodeMutex.Unlock()
+		n.try(j)
+		n.nodeMutex.Lock()
+		if n.inProgress--; n.inProgress == 0 {
+			n.empty(j)
+		}
+		n.nodeMutex.Unlock()
+	}
+}
+
+// jobRun is a job of the plan that is in progress.
+type jobRun struct {
+	*soakNode
+	plannedJob
+	ctx     context.Context
+	again   bool             // the job is started again
+	array   int              // the number that sbatch printed
+	id      int              // of the job, or of the first task of an array that computes
+	ids     []int            // the numbers of all its jobs
+	clients map[int]bool     // pids that were clients of a daemon of the job
+	running [][]site.Process // programs that compute when the fault is done, by step
+	beside  []site.Process   // programs among them that the fault must not harm
+	judges  bool             // the neighbours are being judged, so no attack hides clients from their guard
+	late    bool             // the process that the fault is for had ended
+	faulty  int              // how many failures were found
+	ended   map[int]lab.Job  // each job as Slurm reports it at the end
+}
+
+// try runs one job of the plan. It runs the job again if Slurm has aborted a step of it with a message for another
+// job.
+func (n *soakNode) try(j plannedJob) {
+	if n.runOnce(j, false) {
+		n.runOnce(j, true)
+	}
+}
+
+func (n *soakNode) runOnce(j plannedJob, again bool) (mistaken bool) {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(n.Ctx, jobLimit)
+	defer cancel()
+	v := &jobRun{soakNode: n, plannedJob: j, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
+	var err error
+	if v.fault.name == "a policy that breaks and heals" {
+		err = v.breakPolicy()
+		defer func() {
+			if err := v.mendPolicy(); err != nil {
+				v.T.Error(err)
+			}
+		}()
+	}
+	if err == nil {
+		err = v.submit()
+	}
+	if err == nil {
+		err = v.waitAndInject()
+	}
+	if err == nil {
+		err = v.finish()
+	}
+	v.release()
+	if err == nil {
+		err = v.over()
+	}
+	if !again && v.abortedByMistake(err) {
+		v.abandon()
+		v.tidy()
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		n.restarted++
+		fmt.Fprintf(n.raw, "%.1f\t%s\t%v\tstarted again: Slurm aborted one of its steps\n", time.Since(n.began).Seconds(), n.name, j)
+		return true
+	}
+	if err != nil {
+		v.wrong(wrongEnd, err.Error())
+		v.abandon()
+	}
+	v.judge(err == nil)
+	n.mutex.Lock()
+	fmt.Fprintf(n.raw, "%.1f\t%s\t%v\t%v\t%s\t%d beside, late %v, wrong %d\n", time.Since(n.began).Seconds(), n.name, j, time.Since(began).Round(time.Millisecond),
+		v.states(), len(v.beside), v.late, v.faulty)
+	if v.late {
+		n.late++
+	}
+	n.done[j.fault.name]++
+	n.given += j.jobs()
+	n.mutex.Unlock()
+	v.tidy()
+	return false
+}
+
+// aborted is what srun prints when Slurm tells it that its job has ended.
+const aborted = "srun: Job step aborted"
+
+// errAborted is the error of a job if its srun has printed this line before the fault.
+var errAborted = errors.New("Slurm has aborted a step before the fault")
+
+// abortedByMistake reports whether Slurm aborted a step by mistake. If the srun of a job has died, slurmctld still
+// sends a message to its port at the end of the job. On a real cluster that port is on the job's own node. Here all
+// nodes have one address, so the srun of another job may have the port by then. That srun aborts its step (seen on
+// 22.05, 12 ms after the end of the other job).
+func (v *jobRun) abortedByMistake(err error) bool {
+	if errors.Is(err, errAborted) {
+		return true
+	}
+	return err == nil && v.fault.judged == completes && strings.Contains(v.printed(), aborted)
+}
+
+// title is the job's name for Slurm. A job that is started again has another name, because Slurm still lists the
+// first one.
+func (v *jobRun) title() string {
+	if v.again {
+		return fmt.Sprintf("soak%d-again", v.number)
+	}
+	return fmt.Sprintf("soak%d", v.number)
+}
+
+func (v *jobRun) submit() error {
+	script := filepath.Join(v.folder, v.title()+".sh")
+	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + v.testNode.Sim.Libraries() + "\n" +
+		v.script(v.folder, filepath.Join(v.Top, "mpirun-wrap"), v.testNode.Sim.Program("cuda-client"))
+	if err := node.WriteProgram(script, []byte(text)); err != nil {
+		return err
+	}
+	args := []string{"--constraint=mps", "-J", v.title(), "-w", v.name, fmt.Sprintf("-n%d", v.ranks()), fmt.Sprintf("--gres=gpu:%d", v.gpus),
+		"--requeue", "--open-mode=append", "-o", filepath.Join(v.folder, v.title()+".out")}
+	if v.tasks > 0 {
+		args = append(args, fmt.Sprintf("--array=1-%d", v.tasks))
+	}
+	if v.fault.name == "reboot" && v.ending == "cancelled" {
+		args = append(args, "--no-requeue")
+	}
+	id, err := v.Submit(v.ctx, v.User, append(args, script)...)
+	v.array, v.id, v.ids = id, id, []int{id}
+	return err
+}
+
+// until waits until a condition is true. It polls, so the condition must be cheap to check.
+func (v *jobRun) until(what string, is func() bool) error {
+	for !is() {
+		if !site.Sleep(v.ctx, 40*time.Millisecond) {
+			return fmt.Errorf("%s: the wait took too long; Slurm has %s\n%s", what, v.states(), v.processes())
+		}
+	}
+	return nil
+}
+
+// processes describes the processes of the jobs that still run: what the kernel says of each, and where it waits.
+func (v *jobRun) processes() string {
+	var text strings.Builder
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range folders {
+		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		if !slices.ContainsFunc(v.ids, func(id int) bool {
+			return strings.Contains(string(environ), fmt.Sprintf("SLURM_JOB_ID=%d\x00", id))
+		}) {
+			continue
+		}
+		for _, name := range []string{"stat", "cmdline", "wchan", "syscall"} {
+			said, _ := os.ReadFile(filepath.Join(dir, name))
+			fmt.Fprintf(&text, "%s ", strings.TrimSpace(strings.ReplaceAll(string(said), "\x00", " ")))
+		}
+		status, _ := os.ReadFile(filepath.Join(dir, "status"))
+		fmt.Fprintln(&text, regexp.MustCompile(`TracerPid:\s+\d+`).FindString(string(status)))
+	}
+	return text.String()
+}
+
+// states describes the jobs and their node as Slurm reports them. If slurmd is gone, states adds that.
+func (v *jobRun) states() string {
+	jobs, _ := v.queue.of(v.title())
+	var all []string
+	for _, j := range jobs {
+		all = append(all, fmt.Sprintf("%d %s %s", j.ID, j.State, j.Reason))
+	}
+	slices.Sort(all)
+	text := fmt.Sprintf("%q, node %s %s", all, v.name, v.queue.node(v.name))
+	if _, err := v.NodeProc(v.name); err != nil {
+		text += ", " + err.Error()
+	}
+	return text
+}
+
+// outputs are the outputs of the ranks of a job, by step.
+func (v *jobRun) outputs(id int) []string {
+	all := make([]string, len(v.steps))
+	for n := range v.steps {
+		content, _ := os.ReadFile(filepath.Join(v.folder, fmt.Sprintf("%d.%d", id, n)))
+		all[n] = string(content)
+	}
+	return all
+}
+
+var readyLine = regexp.MustCompile(`(?m)^pid=(\d+) ready `)
+
+// programs are the pids of the ranks of a step that have printed that they compute.
+func programs(output string) []int {
+	var pids []int
+	for _, m := range readyLine.FindAllStringSubmatch(output, -1) {
+		pid, _ := strconv.Atoi(m[1])
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// compute waits until every rank of the job computes. If the job ends before, compute returns an error.
+func (v *jobRun) compute() error {
+	gone := false
+	err := v.until("the ranks compute", func() bool {
+		jobs, _ := v.queue.of(v.title())
+		for _, id := range append([]int{v.id}, ids(jobs)...) { // of an array, any task is enough
+			ready := 0
+			for _, output := range v.outputs(id) {
+				ready += len(programs(output))
+			}
+			if ready >= v.ranks() {
+				v.id, v.ids = id, []int{id}
+				return true
+			}
+		}
+		gone = v.isOver()
+		return gone || strings.Contains(v.printed(), aborted)
+	})
+	if err == nil && strings.Contains(v.printed(), aborted) {
+		return errAborted
+	}
+	if err == nil && gone {
+		err = fmt.Errorf("the job is over before its ranks computed: %s", v.states())
+	}
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, v.printed())
+	}
+	v.seeClients()
+	v.running = make([][]site.Process, len(v.steps))
+	for n, output := range v.outputs(v.id) {
+		for _, pid := range programs(output) {
+			if stat, err := site.ReadStat(pid); err == nil {
+				v.running[n] = append(v.running[n], stat.Process)
+			}
+		}
+	}
+	return nil
+}
+
+func ids(jobs []lab.Job) []int {
+	var all []int
+	for _, j := range jobs {
+		all = append(all, j.ID)
+	}
+	return all
+}
+
+// printed returns what the batch script and the ranks of the jobs have printed.
+func (v *jobRun) printed() string {
+	batch, _ := os.ReadFile(filepath.Join(v.folder, v.title()+".out"))
+	text := string(batch)
+	for _, id := range v.ids {
+		for n, output := range v.outputs(id) {
+			text += fmt.Sprintf("--- job %d, step %d\n%s", id, n, output)
+		}
+	}
+	return text
+}
+
+var newClient = regexp.MustCompile(`NEW CLIENT (\d+) `)
+
+// seeClients reads from the logs of the job's daemons which processes were clients. It reads the logs of running
+// jobs, and the logs that an epilog has kept.
+func (v *jobRun) seeClients() {
+	for _, id := range v.ids {
+		live, _ := filepath.Glob(filepath.Join(v.testNode.Paths().Run(), "jobs", strconv.Itoa(id), "*", "log", "control.log"))
+		kept, _ := filepath.Glob(filepath.Join(v.testNode.KeptLogs(), strconv.Itoa(id), "*", "control.log"))
+		for _, path := range slices.Concat(live, kept) {
+			content, _ := os.ReadFile(path)
+			for _, m := range newClient.FindAllStringSubmatch(string(content), -1) {
+				pid, _ := strconv.Atoi(m[1])
+				v.clients[pid] = true
+			}
+		}
+	}
+}
+
+// isOver reports whether all jobs have ended, with their epilogs, or are held because a prolog has failed. The tasks
+// of an array that have not started are one pending job.
+func (v *jobRun) isOver() bool {
+	jobs, _ := v.queue.of(v.title())
+	return len(jobs) > 0 && !slices.ContainsFunc(jobs, func(j lab.Job) bool { return !j.Over() && !j.Held() })
+}
+
+func (v *jobRun) over() error {
+	err := v.until("the end of the job", v.isOver)
+	jobs, _ := v.queue.of(v.title())
+	v.ids = nil
+	for _, j := range jobs {
+		v.ended[j.ID] = j
+		v.ids = append(v.ids, j.ID)
+	}
+	if len(v.ids) == 0 {
+		v.ids = []int{v.id}
+	}
+	return err
+}
+
+// abandon ends a job that has failed, so that the node is free for the next job.
+func (v *jobRun) abandon() {
+	ctx, cancel := context.WithTimeout(v.soak.Ctx, 30*time.Second)
+	defer cancel()
+	saved := v.ctx
+	defer func() { v.ctx = saved }()
+	v.ctx = ctx
+	_, _ = v.Run(ctx, lab.Root, "scancel", "--name="+v.title())
+	_ = v.over()
+}
+
+func (v *jobRun) tidy() {
+	v.queue.forget(v.title())
+	paths, _ := filepath.Glob(filepath.Join(v.folder, v.title()+".*"))
+	for _, id := range v.ids {
+		more, _ := filepath.Glob(filepath.Join(v.folder, strconv.Itoa(id)+".*"))
+		paths = append(paths, more...)
+		paths = append(paths, filepath.Join(v.testNode.KeptLogs(), strconv.Itoa(id)))
+	}
+	var failed error
+	for _, path := range paths {
+		failed = errors.Join(failed, os.RemoveAll(path))
+	}
+	if failed != nil {
+		v.T.Error(failed)
+	}
+}
+
+// wrong records a failure, and prints how to repeat it.
+func (s *soak) wrong(j plannedJob, what, detail string) {
+	s.mutex.Lock()
+	s.failed[what]++
+	s.mutex.Unlock()
+	s.T.Errorf("%s: %s\nseed %d, %v\nto repeat: SOAK_SEED=%d SOAK_ONLY=%d go test ./cmd/e2e/soak -run 'TestSoak$'", what, detail, s.seed, j, s.seed, j.number)
+}
+
+func (v *jobRun) wrong(what, detail string) {
+	v.faulty++
+	v.soak.wrong(v.plannedJob, what, fmt.Sprintf("%s\n%s", detail, v.loggedOf()))
+}
+
+// loggedOf is what prolog and epilog have logged about the jobs.
+func (v *jobRun) loggedOf() string {
+	var text strings.Builder
+	for line := range strings.Lines(v.testNode.Log()) {
+		for _, id := range v.ids {
+			if strings.Contains(line, fmt.Sprintf(`"job":%d,`, id)) {
+				text.WriteString(line)
+			}
+		}
+	}
+	return text.String()
+}
+
+func (s *soak) failedTooOften() bool {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	all := 0
+	for _, n := range s.failed {
+		all += n
+	}
+	return all >= tooMany
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak_test
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// judge checks what must be true after every job. If the job ended as planned, it also checks the result of the
+// fault.
+func (v *jobRun) judge(asMeant bool) {
+	v.seeClients()
+	v.judgeDrain()
+	for _, what := range v.leftOf() {
+		v.wrong(left, what)
+	}
+	v.judgeClients()
+	if !asMeant {
+		return
+	}
+	switch v.fault.judged {
+	case completes:
+		v.judgeEnd()
+	case othersLive:
+		v.judgeNeighbours()
+	}
+}
+
+// judgeDrain checks that the node is in service. If it is not, judgeDrain repairs it, as an admin would after reading
+// the reason.
+func (v *jobRun) judgeDrain() {
+	if v.fault.alone {
+		v.queue.fresh()
+	}
+	state := v.queue.node(v.name)
+	if !out(state) {
+		return
+	}
+	if v.fault.judged != drains {
+		v.wrong(drainOf(state), state)
+	}
+	v.repair()
+}
+
+func out(state string) bool {
+	return strings.HasPrefix(state, "drain") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail")
+}
+
+// drainOf tells by the reason of a drain who has drained the node.
+func drainOf(state string) string {
+	if reason := strings.ToLower(state); strings.Contains(reason, "prolog") || strings.Contains(reason, "epilog") {
+		return drainedByUs
+	}
+	return drained
+}
+
+// epilogTimeout is the time that the epilog may take after a drain.
+const epilogTimeout = 30 * time.Second
+
+// repair runs the epilogs that an admin must run again, and resumes the node.
+func (v *jobRun) repair() {
+	v.abandon()
+	if v.fault.name != "kill -9 of the epilog" { // otherwise Slurm runs the epilog itself, and an admin only has to resume the node
+		there := v.leftOf()
+		for end := time.Now().Add(epilogTimeout); len(there) > 0 && time.Now().Before(end) && site.Sleep(v.ctx, lookEvery); {
+			there = v.leftOf()
+		}
+		for _, what := range there {
+			v.wrong(left, what)
+		}
+	}
+	for _, id := range v.ids {
+		if _, err := os.Lstat(filepath.Join(v.testNode.Paths().Run(), "leases", fmt.Sprintf("%d.json", id))); err != nil {
+			continue
+		}
+		if out, err := v.onNode(v.testNode.Command("epilog"), "SLURM_SCRIPT_CONTEXT=epilog_slurmd", fmt.Sprintf("SLURM_JOB_ID=%d", id)); err != nil {
+			v.wrong(left, fmt.Sprintf("the epilog that an admin runs again: %v: %s", err, out))
+		}
+	}
+	v.mutex.Lock()
+	v.repaired++
+	v.mutex.Unlock()
+	if err := v.Resume(v.soak.Ctx, v.name); err != nil {
+		v.T.Error(err)
+	}
+	v.queue.fresh()
+}
+
+// leftOf returns what is left of the jobs. It does not wait, because Slurm has reported that the epilog has run.
+func (v *jobRun) leftOf() []string {
+	var found []string
+	for _, id := range v.ids {
+		found = append(found, v.soakNode.stateOf(id)...)
+		found = append(found, v.soakNode.processesOf(id)...)
+	}
+	return append(found, v.soakNode.modesWithoutClaim()...)
+}
+
+// stateOf returns the files of a job in the state folder. Their name or content has the job's number.
+func (n *soakNode) stateOf(id int) []string {
+	var found []string
+	name := regexp.MustCompile(fmt.Sprintf(`(^|\D)%d(\D|$)`, id))
+	_ = filepath.WalkDir(n.testNode.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // the file is gone
+		}
+		if strings.Contains(path, "/lost-reports/") {
+			return nil // the note that a slow disk did not take the report stays for mpsctl
+		}
+		content := []byte{}
+		if strings.Contains(path, "/claims/") {
+			content, _ = os.ReadFile(path)
+		}
+		if name.MatchString(entry.Name()) && !strings.HasPrefix(entry.Name(), "GPU-") || bytes.Contains(content, fmt.Appendf(nil, `"job":%d}`, id)) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
+
+// processesOf returns the living processes of a job: its daemons, servers and ranks.
+func (n *soakNode) processesOf(id int) []string {
+	dir := filepath.Join(n.testNode.Paths().Run(), "jobs", strconv.Itoa(id)) + "/"
+	var found []string
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		environment, _ := os.ReadFile(folder + "/environ")
+		if !bytes.Contains(environment, []byte("="+dir)) && !hasVariable(environment, fmt.Sprintf("SLURM_JOB_ID=%d", id), n.testNode) {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(folder))
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+			found = append(found, fmt.Sprintf("process %d %s", pid, commandLine(pid)))
+		}
+	}
+	return found
+}
+
+// hasVariable reports whether an environment has a line and belongs to a process of this cluster. Other clusters use
+// the same job numbers.
+func hasVariable(environment []byte, line string, p e2e.Node) bool {
+	return slices.ContainsFunc(bytes.Split(environment, []byte{0}), func(has []byte) bool { return string(has) == line }) &&
+		bytes.Contains(environment, []byte(filepath.Dir(filepath.Dir(p.Root))+"/"))
+}
+
+// modesWithoutClaim are the GPUs without a claim that are not in their default mode. A wrong GPU is checked again,
+// because other jobs start and end at the same time.
+func (n *soakNode) modesWithoutClaim() []string {
+	var found []string
+	for i := range e2e.GPUsOfANode {
+		claim := filepath.Join(n.testNode.Paths().Run(), "claims", string(n.testNode.UUID(i)))
+		wrong := func() bool {
+			_, before := os.Lstat(claim)
+			mode, err := n.testNode.Sim.Node.GPU(i).Mode()
+			_, after := os.Lstat(claim)
+			return err != nil || mode != 0 && before != nil && after != nil
+		}
+		for tries := 0; wrong(); tries++ {
+			if tries == 10 {
+				found = append(found, fmt.Sprintf("GPU %d of %s has another mode and no claim", i, n.name))
+				break
+			}
+			site.Sleep(n.Ctx, 5*time.Millisecond)
+		}
+	}
+	return found
+}
+
+// judgeClients checks that every rank that computed was a client of a daemon of its job.
+func (v *jobRun) judgeClients() {
+	if v.fault.name == "reboot" { // the logs are lost in the reboot, and were read before
+		return
+	}
+	for _, id := range v.ids {
+		for n, output := range v.outputs(id) {
+			for _, pid := range programs(output) {
+				if !v.clients[pid] {
+					v.wrong(outsideMPS, fmt.Sprintf("pid %d of job %d, step %d, is no client in its daemon's log\n%s", pid, id, n, v.printed()))
+				}
+			}
+		}
+	}
+}
+
+// judgeEnd checks that the job ended by itself and did all its work.
+func (v *jobRun) judgeEnd() {
+	for _, id := range v.ids {
+		done := 0
+		for _, output := range v.outputs(id) {
+			done += strings.Count(output, " done kernels=")
+		}
+		if job := v.ended[id]; job.State != "COMPLETED" || done != v.ranks() {
+			v.wrong(wrongEnd, fmt.Sprintf("job %d is %s, %d of %d ranks are done\n%s", id, job.State, done, v.ranks(), v.printed()))
+		}
+	}
+}
+
+// judgeNeighbours checks that the programs beside an ended rank ended by themselves.
+func (v *jobRun) judgeNeighbours() {
+	printed := strings.Join(v.outputs(v.id), "\n")
+	for _, p := range v.beside {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^pid=%d done `, p.PID)).MatchString(printed) {
+			v.wrong(lost, fmt.Sprintf("pid %d\n%s", p.PID, v.printed()))
+		}
+	}
+	v.mutex.Lock()
+	v.judged += len(v.beside)
+	v.mutex.Unlock()
+}
+
+// empty checks that a node without jobs is as it was before any job.
+func (n *soakNode) empty(last plannedJob) {
+	strays := slices.DeleteFunc(n.testNode.Strays(), func(path string) bool { return strings.HasPrefix(path, "file "+n.testNode.Paths().Devices()+"/") })
+	strangers := slices.DeleteFunc(n.testNode.Strangers(), ofSoak)
+	found := slices.Concat(n.testNode.Leftovers(), n.testNode.Locks(), strays, strangers)
+	if len(found) == 0 {
+		return
+	}
+	n.wrong(last, left, fmt.Sprintf("on %s, after its last job: %q", n.name, found))
+	n.testNode.KillLeft()
+	n.testNode.Booted()
+	for i := range e2e.GPUsOfANode {
+		_ = n.testNode.Sim.Node.GPU(i).SetMode(0)
+	}
+}
+
+// onNode runs a program as root of a node. The node has its own boot id, which is not the machine's.
+func (n *soakNode) onNode(line []string, environment ...string) (string, error) {
+	slurmd, err := n.NodeProc(n.name)
+	if err != nil {
+		return "", err
+	}
+	line = append([]string{"--mount", "--uts", "-t", strconv.Itoa(slurmd.PID), "--"}, line...)
+	cmd := exec.CommandContext(n.Ctx, "nsenter", line...)
+	cmd.Env = environment
+	text, err := cmd.CombinedOutput()
+	return string(text), err
+}
+
+// report prints what the soak did, and adds it to the table of docs/reliability.md.
+func (s *soak) report(took time.Duration) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	jobs, wrong := 0, 0
+	var byFault, byWrong []string
+	for _, f := range faults {
+		jobs += s.done[f.name]
+		byFault = append(byFault, fmt.Sprintf("%s %d", f.name, s.done[f.name]))
+	}
+	for _, what := range []string{left, drained, drainedByUs, lost, wrongEnd, outsideMPS, rootLeft} {
+		wrong += s.failed[what]
+		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
+	}
+	summary := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs started again, %d pairs of jobs of gres/shard, %.1f s was the greatest age of metrics, %d takers were stuck at most. Found: %s. Faults: %s.",
+		s.seed, jobs, s.planned, s.given, s.judged, s.repaired, s.late, s.restarted, s.shards, s.oldest.Seconds(), s.stuck, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+	if s.restarted*100 > jobs+100 {
+		s.T.Errorf("%d of %d jobs were started again: Slurm aborts more steps than expected", s.restarted, jobs)
+	}
+	s.T.Logf("%d jobs in %v: %s", jobs, took.Round(time.Second), summary)
+	e2e.Report(s.T, s.T.Name(), jobs, wrong, took, summary)
+}

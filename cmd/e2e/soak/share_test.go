@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+)
+
+// sharing names the jobs of gres/shard in failures.
+var sharing = plannedJob{number: -1, fault: fault{name: "two jobs of gres/shard"}}
+
+// share runs until the soak ends, on a node with shards. Two jobs with a shard each ask for MPS and are refused. A
+// third job does not ask for MPS, and computes. Then the node is as before.
+func (s *soak) share(name string, ended <-chan struct{}) {
+	for !s.failedTooOften() {
+		select {
+		case <-ended:
+			return
+		case <-time.After(2 * time.Second):
+		}
+		if err := s.shareOnce(name); err != nil {
+			s.wrong(sharing, wrongEnd, err.Error())
+		}
+		s.mutex.Lock()
+		s.shards++
+		s.mutex.Unlock()
+	}
+}
+
+func (s *soak) shareOnce(name string) error {
+	p, title := s.TestNodes[name], fmt.Sprintf("shards%d", s.shards)
+	defer s.queue.forget(title)
+	computes := "export LD_LIBRARY_PATH=" + p.Sim.Libraries() + "; srun " + p.Sim.Program("cuda-client") + " spin -ms 20 -for 0.3"
+	var ids []int
+	for _, job := range []struct{ asks, does string }{
+		{"--comment=none", computes},
+		{"--constraint=mps", "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"},
+		{"--constraint=mps", "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"},
+	} {
+		id, err := s.Submit(s.Ctx, s.User, "-J", title, "-w", name, "-n1", "--gres=shard:1", "-o", filepath.Join(s.folder, "%j.shard"), job.asks, "--wrap", job.does)
+		if err != nil {
+			return err
+		}
+		ids = append(ids, id)
+	}
+	if err := s.sharesEnd(title, len(ids)); err != nil {
+		return err
+	}
+	for i, id := range ids {
+		path := filepath.Join(s.folder, fmt.Sprintf("%d.shard", id))
+		content, _ := os.ReadFile(path)
+		if want := []string{"done kernels=", "gres/shard", "gres/shard"}[i]; !strings.Contains(string(content), want) {
+			return fmt.Errorf("job %d of gres/shard lacks %q: %s", id, want, content)
+		}
+		_ = os.Remove(path)
+	}
+	s.queue.fresh()
+	if state := s.queue.node(name); out(state) {
+		s.wrong(sharing, drainOf(state), state)
+		return s.Resume(s.Ctx, name)
+	}
+	if left := p.Leftovers(); len(left) > 0 {
+		return fmt.Errorf("left on %s: %q", name, left)
+	}
+	return nil
+}
+
+// sharesEnd waits until this many jobs of a name have ended.
+func (s *soak) sharesEnd(title string, count int) error {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); site.Sleep(s.Ctx, lookEvery) {
+		jobs, _ := s.queue.of(title)
+		over := 0
+		for _, j := range jobs {
+			if j.Over() || j.Held() {
+				over++
+			}
+		}
+		if over == count {
+			return nil
+		}
+	}
+	result, _ := s.Run(s.Ctx, lab.Root, "squeue", "--name="+title)
+	return fmt.Errorf("jobs of gres/shard do not end: %s", result.Stdout)
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package source_test
+
+import (
+	"os/exec"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// changeRecipe is a section of docs/development.md that names the files of a change.
+type changeRecipe struct {
+	heading string
+	example *regexp.Regexp // what the files of the change name
+	// except lists files that name the example and that the next change of this sort does not touch, each with the
+	// reason. A pattern of package path is possible.
+	except map[string]string
+}
+
+var changeRecipes = []changeRecipe{
+	{"A policy attribute", regexp.MustCompile(`\bmax_clients\b|([Gg]rant|\bg)\.MaxClients`), map[string]string{
+		"docs/decisions/033-sixty-clients.md":                         "why the maximum is 60",
+		"docs/development.md":                                         "the recipe",
+		"site/etc/policy_test.hcl":                                    "an example of cases",
+		"policy/policyfile/testdata/*.hcl":                            "policies that happen to use it",
+		"policy/policyfile/explain_test.go":                           "a policy that happens to use it",
+		"policy/policyfile/sound_test.go":                             "the ranges of MPS, a second time",
+		"policy/testdata/options.txt":                                 "texts of options, of several attributes",
+		"mpirun-wrap/golden_test.go":                                  "tickets of the goldens, of several attributes",
+		"mpirun-wrap/testdata/golden/h200-1-max_clients-4-srun-5.txt": "the limit itself",
+		"cmd/internal/own/keeper.go":                                  "a daemon without root has the limit, too",
+		"cmd/internal/tune/cmd_tune.go":                               "the limit bounds what mps-tune tries",
+		"cmd/e2e/job/faults_test.go":                                  "a node that bounds the limit",
+		"prolog/ticket_test.go":                                       "a node that bounds the limit",
+		"site/lease/ticket_test.go":                                   "a ticket of several attributes",
+	}},
+	{"A launcher", regexp.MustCompile(`jsrun|JSM_`), map[string]string{"docs/development.md": "the recipe"}},
+	{"A release of Slurm", regexp.MustCompile(`\bforky\b|\b26\.05`), map[string]string{
+		"docs/development.md": "the recipe",
+		"docs/decisions/018-what-the-package-does-to-a-node.md": "a package for each release",
+		"docs/decisions/040-a-step-of-one-task.md":              "what was recorded",
+		"docs/measurements/reliability/README.md":               "the machines of runs.tsv",
+		"docs/policy.md":             "a variable that a release brought",
+		"docs/security.md":           "an attack that was tried",
+		"site/lease/lease.go":        "a field that a release brought",
+		"site/slurm/*_test.go":       "cases of the records",
+		"site/slurm/steps/*_test.go": "cases of the records",
+	}},
+	{"A figure of the report", regexp.MustCompile(`(?i)energy`), map[string]string{
+		"docs/development.md":   "the recipe",
+		"docs/CHANGELOG.md":     "the first release has it",
+		"docs/faq.md":           "a question about energy",
+		"docs/pictures/*.svg":   "screens, recorded by make pictures",
+		"site/gpu/real_test.go": "it reads the counter of a real GPU",
+	}},
+}
+
+var (
+	recipeRow  = regexp.MustCompile("(?m)^\\| (`.*?`) \\| (.+) \\|$")
+	recipeFile = regexp.MustCompile("`([^`]+)`")
+)
+
+// Each file that a recipe of docs/development.md names exists, and each file that names the recipe's example is in the
+// recipe or in the list of exceptions above.
+func TestRecipesNameTheirFiles(t *testing.T) {
+	out, err := exec.Command("git", "-C", "../../..", "ls-files").Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	files := strings.Fields(string(out))
+	_, document, _ := strings.Cut(e2e.Read(t, "../../../docs/development.md"), "\n## Add something\n")
+	document, _, _ = strings.Cut(document, "\n## ")
+	for _, r := range changeRecipes {
+		t.Run(r.heading, func(t *testing.T) {
+			_, section, found := strings.Cut(document, "\n### "+r.heading+"\n")
+			section, _, _ = strings.Cut(section, "\n### ")
+			var named []string
+			for _, row := range recipeRow.FindAllStringSubmatch(section, -1) {
+				for _, m := range recipeFile.FindAllStringSubmatch(row[1], -1) {
+					named = append(named, m[1])
+				}
+			}
+			if !found || len(named) < 8 {
+				t.Fatalf("the recipe names %q", named)
+			}
+			for _, pattern := range named {
+				if !slices.ContainsFunc(files, func(file string) bool { return matches(pattern, file) }) {
+					t.Errorf("the recipe names %s, which does not exist", pattern)
+				}
+			}
+			r.check(t, files, named)
+		})
+	}
+}
+
+// check compares the files that name the example with the recipe and with its exceptions.
+func (r changeRecipe) check(t *testing.T, files, named []string) {
+	t.Helper()
+	used := map[string]bool{}
+	for _, file := range files {
+		if file == "site/lab/source/changes_test.go" || strings.HasSuffix(file, ".gz") || !r.example.MatchString(e2e.Read(t, "../../../"+file)) {
+			continue
+		}
+		listed := slices.ContainsFunc(named, func(pattern string) bool { return matches(pattern, file) })
+		for pattern := range r.except {
+			if matches(pattern, file) {
+				listed, used[pattern] = true, true
+			}
+		}
+		if !listed {
+			t.Errorf("%s names the example of %q: add it to the recipe in docs/development.md, or to its exceptions here",
+				file, r.heading)
+		}
+	}
+	for pattern, reason := range r.except {
+		if !used[pattern] {
+			t.Errorf("no file %s names the example any more (%s): remove the exception", pattern, reason)
+		}
+	}
+}
+
+// matches reports whether a file has the pattern's name, or is in the folder that the pattern names.
+func matches(pattern, file string) bool {
+	ok, err := path.Match(pattern, file)
+	return err == nil && ok || strings.HasPrefix(file, pattern+"/")
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cmd_test contains the end-to-end tests. This file checks which package imports which (docs/contract.md,
+// Imports).
+package source_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// packages lists what each package may import. Other imports are not allowed, except those of the standard library that
+// are not in guarded.
+var packages = map[string][]string{
+	"policy":                {},
+	"policy/plan":           {"policy"},
+	"policy/policyfile":     {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"site":                  {"site/proc", "golang.org/x/sys/unix"},
+	"site/proc":             {"golang.org/x/sys/unix"},
+	"site/cgroup":           {"site", "site/proc", "golang.org/x/sys/unix"},
+	"site/slurm":            {"site"},
+	"site/serverlog":        {"golang.org/x/sys/unix"},
+	"site/usage":            {"site", "site/lease", "golang.org/x/sys/unix"},
+	"site/usage/page":       {"site", "site/usage"},
+	"site/lease":            {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
+	"site/tuned":            {"policy", "site", "golang.org/x/sys/unix"},
+	"site/gpu":              {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
+	"site/mps":              {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
+	"site/guard":            {"site", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"prolog":                {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
+	"epilog":                {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"mpirun-wrap":           {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/slurm", "site/tuned", "golang.org/x/sys/unix"},
+	"cmd/internal/cli":      {"site"},
+	"cmd/internal/logfile":  {"github.com/rs/zerolog"},
+	"cmd/internal/gpuusage": {"cmd/internal/cli", "cmd/internal/logfile", "policy", "site", "site/clientenv", "site/gpu", "site/guard", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/guard":    {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
+	"cmd/guard":             {"cmd/internal/cli", "cmd/internal/guard"},
+	"cmd/internal/hook":     {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/wrap":     {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
+	"cmd/internal/own":      {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/slurm", "golang.org/x/sys/unix"},
+	"site/driver":           {"policy", "site"},
+	"cmd/prolog":            {"cmd/internal/cli", "cmd/internal/hook"},
+	"cmd/epilog":            {"cmd/internal/cli", "cmd/internal/gpuusage", "cmd/internal/hook"},
+	"cmd/mpirun-wrap":       {"cmd/internal/cli", "cmd/internal/own", "cmd/internal/wrap"},
+	"cmd/task-prolog":       {"cmd/internal/cli", "cmd/internal/wrap"},
+	"site/etc":              {},
+	"site/slurm/steps":      {"site", "site/proc"},
+	"site/clientenv":        {"policy", "site", "site/proc", "site/slurm"},
+	"site/inspect":          {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm", "site/usage"},
+	"site/doctor":           {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
+	"site/reap":             {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
+	"cmd/internal/command":  {"cmd/internal/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/internal/mpsctl":   {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/tune":     {"cmd/internal/cli", "cmd/internal/command", "policy", "site", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
+	"cmd/mpsctl":            {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/mpsctl", "cmd/internal/tune"},
+}
+
+// outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed
+// package may import them.
+var outside = []string{"site/sim", "site/lab", "site/pkg"}
+
+// guarded are packages of the standard library that only a package that lists them may import.
+var guarded = []string{"os/exec", "C", "net", "net/http", "plugin"}
+
+// forRanks are what programs of ranks may not link, directly or indirectly.
+var forRanks = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net"}
+
+// forGuard are what the guard may not link. It must be small, because it runs as long as its job.
+var forGuard = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net/http"}
+
+// forHooks are what prolog and epilog may not link: unneeded packages that start slowly, and packages that could start
+// programs or use a network as root.
+var forHooks = []string{"github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
+
+// forUsage are what the parts of gpu-usage may not link: it only reads GPUs, beside each job.
+var forUsage = []string{"github.com/hashicorp/", "github.com/zclconf/", "os/exec", "net/http", e2e.Module + "prolog", e2e.Module + "epilog", e2e.Module + "policy/policyfile", e2e.Module + "site/mps"}
+
+// edge is an import of one package by another.
+type edge struct{ from, to string }
+
+func TestImports(t *testing.T) {
+	edges := imports(t)
+	if len(edges) < 50 {
+		t.Fatalf("only %d imports found: want 50 or more", len(edges))
+	}
+	for _, wrong := range forbiddenEdges(edges) {
+		t.Errorf("%s imports %s: this import is not in the list", wrong.from, wrong.to)
+	}
+	for _, pkg := range []string{"prolog", "epilog", "mpirun-wrap", "site/mps", "site/gpu"} {
+		if !slices.ContainsFunc(edges, func(a edge) bool { return a.from == pkg }) {
+			t.Errorf("package %s is gone", pkg)
+		}
+	}
+}
+
+// A forbidden import is found. Each of these would be a mistake.
+func TestAForbiddenImportIsFound(t *testing.T) {
+	planted := []edge{
+		{"prolog", "epilog"}, {"prolog", "site/mps"}, {"epilog", "site/gpu"}, {"policy", "site"}, {"site/lease", "os/exec"},
+		{"mpirun-wrap", "policy/policyfile"}, {"cmd/mpirun-wrap", "github.com/spf13/cobra"}, {"site/slurm", "net/http"},
+		{"prolog", "site/sim"}, {"new/package", "site"}, {"site/gpu", "site/mps"},
+	}
+	good := []edge{{"prolog", "policy"}, {"prolog", "fmt"}, {"site/sim/node", "os/exec"}}
+	if got := forbiddenEdges(append(slices.Clone(planted), good...)); !slices.Equal(got, planted) {
+		t.Errorf("found %v, want %v", got, planted)
+	}
+}
+
+func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
+	for program, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks, "guard": forGuard, "prolog": forHooks, "epilog": forHooks, "internal/gpuusage": forUsage} {
+		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "../../../cmd/"+program) {
+			for _, f := range forbidden {
+				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {
+					t.Errorf("%s links %s", program, dependency)
+				}
+			}
+		}
+	}
+}
+
+// forbiddenEdges returns the imports that are not allowed.
+func forbiddenEdges(edges []edge) []edge {
+	var wrong []edge
+	for _, a := range edges {
+		if !allowed(a) {
+			wrong = append(wrong, a)
+		}
+	}
+	return wrong
+}
+
+func allowed(a edge) bool {
+	if tool(a.from) {
+		return true
+	}
+	targets, known := packages[a.from]
+	standard := !strings.Contains(strings.SplitN(a.to, "/", 2)[0], ".") && packages[a.to] == nil && !tool(a.to) && a.to != "policy"
+	return known && (slices.Contains(targets, a.to) || standard && !slices.Contains(guarded, a.to))
+}
+
+func tool(pkg string) bool {
+	return slices.ContainsFunc(outside, func(o string) bool { return pkg == o || strings.HasPrefix(pkg, o+"/") })
+}
+
+func imports(t *testing.T) []edge {
+	var edges []edge
+	for _, line := range list(t, "-f", "{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}\n{{end}}", e2e.Module+"...") {
+		from, to, ok := strings.Cut(line, " ")
+		if ok {
+			edges = append(edges, edge{strings.TrimPrefix(from, e2e.Module), strings.TrimPrefix(to, e2e.Module)})
+		}
+	}
+	return edges
+}
+
+func list(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=1")
+	if strings.Contains(strings.Join(args, " "), "-deps") {
+		cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0") // as the programs of ranks are built
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %q: %v", cmd.Args, err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package source_test
+
+import (
+	"cmp"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+)
+
+// varies matches what differs between two messages of a kind. It also matches where the programs join parts of a
+// message.
+var varies = regexp.MustCompile(`: | \(pid|/run\S+|GPU-\.\.\.|\.\.\.|\bn1\b|[0-9]+s?`)
+
+// joinedText is where a text goes on in the next line of the source.
+var joinedText = regexp.MustCompile(`"\s*\+\s*"`)
+
+// docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.
+func TestTheMessagesAreThePrograms(t *testing.T) {
+	var source strings.Builder
+	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../cmd/internal/wrap/*.go", "../../../prolog/*.go", "../../../site/*/*.go", "../../../policy/*.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %q, %v", pattern, files, err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasSuffix(file, "_test.go") {
+				source.Write(joinedText.ReplaceAll(content, nil))
+			}
+		}
+	}
+	pieces := 0
+	quoted := regexp.MustCompile("(?m)^\\| `([^`]+)` \\|")
+	for _, m := range quoted.FindAllStringSubmatch(part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap"), -1) {
+		for _, piece := range varies.Split(m[1], -1) {
+			if piece = strings.Trim(piece, " :()"); len(piece) < 8 {
+				continue
+			}
+			pieces++
+			if !strings.Contains(source.String(), piece) {
+				t.Errorf("no program prints %q, which docs/troubleshooting.md quotes", piece)
+			}
+		}
+	}
+	if pieces < 15 {
+		t.Errorf("only %d pieces of messages found", pieces)
+	}
+}
+
+// Each message of mpirun-wrap is in docs/troubleshooting.md, so that a user who searches the page finds it. Of a
+// message, the longest text of its first two parts must be there.
+func TestTheMessagesAreDocumented(t *testing.T) {
+	page := part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap")
+	verbs := regexp.MustCompile(`%[+.0-9]*[a-z]`)
+	var all []string
+	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../cmd/internal/wrap/*.go", "../../../site/slurm/task.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %q, %v", pattern, files, err)
+		}
+		for _, file := range files {
+			if !strings.HasSuffix(file, "_test.go") {
+				all = append(all, messagesOf(t, file)...)
+			}
+		}
+	}
+	if len(all) < 60 {
+		t.Errorf("only %d messages found", len(all))
+	}
+	for _, message := range all {
+		parts := strings.Split(message, ": ")
+		pieces := verbs.Split(strings.Join(parts[:min(2, len(parts))], "%s"), -1)
+		piece := slices.MaxFunc(pieces, func(a, b string) int { return cmp.Compare(len(a), len(b)) })
+		printed := message != "help is asked for"
+		if piece = strings.Trim(piece, " :;,()"); printed && len(piece) > 3 && !strings.Contains(page, piece) {
+			t.Errorf("docs/troubleshooting.md has no %q, of the message %q", piece, message)
+		}
+	}
+}
+
+// messagesOf returns the texts of a file that begin a message: each text with "cannot", and each that PrintError gets
+// or that is an error of its own. Texts that only continue a message begin with a verb or with "want".
+func messagesOf(t *testing.T, file string) (found []string) {
+	t.Helper()
+	tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(tree, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 {
+			return true
+		}
+		if f, ok := call.Fun.(*ast.SelectorExpr); !ok || f.Sel.Name != "Errorf" && f.Sel.Name != "New" && f.Sel.Name != "Sprintf" {
+			return true
+		}
+		first := call.Args[0]
+		for sum, ok := first.(*ast.BinaryExpr); ok; sum, ok = first.(*ast.BinaryExpr) {
+			first = sum.X
+		}
+		lit, ok := first.(*ast.BasicLit)
+		if !ok || lit.Kind != token.STRING {
+			return true
+		}
+		text, err := strconv.Unquote(lit.Value)
+		f := call.Fun.(*ast.SelectorExpr).Sel.Name
+		if err == nil && (strings.HasPrefix(text, "cannot ") || f != "Sprintf" && !strings.HasPrefix(text, "want ")) {
+			found = append(found, text)
+		}
+		return true
+	})
+	return found
+}
+
+// printed are 37 texts that users of slurm-mps see if something is wrong: 13 of ours, and 24 of other programs. The
+// source of ours is the file that has the text in code. The source of the others is who prints the text, and if.
+var printed = []struct{ words, source, code string }{
+	{"cannot read flags: unknown flag", "../../../cmd/internal/wrap/flags.go", ""},
+	{"cannot read SLURM_MPS_SHARE: it is", "../../../mpirun-wrap/options.go", "cannot read %s: it is %q: %s"},
+	{"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set)", "../../../mpirun-wrap/placement.go", ""},
+	{"the job did not ask for MPS", "../../../mpirun-wrap/placement.go", ""},
+	{"this job has no MPS: ", "../../../mpirun-wrap/placement.go", ""},
+	{"ranks share it, and at most 48 can", "../../../mpirun-wrap/placement.go", "ranks share it, and at most %d can"},
+	{"cannot agree on shares: rank 2 of this launch did not come", "../../../mpirun-wrap/exchange.go", "cannot agree on shares: rank %d of this launch did not come"},
+	{"in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46", "../../../mpirun-wrap/run.go", "fails with CUDA error 46: submit the job without"},
+	{"cannot take a slot: all 8 are taken", "../../../mpirun-wrap/slots.go", "cannot take a slot: all %d are taken"},
+	{"has not recovered from a fatal GPU error within", "../../../mpirun-wrap/ready.go", ""},
+	{"is less than a client can have: it gets", "../../../policy/share.go", ""},
+	{"cannot tune outside a job", "../../../cmd/internal/tune/tune.go", ""},
+	{"cannot report job 7: this node has no report of it", "../../../cmd/internal/mpsctl/cmd_report.go", "cannot report job %d: this node has no report of it"},
+
+	{"out of memory", "CUDA, cudaGetErrorString(cudaErrorMemoryAllocation)", ""},
+	{"all CUDA-capable devices are busy or unavailable", "CUDA until 11, cudaErrorDevicesUnavailable", ""},
+	{"CUDA-capable device(s) is/are busy or unavailable", "CUDA 12 and later, the same error", ""},
+	{"no CUDA-capable device is detected", "CUDA, cudaErrorNoDevice", ""},
+	{"invalid device ordinal", "CUDA, cudaErrorInvalidDevice", ""},
+	{"an illegal memory access was encountered", "CUDA, cudaErrorIllegalAddress", ""},
+	{"unspecified launch failure", "CUDA, cudaErrorLaunchFailure", ""},
+	{"MPS client failed to connect to the MPS control daemon or the MPS server", "CUDA, cudaErrorMpsConnectionFailed", ""},
+	{"MPS server is not ready to accept new MPS client requests", "CUDA, cudaErrorMpsServerNotReady", ""},
+	{"CUDA out of memory. Tried to allocate", "PyTorch, its allocator, also under --mem", ""},
+	{"No CUDA GPUs are available", "PyTorch, torch.cuda.init", ""},
+	{"Duplicate GPU detected", "NCCL, init.cc: two ranks on one GPU", ""},
+	{"ncclInvalidUsage", "NCCL, the name of that error", ""},
+	{"CUBLAS_STATUS_ALLOC_FAILED", "cuBLAS, cublasCreate on a full GPU", ""},
+	{"RESOURCE_EXHAUSTED: Out of memory", "JAX, XLA's allocator", ""},
+	{"srun: unrecognized option '--mps'", "srun without the SPANK plugin, by getopt", ""},
+	{"Invalid generic resource (gres) specification", "Slurm, slurm_errno: ESLURM_INVALID_GRES", ""},
+	{"Invalid feature specification", "Slurm, slurm_errno: ESLURM_INVALID_FEATURE", ""},
+	{"Requested node configuration is not available", "Slurm, slurm_errno: ESLURM_REQUESTED_NODE_CONFIG_UNAVAILABLE", ""},
+	{"are still not ready", "srun, if the prolog failed", ""},
+	{"launch failed requeued held", "squeue, the reason of a batch job whose prolog failed", ""},
+	{"Exited with exit code 137", "srun, if SIGKILL ended a program below a shell", ""},
+	{"(Resources)", "squeue, the reason of a job that waits", ""},
+	{"mpsctl: command not found", "bash, if PATH has no /usr/sbin", ""},
+}
+
+// docs/troubleshooting.md has each of these texts as it is printed, because users search for words and not for numbers.
+func TestTheWordsThatUsersSee(t *testing.T) {
+	page := e2e.Read(t, "../../../docs/troubleshooting.md")
+	own := 0
+	for _, p := range printed {
+		if !strings.Contains(page, p.words) {
+			t.Errorf("docs/troubleshooting.md has no %q (%s)", p.words, p.source)
+		}
+		if !strings.HasPrefix(p.source, "../../../") {
+			continue
+		}
+		own++
+		if code := cmp.Or(p.code, p.words); !strings.Contains(e2e.Read(t, p.source), code) {
+			t.Errorf("%s does not print %q", p.source, code)
+		}
+	}
+	if own != 13 || len(printed) != 37 {
+		t.Errorf("%d texts, of which %d are ours: want 37 and 13", len(printed), own)
+	}
+}
+
+// The page also has the names of CUDA's errors, and words that are seen less often.
+func TestTheWordsOfOtherPrograms(t *testing.T) {
+	page := e2e.Read(t, "../../../docs/troubleshooting.md")
+	for _, words := range []string{
+		"cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorDevicesUnavailable", "cudaErrorNoDevice",
+		"cudaErrorInvalidDevice", "cudaErrorIllegalState", "cudaErrorIllegalAddress", "cudaErrorLaunchFailure",
+		"cudaErrorMpsConnectionFailed", "cudaErrorMpsRpcFailure", "cudaErrorMpsServerNotReady",
+		"cudaErrorMpsMaxClientsReached", "cudaErrorMpsMaxConnectionsReached", "cudaErrorMpsClientTerminated",
+		"CUBLAS_STATUS_NOT_INITIALIZED", "failed call to cuInit", "Exited with exit code 125", "task 3: Killed",
+		"Something is wrong with the boot of the nodes", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE=false",
+	} {
+		if !strings.Contains(page, words) {
+			t.Errorf("docs/troubleshooting.md has no %q", words)
+		}
+	}
+}

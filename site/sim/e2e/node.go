@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"golang.org/x/sys/unix"
+)
+
+// This file has what the tests of all subjects share: a node, the programs that run on it, and what is left of them.
+//
+//	p := NewNode(t, "", node.H200)             // a simulated node with one GPU and the default policy
+//	p.Must(0, p.Job(7, "0"), "prolog")         // job 7 gets GPU 0: the prolog's exit code is 0
+//	p.Client(7, "spin", "-ms", "1")            // a CUDA client, as the job's user
+//	p.Ticket(7), p.Lease(7), p.Log(), p.Modes() // what is there now
+//	p.Must(0, p.Job(7, "0"), "epilog")
+//	p.Clean()                                  // nothing is left of any job
+//
+// A test under a real Slurm begins with NewCluster (cluster.go), which has such a node for each node of
+// Slurm.
+
+// The user of the jobs in these tests. The name and the number need not exist on the machine.
+const UID, GID = 2001, 2001
+
+// Node is the node of one test: the production binaries on a simulated node of its own.
+type Node struct {
+	testnode.Node
+	T    *testing.T
+	Ctx  context.Context
+	Conf string // path of slurm.conf
+}
+
+// Built is the folder of the binaries, built once for all tests.
+var Built = sync.OnceValues(func() (string, error) {
+	shared, err := testnode.Shared()
+	if err != nil {
+		return "", err
+	}
+	return testnode.Build(shared)
+})
+
+// NewNode returns a simulated node with these GPUs under a policy; "" is the default policy. The test runs beside
+// others.
+func NewNode(t *testing.T, policy string, models ...node.Model) Node {
+	t.Helper()
+	t.Parallel() // each test has its own node, and waits most of the time
+	printRerun(t)
+	return NodeIn(t, PublicDir(t), policy, models...)
+}
+
+// NodeIn is NewNode in a folder, for a test that may run alone.
+func NodeIn(t *testing.T, dir, policy string, models ...node.Model) Node {
+	t.Helper()
+	NeedRoot(t)
+	beside(t)
+	built, err := Built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := testnode.New(dir, built, policy, models...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Installed(t, s, dir, len(models), 2*time.Minute)
+}
+
+// Installed makes a node in dir ready for a test: with a time limit, and files of Slurm that name its GPUs.
+func Installed(t *testing.T, s testnode.Node, dir string, gpus int, limit time.Duration) Node {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	p := Node{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p.Write(p.Conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", gpus))
+	p.Write(p.Gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", gpus-1))
+	t.Cleanup(p.KillLeft)
+	return p
+}
+
+// NeedRoot skips a test that is not run as root. If REQUIRE_LAB says that all tests must run, the test fails.
+func NeedRoot(t *testing.T) {
+	t.Helper()
+	skipOutsideSweep(t)
+	const why = "prologs are root's, and nodes have mounts and users of their own: run as root"
+	switch {
+	case os.Geteuid() == 0:
+	case os.Getenv("REQUIRE_LAB") != "":
+		t.Fatal(why)
+	default:
+		t.Skip(why)
+	}
+}
+
+// PublicDir is a short folder that every user can traverse. It is short because a socket's path has at most 107
+// bytes.
+func PublicDir(t *testing.T) string { return PublicDirIn(t, "/tmp") }
+
+// PublicDirIn is PublicDir below another folder than /tmp.
+func PublicDirIn(t *testing.T, parent string) string {
+	dir, err := os.MkdirTemp(parent, "mps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// unmount removes the file systems of jobs that a failed test has left below a folder.
+func unmount(dir string) {
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			_ = unix.Unmount(fields[4], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		}
+	}
+}
+
+// Gres is the path of gres.conf.
+func (p Node) Gres() string { return filepath.Join(filepath.Dir(p.Conf), "gres.conf") }
+
+// Write writes a file, and makes its folder.
+func (p Node) Write(path, content string) {
+	p.T.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		p.T.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		p.T.Fatal(err)
+	}
+}
+
+// Rewrite changes a record in place. The record still belongs to root, with its mode.
+func (p Node) Rewrite(path, content string) {
+	p.T.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		p.T.Fatal(err)
+	}
+}
+
+// Read returns the content of a file.
+func Read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// Facts adds lines to the site's file.
+func (p Node) Facts(lines ...string) {
+	p.T.Helper()
+	path := p.Paths().ConfigFile()
+	p.Write(path, Read(p.T, path)+strings.Join(lines, "\n")+"\n")
+}
+
+// Fault sets a fault of the simulated node.
+func (p Node) Fault(knob, value string) {
+	p.T.Helper()
+	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
+		p.T.Fatal(err)
+	}
+}
+
+// Fail makes an NVML function return a code a number of times; 0 means always.
+func (p Node) Fail(function string, code, times int) {
+	p.T.Helper()
+	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
+		p.T.Fatal(err)
+	}
+}
+
+// Job is a job that asks for MPS on these GPUs, such as "0,1".
+func (p Node) Job(id uint32, gpus string) testnode.Job {
+	return testnode.Job{ID: id, UID: UID, GID: GID, GPUs: gpus, Features: "mps", Conf: p.Conf}
+}
+
+// Must runs a binary and checks its exit code.
+func (p Node) Must(code int, job testnode.Job, program string) string {
+	p.T.Helper()
+	result, err := p.Run(p.Ctx, job.Environment(program+"_slurmd"), program)
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	if result.Code != code {
+		p.T.Fatalf("%s of job %d: code %d, want %d: %s\n%s", program, job.ID, result.Code, code, result.Output, p.Log())
+	}
+	return result.Output
+}
+
+// Ctl runs mpsctl as root. It runs it again if mpsctl could not read a daemon that just starts or ends, because other
+// tests have daemons on this machine.
+func (p Node) Ctl(args ...string) (result testnode.Result) {
+	p.T.Helper()
+	for range 5 {
+		var err error
+		if result, err = p.Run(p.Ctx, nil, "mpsctl", args...); err != nil {
+			p.T.Fatal(err)
+		}
+		if !strings.Contains(result.Output, "the pipe folders of ") {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	return result
+}
+
+// Client is a CUDA client of the job, which its user starts through the wrapper. Only this test waits for the client.
+// So the client is like a process that has escaped and outlived its job.
+func (p Node) Client(job uint32, args ...string) *exec.Cmd {
+	p.T.Helper()
+	cmd := p.AsUser(job, p.Command("mpirun-wrap", append([]string{p.CudaClient()}, args...)...))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		p.T.Fatal(err)
+	}
+	p.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	if strings.HasPrefix(line, "mpirun-wrap: another process") { // the other process has the whole GPU too
+		line, err = lines.ReadString('\n')
+	}
+	if err != nil || !strings.Contains(line, "ready") {
+		p.T.Fatalf("the client prints %q, %v\n%s", line, err, p.Log())
+	}
+	return cmd
+}
+
+// AsUser is a command of the job's user, in the only rank of a step.
+func (p Node) AsUser(job uint32, line []string) *exec.Cmd {
+	libraries := os.Getenv("LD_LIBRARY_PATH")
+	if p.Sim != nil {
+		libraries = p.Sim.Libraries()
+	}
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + libraries, fmt.Sprintf("SLURM_JOB_ID=%d", job), "SLURM_STEP_ID=0",
+		"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: UID, Gid: GID, Groups: []uint32{GID}}}
+	return cmd
+}
+
+// CudaClient is one program for the simulation and for a real GPU.
+func (p Node) CudaClient() string {
+	return filepath.Join(filepath.Dir(p.Bin), "sim", "bin", "cuda-client")
+}
+
+// Lease reads the lease of a job.
+func (p Node) Lease(job uint32) lease.Lease {
+	p.T.Helper()
+	boot, err := site.BootID()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
+	if err != nil {
+		p.T.Fatalf("%v\n%s", err, p.Log())
+	}
+	return l
+}
+
+// Ticket reads the ticket of a job.
+func (p Node) Ticket(job uint32) lease.Ticket {
+	p.T.Helper()
+	boot, err := site.BootID()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	t, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadTicket(job)
+	if err != nil {
+		p.T.Fatalf("%v\n%s", err, p.Log())
+	}
+	return t
+}
+
+// ServerLog is the log of the server of a job's first daemon.
+func (p Node) ServerLog(job uint32) string {
+	content, _ := os.ReadFile(filepath.Join(p.Ticket(job).Daemons[0].LogDir, "server.log"))
+	return string(content)
+}
+
+// UUID returns the UUID of a simulated GPU.
+func (p Node) UUID(gpu int) site.UUID {
+	p.T.Helper()
+	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	return site.UUID(uuid)
+}
+
+// Modes returns the compute modes of the simulated GPUs, a digit for each.
+func (p Node) Modes() string {
+	p.T.Helper()
+	gpus, err := p.Sim.Node.GPUs()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	var modes []string
+	for _, gpu := range gpus {
+		mode, err := gpu.Mode()
+		if err != nil {
+			p.T.Fatal(err)
+		}
+		modes = append(modes, fmt.Sprint(mode))
+	}
+	return strings.Join(modes, "")
+}
+
+// Log returns the log of the programs.
+func (p Node) Log() string {
+	content, _ := os.ReadFile(p.Paths().Log())
+	return string(content)
+}
+
+// Leftovers returns files, processes and modes that are left of any job.
+func (p Node) Leftovers() []string {
+	p.T.Helper()
+	left, err := p.Left()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	return left
+}
+
+// Clean checks that nothing is left of any job.
+func (p Node) Clean() {
+	p.T.Helper()
+	if left := p.Leftovers(); len(left) > 0 {
+		p.T.Errorf("left behind: %q\n%s", left, p.Log())
+	}
+}
+
+// Booted removes all state and the log, so that the next job is the first job after a boot.
+func (p Node) Booted() {
+	p.T.Helper()
+	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
+		if err := os.RemoveAll(path); err != nil {
+			p.T.Fatal(err)
+		}
+	}
+}
+
+// Quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process
+// of the test node, no lock held, nothing mounted, and no new file.
+func (p Node) Quiet() {
+	p.T.Helper()
+	p.awaitLateGuard()
+	p.Clean()
+	for _, what := range slices.Concat(p.Strangers(), p.Locks(), p.mounts(), p.Strays(), p.jobFiles()) {
+		p.T.Errorf("left behind: %s\n%s", what, p.Log())
+	}
+}
+
+// LateGuardEnds is the time in which a guard ends that has started after its job's epilog. It finds no lease.
+const LateGuardEnds = 3 * time.Second
+
+// awaitLateGuard waits until no guard runs that a killed prolog has started. On a busy machine such a guard may begin to
+// run after the epilog. A guard that does not end is found by quiet.
+func (p Node) awaitLateGuard() {
+	p.T.Helper()
+	late := func(left string) bool { return strings.Contains(left, "/guard --job ") }
+	for deadline := time.Now().Add(LateGuardEnds); time.Now().Before(deadline) && slices.ContainsFunc(p.Leftovers(), late); {
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Strangers are living processes of any kind that have the folder of the test node in their command line or
+// environment.
+func (p Node) Strangers() []string {
+	var found []string
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, _ := os.ReadFile(folder + "/cmdline")
+		environment, _ := os.ReadFile(folder + "/environ")
+		var pid int
+		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
+		stat, err := site.ReadStat(pid)
+		if err == nil && stat.Running() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
+			found = append(found, fmt.Sprintf("process %d %q", pid, line))
+		}
+	}
+	return found
+}
+
+// Locks are files of the state that a process holds locked.
+func (p Node) Locks() []string {
+	var held []string
+	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return nil
+		}
+		defer file.Close()
+		if errors.Is(unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
+			held = append(held, "lock of "+path)
+		}
+		return nil
+	})
+	return held
+}
+
+// mounts are file systems that are mounted in the folders of the state.
+func (p Node) mounts() []string {
+	table, _ := os.ReadFile("/proc/self/mounts")
+	var found []string
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], p.Paths().Run()+"/") {
+			found = append(found, "mount "+fields[1])
+		}
+	}
+	return found
+}
+
+// jobFiles are files for dcgm-exporter that are left, if the log has no line about them.
+func (p Node) jobFiles() (found []string) {
+	config, _ := policyfile.ReadConfig(p.Paths())
+	if config.JobMappingDir == "" {
+		return nil
+	}
+	files, err := os.ReadDir(config.JobMappingDir)
+	if err != nil {
+		p.T.Error(err)
+	}
+	for _, file := range files {
+		path := filepath.Join(config.JobMappingDir, file.Name())
+		if !strings.Contains(p.Log(), "cannot remove "+path+":") {
+			found = append(found, "file "+path)
+		}
+		if err := os.Remove(path); err != nil { // because the next point must find none
+			p.T.Error(err)
+		}
+	}
+	return found
+}
+
+// Strays are files below the test node that are not there at its start, without the complete logs that were kept. The
+// simulated driver's folder is left out, because the driver cleans up after a process that dies in it. The state is
+// left out, because clean checks it. The copies of the site's files are left out, because they belong to the node.
+func (p Node) Strays() []string {
+	var found []string
+	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") || strings.HasPrefix(path, p.Paths().Devices()+"/") ||
+			strings.HasPrefix(path, p.Paths().Kept()+"/") {
+			return err
+		}
+		switch path {
+		case p.Paths().Policy(), p.Paths().ConfigFile(), p.Paths().Log(),
+			filepath.Join(p.Root, "proc"), filepath.Join(p.Root, "sys"):
+			return nil
+		}
+		if kept, ok := strings.CutPrefix(path, p.KeptLogs()); !ok || strings.HasPrefix(kept, ".") {
+			found = append(found, "file "+path)
+		}
+		return nil
+	})
+	return found
+}
+
+// KeptLogs is the folder in which the logs of jobs are kept, with a slash.
+func (p Node) KeptLogs() string {
+	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/"
+}
+
+// Again is the same node for another point.
+func (p Node) Again(t *testing.T) Node {
+	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
+	t.Cleanup(cancel)
+	printRerun(t)
+	return Node{p.Node, t, ctx, p.Conf}
+}
+
+// Gone waits until a process has ended.
+func (p Node) Gone(proc site.Process) {
+	p.T.Helper()
+	for proc.Running() {
+		if !site.Sleep(p.Ctx, time.Millisecond) {
+			p.T.Fatalf("%v does not end", proc)
+		}
+	}
+}
+
+// KillLeft kills the processes that a failed test has left. The test node proves that their pids are its own.
+func (p Node) KillLeft() {
+	pids, _ := p.Processes()
+	for _, pid := range pids {
+		if stat, err := site.ReadStat(pid); err == nil {
+			_ = stat.Kill(9)
+		}
+	}
+	for deadline := time.Now().Add(time.Second); p.LoseGroups() != nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond) // the group of a process that is ending is busy
+	}
+}
+
+// Until waits until a condition holds.
+func (p Node) Until(what string, done func() bool) {
+	p.T.Helper()
+	for !done() {
+		if !site.Sleep(p.Ctx, time.Millisecond) {
+			p.T.Fatalf("no %s", what)
+		}
+	}
+}
+
+// Without returns an environment without a variable.
+func Without(env []string, name string) []string {
+	var rest []string
+	for _, entry := range env {
+		if !strings.HasPrefix(entry, name+"=") {
+			rest = append(rest, entry)
+		}
+	}
+	return rest
+}
+
+// With returns an environment that has a variable once.
+func With(env []string, name, value string) []string {
+	return append(Without(env, name), name+"="+value)
+}
+
+// Says checks that an output is one line that matches a pattern. The pattern leaves open what differs between runs.
+func Says(t *testing.T, output, pattern string) {
+	t.Helper()
+	if !regexp.MustCompile(`^` + pattern + `\n$`).MatchString(output) {
+		t.Errorf("got  %swant %s", output, pattern)
+	}
+}
+
+// Module is the prefix of the paths of this module.
+const Module = "github.com/slurm-mps/slurm-mps/"

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// SleepsInDriver waits until a thread of the process is in clock_nanosleep. Go does not call it, and the simulated
+// driver does.
+func (p Node) SleepsInDriver(pid int) {
+	p.T.Helper()
+	for {
+		calls, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+		for _, call := range calls {
+			text, _ := os.ReadFile(call)
+			_, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json"))
+			if strings.HasPrefix(string(text), fmt.Sprint(unix.SYS_CLOCK_NANOSLEEP)+" ") && err == nil {
+				return
+			}
+		}
+		if !site.Sleep(p.Ctx, time.Millisecond) {
+			p.T.Fatal("the prolog does not call the driver")
+		}
+	}
+}
+
+// HoldsDaemon checks everything that the contract requires of a daemon's process.
+func (p Node) HoldsDaemon(d lease.Daemon) {
+	t := p.T
+	t.Helper()
+	proc := fmt.Sprintf("/proc/%d/", d.Proc.PID)
+	status := Read(t, proc+"status")
+	for _, want := range []string{
+		"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
+	} {
+		if !strings.Contains(status, want) {
+			t.Errorf("status lacks %q:\n%s", want, status)
+		}
+	}
+	if stat, err := site.ReadStat(d.Proc.PID); err != nil || stat.Session != d.Proc.PID || stat.Start != d.Proc.Start {
+		t.Errorf("stat %+v, %v: want a session of its own", stat, err)
+	}
+	if cwd, err := os.Readlink(proc + "cwd"); cwd != "/" {
+		t.Errorf("cwd %s, %v", cwd, err)
+	}
+	if got := Read(t, proc+"oom_score_adj"); got != "0\n" {
+		t.Errorf("oom_score_adj %s", got)
+	}
+	var files uint64
+	for line := range strings.Lines(Read(t, proc+"limits")) {
+		fmt.Sscanf(line, "Max open files %d", &files)
+	}
+	if files < 16384 {
+		t.Errorf("RLIMIT_NOFILE %d", files)
+	}
+	for fd := range 3 {
+		if to, err := os.Readlink(fmt.Sprintf("%sfd/%d", proc, fd)); to != "/dev/null" {
+			t.Errorf("fd %d is %s, %v", fd, to, err)
+		}
+	}
+	var uuids []string
+	for _, uuid := range d.Devices {
+		uuids = append(uuids, string(uuid))
+	}
+	environment := strings.Split(strings.TrimRight(Read(t, proc+"environ"), "\x00"), "\x00")
+	slices.Sort(environment)
+	if p.Sim == nil { // a machine's control program may be a script that adds its own variables
+		environment = slices.DeleteFunc(environment, func(entry string) bool {
+			return strings.HasPrefix(entry, "LD_LIBRARY_PATH=") || strings.HasPrefix(entry, "PWD=")
+		})
+	}
+	want := []string{
+		"CUDA_MPS_LOG_DIRECTORY=" + d.LogDir, "CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir,
+		"CUDA_VISIBLE_DEVICES=" + strings.Join(uuids, ","), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+	}
+	if !slices.Equal(environment, want) {
+		t.Errorf("environment %q, want %q", environment, want)
+	}
+}
+
+// Finding is a finding of mpsctl audit.
+type Finding struct {
+	Kind  string    `json:"kind"`
+	Job   uint32    `json:"job"`
+	GPU   site.UUID `json:"gpu"`
+	PID   int       `json:"pid"`
+	Where string    `json:"where"`
+	What  string    `json:"what"`
+	Do    string    `json:"fix"`
+}
+
+// Audit returns the findings of this test's node. It leaves out daemons of other tests that run on this machine at
+// the same time.
+func (p Node) Audit() []Finding {
+	p.T.Helper()
+	result := p.Ctl("audit", "--json")
+	var r struct {
+		Complete bool      `json:"complete"`
+		Findings []Finding `json:"findings"`
+		Unseen   []string  `json:"errors"`
+	}
+	if err := json.Unmarshal([]byte(result.Output), &r); err != nil {
+		p.T.Fatalf("%v: %s", err, result.Output)
+	}
+	if found := len(r.Findings)+len(r.Unseen) > 0; result.Code != map[bool]int{false: 0, true: 1}[found] || r.Complete != (len(r.Unseen) == 0) {
+		p.T.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	return slices.DeleteFunc(r.Findings, func(f Finding) bool {
+		return f.Kind == "daemon-not-of-a-lease" && !strings.Contains(f.Where, filepath.Dir(p.Root)+"/")
+	})
+}
+
+// MpsctlAs runs mpsctl as a user.
+func (p Node) MpsctlAs(user uint32, args ...string) (code int, out string) {
+	p.T.Helper()
+	line := p.Command("mpsctl", args...)
+	cmd := exec.CommandContext(p.Ctx, line[0], line[1:]...)
+	cmd.Dir, cmd.Env = "/", []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	said, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		p.T.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(said)
+}
+
+// Boot is the id of this boot of the machine.
+func Boot(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(Read(t, "/proc/sys/kernel/random/boot_id"))
+}
+
+// Recorder is the process that records what job 7 uses; its pid is 0 if there is none.
+func (p Node) Recorder() site.Process {
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, _ := os.ReadFile(folder + "/cmdline")
+		if text := string(line); !strings.Contains(text, "--record\x007\x00") || !strings.Contains(text, p.Root+"\x00") {
+			continue
+		}
+		var pid int
+		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+			return stat.Process
+		}
+	}
+	return site.Process{}
+}
+
+// Rank is a client that has printed that it is ready.
+type Rank struct {
+	Cmd   *exec.Cmd
+	Out   *bufio.Reader
+	Ready string
+}
+
+// Ranks starts all ranks of a step at once and waits until every rank is ready.
+func (p Node) Ranks(n int, program ...string) []Rank {
+	p.T.Helper()
+	gtids := "0"
+	for i := 1; i < n; i++ {
+		gtids += fmt.Sprintf(",%d", i)
+	}
+	all := make([]Rank, n)
+	for rank := range n {
+		cmd := p.AsUser(7, p.Command("mpirun-wrap", append([]string{p.CudaClient()}, program...)...))
+		cmd.Env = With(With(cmd.Env, "SLURM_LOCALID", fmt.Sprint(rank)), "SLURM_GTIDS", gtids)
+		cmd.SysProcAttr.Setpgid = true
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			p.T.Fatal(err)
+		}
+		cmd.Stderr = cmd.Stdout
+		if err := cmd.Start(); err != nil {
+			p.T.Fatal(err)
+		}
+		p.T.Cleanup(func() { _ = cmd.Process.Kill() })
+		all[rank] = Rank{Cmd: cmd, Out: bufio.NewReader(out)}
+	}
+	for rank := range all {
+		line, err := all[rank].Out.ReadString('\n')
+		if err != nil || !strings.Contains(line, "ready") {
+			p.T.Fatalf("rank %d prints %q, %v", rank, line, err)
+		}
+		all[rank].Ready = line
+	}
+	return all
+}

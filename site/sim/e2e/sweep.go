@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
+)
+
+// Report adds a test's result to the file that RELIABILITY names, for docs/reliability.md (make reliability). A line
+// has the name, the number of tries, the number of failures, the seconds and perhaps a sentence.
+func Report(t *testing.T, name string, tried, failed int, took time.Duration, said ...string) {
+	t.Helper()
+	path := os.Getenv("RELIABILITY")
+	if path == "" {
+		return
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	line := fmt.Sprintf("%s\t%d\t%d\t%.0f", name, tried, failed, took.Seconds())
+	if _, err := fmt.Fprintln(file, strings.Join(append([]string{line}, said...), "\t")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ReportEnd reports a test when it has ended. Call it first, so that its cleanup runs last and sees what all other
+// cleanups find. Call begin when the test goes on after its wait for other tests.
+func ReportEnd(t *testing.T) (begin func()) {
+	began := time.Now()
+	t.Cleanup(func() {
+		if t.Skipped() {
+			return
+		}
+		failed := 0
+		if t.Failed() {
+			failed = 1
+		}
+		Report(t, t.Name(), 1, failed, time.Since(began))
+	})
+	return func() { began = time.Now() }
+}
+
+// A sweep is a run of some expensive tests alone. SWEEP names it, and `make sweep` runs each:
+//
+//	points  prolog and epilog are killed or refused at each of their effects; other runs try some effects
+//	race    many programs run at the same time, and they have the race detector
+//
+// A test joins a sweep by JoinSweep.
+var (
+	sweeps     = []string{"points", "race"}
+	SweepName  = os.Getenv("SWEEP")
+	Everything = SweepName == "points"
+	sweepTests sync.Map // the name of a test to the name of its sweep
+)
+
+// JoinSweep adds a test to the tests that a sweep runs. The test calls it before it makes a node.
+func JoinSweep(t *testing.T, name string) {
+	t.Helper()
+	sweepTests.Store(TestOf(t), name)
+	skipOutsideSweep(t)
+}
+
+// skipOutsideSweep skips a test that is not in the sweep that SWEEP names. Each test that needs root calls it.
+func skipOutsideSweep(t *testing.T) {
+	t.Helper()
+	if SweepName != "" && !slices.Contains(sweeps, SweepName) {
+		t.Fatalf("SWEEP is %q: give one of %q", SweepName, sweeps)
+	}
+	if own, _ := sweepTests.Load(TestOf(t)); SweepName != "" && own != SweepName {
+		t.Skipf("not of the sweep: SWEEP is %s", SweepName)
+	}
+}
+
+// TestOf returns the name of the test to which a subtest belongs.
+func TestOf(t *testing.T) string {
+	name, _, _ := strings.Cut(t.Name(), "/")
+	return name
+}
+
+// printRerun prints the command that runs the test again, if the test fails.
+func printRerun(t *testing.T) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("to run it again: %s", rerun.Command(t, "REQUIRE_LAB", "SLURM_BUNDLE", "SWEEP"))
+		}
+	})
+}
+
+// Nth returns one of each so many points.
+func Nth[P any](points []P, every int) []P {
+	var chosen []P
+	for i := every / 2; i < len(points); i += every {
+		chosen = append(chosen, points[i])
+	}
+	return chosen
+}
+
+// pointDeadline limits the time at one point.
+const pointDeadline = time.Minute
+
+// Number reads a number from a variable of the environment.
+func Number(t *testing.T, variable string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		t.Fatalf("%s is %q: give a number", variable, text)
+	}
+	return n
+}
