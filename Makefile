@@ -72,16 +72,16 @@ TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-f
 test: setup ## all tests, up to 15 minutes on two cores
 	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 4 -timeout 13m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
-	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd -- -count=1 -timeout 10m -run '^TestSoak$$'
+	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd/e2e/soak -- -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and
 # the checks of sources and documents. What lacks root or Slurm is skipped.
-SLOW  := /cmd$$|/site/sim/conformance$$|/site/lab/(demo|room)$$
-QUICK := TestAJobsLife|TestAJobsGuard|TestRanksUnderSlurm|TestEveryProgramSaysItsVersion|TestImports|TestProgramsLinkNoMoreThanTheyMay|TestTheDocumentsCommands|TestTheReferenceIsWhole|TestDevelopmentHasEveryVariable|TestMakeHelp
+SLOW  := /cmd/e2e/|/site/sim/conformance$$|/site/lab/(demo|room)$$
+QUICK := TestAJobsLife|TestAJobsGuard|TestRanksUnderSlurm|TestEveryProgramSaysItsVersion
 test-quick: ## the unit tests and some end-to-end tests: 2 min
 	go test -timeout 5m -skip Browser $$(go list ./... | grep -Ev '$(SLOW)')
-	go test -timeout 5m -run '^($(QUICK))$$' ./cmd
+	go test -timeout 5m -run '^($(QUICK))$$' $(addprefix ./cmd/e2e/,guard job program slurm)
 
 # The tests that use Slurm, with the Slurm of another Debian beside the installed one. SUITE=forky has Slurm 26.05.
 SUITE ?= trixie
@@ -89,7 +89,7 @@ slurm-bundle: $(BUILT)/slurm-$(SUITE) ## the Slurm of Debian's SUITE (trixie), i
 $(BUILT)/slurm-%: | setup
 	site/lab/bundle.sh $@ $*
 test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian's SUITE
-	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd ./site/lab ./site/slurm
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd/e2e/... ./site/lab ./site/slurm
 
 # Installs, upgrades and removes the .deb in a clean Debian root. The root is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root
@@ -104,10 +104,10 @@ walk: packages $(BUILT)/debian-$(WALK) ## follow docs/operator.md in a clean roo
 	site/pkg/walk.sh $(BUILT) $(WALK)
 
 # Kills prolog and epilog at every effect, and makes every effect fail. This takes an hour on two cores. Then it runs
-# many of them at once, with the race detector. A test joins the sweep by calling joinSweep.
+# many of them at once, with the race detector. A test joins the sweep by calling JoinSweep.
 sweep: setup ## kill and refuse every effect of prolog and epilog
-	SWEEP=points REQUIRE_LAB=1 go test -timeout 120m -v ./cmd
-	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd
+	SWEEP=points REQUIRE_LAB=1 go test -timeout 120m -v ./cmd/e2e/...
+	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd/e2e/...
 
 # Plants one fault at a time by an overlay of the build, and checks that the tests named for the fault fail. There are
 # 265 faults (docs/faults.md). MUTANTS names some of them.
@@ -120,7 +120,7 @@ SOAK_JOBS ?= 10000
 SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
 soak: sweep ## run random jobs with random faults
-	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd -run 'TestSoak$$'
+	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
 
 # Makes docs/reliability.md from the data in docs/measurements/reliability. The tests write this data if
 # RELIABILITY=FILE is set.
@@ -173,7 +173,7 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## all f
 	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing $(BENCH)/nothing/nothing.c
 	cp site/lab/ends/victim.py $(BUILT)/gpu/ends/
 	cp site/lab/programs/programs.py $$(command -v parallel) $(BUILT)/gpu/programs/
-	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
+	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/real.test ./cmd/e2e/real
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance
 
 # The commit before the guard, for comparison in the trial of endings. Its wrapper held the files of its own program.
@@ -188,7 +188,7 @@ $(BUILT)/gpu/old/bin:
 # The part of the pack that the trial of endings needs, in one small file.
 gpu-ends-pack: gpu-pack ## the part of gpu-pack for gpu-ends, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
-	cd $(BUILT)/gpu && cp -r bin old ends programs cmd.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
+	cd $(BUILT)/gpu && cp -r bin old ends programs real.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
 	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing bin/mps-tune old/bin/mpsctl && strip bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 

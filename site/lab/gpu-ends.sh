@@ -6,7 +6,7 @@
 . "$(dirname "$0")/gpu-pack.sh"
 export ENDS_MINUTES=${ENDS_MINUTES:-8} ENDS_RESULTS=$results
 modes | tee "$results/ends-machine.txt"
-"$pack/cmd.test" -test.run '^TestRealEnds$' -test.v -test.timeout "$(awk "BEGIN { print int($ENDS_MINUTES * 60 + 150) }")s" >"$results/ends-log.txt" 2>&1 || failed=1
+"$pack/real.test" -test.run '^TestRealEnds$' -test.v -test.timeout "$(awk "BEGIN { print int($ENDS_MINUTES * 60 + 150) }")s" >"$results/ends-log.txt" 2>&1 || failed=1
 grep -E '^(ENDS_SEED|left out)' "$results/ends-log.txt"
 [ -e "$results/ends-summary.txt" ] && cat "$results/ends-summary.txt"
 grep -E '^ *(--- |panic|[a-z_]+_test\.go)' "$results/ends-log.txt" | cut -c1-200 | head -60

@@ -55,9 +55,9 @@ if [ "${ALLOW_MODE_CHANGES:-}" = 1 ]; then
 fi
 LINES_SHOWN=45 run_part job-srun "$pack/job" -ranks 4 -launcher srun -ps
 LINES_SHOWN=45 run_part job-mpirun "$pack/job" -ranks 4 -launcher mpirun -ps
-LINES_SHOWN=80 run_part acts "$pack/cmd.test" -test.run Real -test.skip '^TestReal(Ends|Programs|Ensemble)$' -test.v -test.timeout 15m
+LINES_SHOWN=80 run_part acts "$pack/real.test" -test.run Real -test.skip '^TestReal(Ends|Programs|Ensemble)$' -test.v -test.timeout 15m
 # Every ending of every client, for some minutes. site/lab/gpu-ends.sh runs only this test.
-ENDS_MINUTES=${ENDS_MINUTES:-3} ENDS_RESULTS=$results LINES_SHOWN=120 run_part ends "$pack/cmd.test" -test.run '^TestRealEnds$' -test.v -test.timeout 15m
+ENDS_MINUTES=${ENDS_MINUTES:-3} ENDS_RESULTS=$results LINES_SHOWN=120 run_part ends "$pack/real.test" -test.run '^TestRealEnds$' -test.v -test.timeout 15m
 run_part bench "$pack/bench" -trials "${TRIALS:-20}" -json "$results/bench.json"
 run_part conformance "$pack/conformance.test" -test.v -test.timeout 5m
 grep -cE -- '^ *--- PASS' "$results/conformance.txt"

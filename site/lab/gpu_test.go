@@ -61,7 +61,7 @@ func stubbedRun(t *testing.T) string {
 	for name, content := range map[string]string{
 		"gpus/GPU-a": "Default\n", "gpus/GPU-b": "Exclusive_Process\n", "bundle/slurm/empty": "", "nvidia-smi": fmt.Sprintf(stubSMI, dir),
 		"pack/demo": "#!/bin/sh\n", "pack/bench": "#!/bin/sh\n", "pack/conformance.test": "#!/bin/sh\n",
-		"pack/cmd.test": fmt.Sprintf("#!/bin/sh\ncd %s\nprintf %%s \"$ALLOW_MODE_CHANGES\" >told\necho Exclusive_Process >gpus/GPU-a\necho Default >gpus/GPU-b\n", dir),
+		"pack/real.test": fmt.Sprintf("#!/bin/sh\ncd %s\nprintf %%s \"$ALLOW_MODE_CHANGES\" >told\necho Exclusive_Process >gpus/GPU-a\necho Default >gpus/GPU-b\n", dir),
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -40,7 +40,7 @@ import (
 // stormy is the first of the users of tests that send signals to all processes of a user.
 const stormy = 2110
 
-// attack is a testNode with a folder of root that a hostile user must not reach.
+// attack is a node with a folder of root that a hostile user must not reach.
 type attack struct {
 	e2e.Node
 	program string

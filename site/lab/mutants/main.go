@@ -75,7 +75,7 @@ func run(ctx context.Context, chosen []fault, names []string) error {
 		return err
 	}
 	if slices.ContainsFunc(chosen, fault.ofPrograms) {
-		if err := tree.prepare(ctx); err != nil {
+		if err := tree.prepare(ctx, chosen); err != nil {
 			return err
 		}
 	}
@@ -217,9 +217,9 @@ func (t tree) test(
 ) (failed []string, out string, err error) {
 	dir := t.source
 	line := slices.Concat([]string{"env"}, variables, []string{"go", "test", "-vet=off", "-count=1", folder})
-	if folder == programs {
+	if strings.HasPrefix(folder, programs) {
 		dir = filepath.Join(t.source, folder)
-		line = []string{"env", "BUILT_FOLDER=" + t.folder, filepath.Join(t.folder, "cmd.test")}
+		line = []string{"env", "BUILT_FOLDER=" + t.folder, t.tests(folder)}
 	}
 	var tops, parts []string
 	for _, name := range names {
@@ -255,18 +255,31 @@ func (t tree) test(
 // The tests of the programs are slow, because they build all programs and their own helpers. They are built once,
 // without a fault. Only the programs are built again for each fault.
 
-// programs is the folder of the tests that run programs.
-const programs = "./cmd"
+// programs begins the folders of the tests that run programs.
+const programs = "./cmd/e2e/"
 
-func (f fault) ofPrograms() bool { return f.folder == programs }
+func (f fault) ofPrograms() bool { return strings.HasPrefix(f.folder, programs) }
 
-func (t tree) prepare(ctx context.Context) error {
+// tests is the path of the built tests of a folder.
+func (t tree) tests(folder string) string {
+	return filepath.Join(t.folder, filepath.Base(folder)+".test")
+}
+
+func (t tree) prepare(ctx context.Context, chosen []fault) error {
 	if _, err := testnode.Build(t.folder); err != nil {
 		return err
 	}
-	return errors.Join(
-		t.do(ctx, "go", "test", "-vet=off", "-c", "-o", filepath.Join(t.folder, "cmd.test"), programs),
-		t.do(ctx, "env", "CGO_ENABLED=0", "go", "build", "-o", filepath.Join(t.folder, "hostile"), "./cmd/e2e/hostile/testdata/hostile"))
+	built := map[string]bool{}
+	for _, f := range chosen {
+		if !f.ofPrograms() || built[f.folder] {
+			continue
+		}
+		built[f.folder] = true
+		if err := t.do(ctx, "go", "test", "-vet=off", "-c", "-o", t.tests(f.folder), f.folder); err != nil {
+			return err
+		}
+	}
+	return t.do(ctx, "env", "CGO_ENABLED=0", "go", "build", "-o", filepath.Join(t.folder, "hostile"), "./cmd/e2e/hostile/testdata/hostile")
 }
 
 // build builds all programs. Those that ranks run are static, and so is the guard.

@@ -15,7 +15,7 @@ import (
 
 // How tests, scripts and the Makefile read a variable of the environment or of make.
 var (
-	readByGo    = regexp.MustCompile(`\b(?:Getenv|LookupEnv|number|rounds|endsPattern)\((?:t, )?"([A-Z][A-Z0-9_]*)"`)
+	readByGo    = regexp.MustCompile(`\b(?:Getenv|LookupEnv|Number|Rounds|endsPattern)\((?:t, )?"([A-Z][A-Z0-9_]*)"`)
 	readByShell = regexp.MustCompile(`\$\{([A-Z][A-Z0-9_]*):?[-?]`)
 	readByMake  = regexp.MustCompile(`\$\(([A-Z][A-Z0-9_]*)\)`)
 	setByMake   = regexp.MustCompile(`(?m)^([A-Z][A-Z0-9_]*) *:=`)
@@ -98,28 +98,27 @@ func TestDevelopmentHasEveryVariable(t *testing.T) {
 	}
 }
 
-// docs/development.md has the subject of each file, which is the first word of its name, and no subject without a
-// file.
+// docs/development.md has the subject of each package of end-to-end tests, and no subject without a package.
 func TestDevelopmentHasEverySubject(t *testing.T) {
-	subjects := map[string]int{}
-	row := regexp.MustCompile("(?m)^\\| `([a-z]+)_\\*_test\\.go` \\|")
+	subjects := map[string]bool{}
+	row := regexp.MustCompile("(?m)^\\| `cmd/e2e/([a-z]+)` \\|")
 	for _, m := range row.FindAllStringSubmatch(e2e.Read(t, "../../../docs/development.md"), -1) {
-		subjects[m[1]] = 0
+		subjects[m[1]] = false
 	}
-	files, err := filepath.Glob("*_test.go")
+	files, err := filepath.Glob("../../../cmd/e2e/*/*_test.go")
 	if err != nil || len(files) < 40 {
 		t.Fatalf("files %q, %v", files, err)
 	}
 	for _, file := range files {
-		subject, _, _ := strings.Cut(file, "_")
+		subject := filepath.Base(filepath.Dir(file))
 		if _, known := subjects[subject]; !known {
-			t.Errorf("docs/development.md has no subject for cmd/%s", file)
+			t.Errorf("docs/development.md has no subject for cmd/e2e/%s", subject)
 		}
-		subjects[subject]++
+		subjects[subject] = true
 	}
-	for subject, files := range subjects {
-		if files == 0 {
-			t.Errorf("docs/development.md has the subject %s, and no file has it", subject)
+	for subject, exists := range subjects {
+		if !exists {
+			t.Errorf("docs/development.md has the subject %s, and there is no such package", subject)
 		}
 	}
 }
@@ -147,11 +146,11 @@ func TestMakeHelp(t *testing.T) {
 	}
 }
 
-// make test-quick names tests of this package. go test does not complain of a name that no test has.
+// make test-quick names end-to-end tests. go test does not complain of a name that no test has.
 func TestQuickNamesTests(t *testing.T) {
 	_, names, found := strings.Cut(e2e.Read(t, "../../../Makefile"), "\nQUICK := ")
 	names, _, _ = strings.Cut(names, "\n")
-	files, err := filepath.Glob("*_test.go")
+	files, err := filepath.Glob("../../../cmd/e2e/*/*_test.go")
 	if err != nil || !found {
 		t.Fatalf("Makefile has QUICK: %v; files: %v", found, err)
 	}

@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package e2e has what the end-to-end tests of all subjects share: a node, the programs that run on it, and what is
+// left of them. The tests are in the packages below cmd/e2e.
+//
+//	p := e2e.NewNode(t, "", node.H200)          // a simulated node with one GPU and the default policy
+//	p.Must(0, p.Job(7, "0"), "prolog")          // job 7 gets GPU 0: the prolog's exit code is 0
+//	p.Client(7, "spin", "-ms", "1")             // a CUDA client, as the job's user
+//	p.Ticket(7), p.Lease(7), p.Log(), p.Modes() // what is there now
+//	p.Must(0, p.Job(7, "0"), "epilog")
+//	p.Clean()                                   // nothing is left of any job
+//
+// A test under a real Slurm begins with NewCluster, which has such a node for each node of Slurm. A Node that many
+// clients share is a Shared.
 package e2e
 
 import (
@@ -27,19 +39,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file has what the tests of all subjects share: a node, the programs that run on it, and what is left of them.
-//
-//	p := NewNode(t, "", node.H200)             // a simulated node with one GPU and the default policy
-//	p.Must(0, p.Job(7, "0"), "prolog")         // job 7 gets GPU 0: the prolog's exit code is 0
-//	p.Client(7, "spin", "-ms", "1")            // a CUDA client, as the job's user
-//	p.Ticket(7), p.Lease(7), p.Log(), p.Modes() // what is there now
-//	p.Must(0, p.Job(7, "0"), "epilog")
-//	p.Clean()                                  // nothing is left of any job
-//
-// A test under a real Slurm begins with NewCluster (cluster.go), which has such a node for each node of
-// Slurm.
-
-// The user of the jobs in these tests. The name and the number need not exist on the machine.
+// UID and GID are the user of the jobs in these tests. The name and the number need not exist on the machine.
 const UID, GID = 2001, 2001
 
 // Node is the node of one test: the production binaries on a simulated node of its own.
