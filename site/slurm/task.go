@@ -144,7 +144,8 @@ func readTask(env Env, pid int) (Task, error) {
 	case inTask:
 		return bySlurm(task, env, SourceInherited)
 	}
-	return alone(task, env)
+	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle
+	return task, nil
 }
 
 // taskJob reads the IDs of the job and of the step.
@@ -269,8 +270,11 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 
 // bySlurmsPlugin reports whether one of Slurm's MPI plugins set this variable of the rank in the world: pmix, pmi2 or
 // cray_shasta. pmi2 and cray_shasta number a job as JOB.STEP, and give each task of a step its own rank (recorded: pmix
-// and pmi2; cray_shasta by its source).
+// and pmi2; cray_shasta by its source). Without Slurm's own variables, the rank is a launcher's all the same.
 func bySlurmsPlugin(env Env, world string) bool {
+	if _, inTask := env["SLURM_LOCALID"]; !inTask {
+		return false
+	}
 	switch world {
 	case "PMIX_RANK":
 		return strings.HasPrefix(env["PMIX_NAMESPACE"], "slurm.pmix.")
@@ -325,18 +329,6 @@ func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task,
 		return Task{}, fmt.Errorf("%s is %d, want a rank below %d (%s)", rankName, r, n, sizeName)
 	}
 	task.LocalRank, task.LocalSize, task.Source = int(r), int(n), source
-	return task, nil
-}
-
-// alone is for a process that no launcher started. It fails for a launcher's rank, because as rank 0 of 1 each rank
-// would take the whole GPU.
-func alone(task Task, env Env) (Task, error) {
-	for _, l := range launchers {
-		if _, ok := env[l.world]; ok {
-			return Task{}, withoutPlace(l)
-		}
-	}
-	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle
 	return task, nil
 }
 
