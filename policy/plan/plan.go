@@ -7,6 +7,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -44,11 +45,12 @@ type Rank struct {
 
 // Asked is the question with its values parsed.
 type Asked struct {
-	Model   policy.Model
-	GPUs    int
-	Share   policy.ShareRule
-	Memory  policy.MemoryRule
-	Ceiling policy.Percent
+	Model      policy.Model
+	GPUs       int
+	Share      policy.ShareRule
+	Memory     policy.MemoryRule
+	Overcommit float64 // how many times even memory is promised
+	Ceiling    policy.Percent
 }
 
 // Rules returns the rules of the question as text.
@@ -93,13 +95,12 @@ func (q Request) Answer() (Plan, error) {
 	if err := fits(q.Ranks, q.GPUs, model); err != nil {
 		return Plan{}, err
 	}
-	r, err := q.rules()
-	if err != nil {
+	plan := Plan{Ranks: make([]Rank, q.Ranks), Asked: Asked{Model: model, GPUs: q.GPUs}}
+	if err := plan.Asked.readRules(q); err != nil {
 		return Plan{}, err
 	}
-	plan := Plan{Ranks: make([]Rank, q.Ranks), Asked: Asked{model, q.GPUs, r.share, r.memory, r.ceiling}}
 	for gpu := range min(q.GPUs, q.Ranks) {
-		if err := plan.place(gpu, r); err != nil {
+		if err := plan.place(gpu); err != nil {
 			return Plan{}, err
 		}
 	}
@@ -116,28 +117,21 @@ func fits(ranks, gpus int, model policy.Model) error {
 		ranks, gpus, noun(gpus, "GPU"), maxRanks, model.Clients, gpus*model.Clients)
 }
 
-// rules parses the rules of the question.
-type rules struct {
-	share      policy.ShareRule
-	memory     policy.MemoryRule
-	overcommit float64
-	ceiling    policy.Percent
-}
-
-func (q Request) rules() (r rules, err error) {
-	if r.share, err = policy.ParseShare(q.Share); err != nil {
-		return r, err
+// readRules parses the rules of the question.
+func (a *Asked) readRules(q Request) (err error) {
+	if a.Share, err = policy.ParseShare(q.Share); err != nil {
+		return err
 	}
-	if r.memory, err = policy.ParseMemory(q.Memory); err != nil {
-		return r, err
+	if a.Memory, err = policy.ParseMemory(q.Memory); err != nil {
+		return err
 	}
-	if r.overcommit, err = policy.ParseOvercommit(q.Over); err != nil {
-		return r, err
+	if a.Overcommit, err = policy.ParseOvercommit(q.Over); err != nil {
+		return err
 	}
-	if r.ceiling, err = policy.ParsePercent(q.Ceiling); err != nil {
-		return r, fmt.Errorf("cannot read --ceiling: %w", err)
+	if a.Ceiling, err = policy.ParsePercent(q.Ceiling); err != nil {
+		return fmt.Errorf("cannot read --ceiling: %w", err)
 	}
-	return r, nil
+	return nil
 }
 
 // model returns the GPU in question: one known by name, or one with a number of SMs and unknown memory.
@@ -182,18 +176,15 @@ func (q Request) named() (policy.Model, error) {
 const maxSMs = 10_000
 
 // place places the ranks of a GPU: rank r is on GPU r modulo the number of GPUs.
-func (p Plan) place(gpu int, r rules) error {
+func (p Plan) place(gpu int) error {
 	n := (len(p.Ranks) - gpu + p.Asked.GPUs - 1) / p.Asked.GPUs
-	every := make([]policy.ShareRule, n)
-	for i := range every {
-		every[i] = r.share
-	}
-	shares, err := policy.SplitSMs(p.Asked.Model.GPU, every, r.ceiling)
+	every := slices.Repeat([]policy.ShareRule{p.Asked.Share}, n)
+	shares, err := policy.SplitSMs(p.Asked.Model.GPU, every, p.Asked.Ceiling)
 	if err != nil {
 		return err
 	}
 	for i, share := range shares {
-		memory, err := p.memory(share, n, r)
+		memory, err := p.memory(share, n)
 		if err != nil {
 			return err
 		}
@@ -204,12 +195,14 @@ func (p Plan) place(gpu int, r rules) error {
 }
 
 // memory returns what a rank with this share can use, nil if it has no limit.
-func (p Plan) memory(share policy.Share, ranks int, r rules) (*int, error) {
-	if !r.memory.None() && p.Asked.Model.MemoryMiB == 0 {
-		return nil, fmt.Errorf("cannot limit memory to %s: the memory of a GPU given by --sms is not known: name it with --gpu (%s)", r.memory, known())
+func (p Plan) memory(share policy.Share, ranks int) (*int, error) {
+	rule, model := p.Asked.Memory, p.Asked.Model
+	if !rule.None() && model.MemoryMiB == 0 {
+		return nil, fmt.Errorf("cannot limit memory to %s: the memory of a GPU given by --sms is not known: "+
+			"name it with --gpu (%s)", rule, known())
 	}
-	memory, err := policy.MemoryPerRank(p.Asked.Model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, r.overcommit, r.memory)
-	if err != nil || r.memory.None() {
+	memory, err := policy.MemoryPerRank(model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, p.Asked.Overcommit, rule)
+	if err != nil || rule.None() {
 		return nil, err
 	}
 	return &memory.UsableMiB, nil

@@ -27,7 +27,7 @@ var packages = map[string][]string{
 	"site/usage":            {"site", "site/lease", "golang.org/x/sys/unix"},
 	"site/usage/page":       {"site", "site/usage"},
 	"site/lease":            {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
-	"site/tuned":            {"policy", "site", "golang.org/x/sys/unix"},
+	"site/tuned":            {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":              {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":              {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
 	"site/guard":            {"site", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
