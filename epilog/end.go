@@ -49,23 +49,16 @@ func (e Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (end
 func (e Epilog) endDaemons(
 	ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool,
 ) (all daemonEnd, failed error) {
-	type result struct {
-		daemonEnd
-		err error
-	}
-	results := make(chan result, len(l.Daemons))
-	for _, d := range l.Daemons {
-		go func() {
-			end, err := e.endDaemon(ctx, l, was, d, drained)
-			results <- result{end, errors.Join(err, e.emptyGroup(ctx, d))}
-		}()
-	}
+	ends := make([]daemonEnd, len(l.Daemons))
+	failed = site.Each(len(l.Daemons), func(n int) (err error) {
+		ends[n], err = e.endDaemon(ctx, l, was, l.Daemons[n], drained)
+		return errors.Join(err, e.emptyGroup(ctx, l.Daemons[n]))
+	})
 	all.byItself = true
-	for range l.Daemons {
-		one := <-results
-		all.byItself, failed = all.byItself && one.byItself, errors.Join(failed, one.err)
-		all.clients += one.clients
-		all.terminated += one.terminated
+	for _, end := range ends {
+		all.byItself = all.byItself && end.byItself
+		all.clients += end.clients
+		all.terminated += end.terminated
 	}
 	return all, failed
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -159,21 +158,31 @@ func (c *cursor) percent() float64 {
 	return value
 }
 
-var statusWord = regexp.MustCompile(`^[A-Z_]{2,32}$`)
+// isStatus reports whether a line has the form of a server's status, such as ACTIVE.
+func isStatus(line string) bool {
+	return len(line) >= 2 && len(line) <= 32 && strings.Trim(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == ""
+}
 
 func (c *cursor) status() string {
 	line := c.next()
-	if !statusWord.MatchString(line) {
+	if !isStatus(line) {
 		c.fail(line)
 	}
 	return line
 }
 
-var amount = regexp.MustCompile(`^[0-9]{1,20}[KMGT]?B?$`)
+// isAmount reports whether a line has the form of a memory limit, such as 4G.
+func isAmount(line string) bool {
+	digits := strings.TrimSuffix(line, "B")
+	if unit := len(digits) - 1; unit > 0 && strings.ContainsRune("KMGT", rune(digits[unit])) {
+		digits = digits[:unit]
+	}
+	return digits != "" && len(digits) <= 20 && strings.Trim(digits, "0123456789") == ""
+}
 
 // limit returns "" if the next line is the status that follows.
 func (c *cursor) limit() string {
-	if len(c.lines) > 0 && amount.MatchString(c.lines[0]) {
+	if len(c.lines) > 0 && isAmount(c.lines[0]) {
 		return c.next()
 	}
 	return ""

@@ -84,7 +84,7 @@ func FuzzState(f *testing.F) {
 			}
 		}
 		for _, s := range state.Servers {
-			if s.PID <= 0 || !(s.Percent >= 0 && s.Percent <= 100) || !statusWord.MatchString(s.Status) {
+			if s.PID <= 0 || !(s.Percent >= 0 && s.Percent <= 100) || !isStatus(s.Status) {
 				t.Errorf("%q, %q gives %+v", first, second, s)
 			}
 		}
@@ -128,5 +128,18 @@ func TestCensusOfAnImpostor(t *testing.T) {
 	impostor := Process{Process: self, Parent: os.Getppid(), Role: RoleServer}
 	if IsServerOf(impostor, site.Process{PID: os.Getppid(), Start: 1}) {
 		t.Error("a child of another process is taken for a server")
+	}
+}
+
+func TestTheFormsOfAnAnswer(t *testing.T) {
+	for line, want := range map[string][2]bool{ // a status, an amount
+		"ACTIVE": {true, false}, "IN_FAULT": {true, false}, "A": {false, false}, "active": {false, false}, "": {false, false},
+		"4G": {false, true}, "4096": {false, true}, "12MB": {false, true}, "0B": {false, true}, "G": {false, false}, "4GG": {false, false},
+		"4 G": {false, false}, "B": {false, false}, "KB": {true, false}, "-1": {false, false}, "123456789012345678901": {false, false},
+		strings.Repeat("A", 33): {false, false},
+	} {
+		if got := [2]bool{isStatus(line), isAmount(line)}; got != want {
+			t.Errorf("%q: a status, an amount: %v, want %v", line, got, want)
+		}
 	}
 }
