@@ -91,7 +91,7 @@ const versionTimeout = 2 * time.Second
 
 var printedVersion = regexp.MustCompile(`\bslurm-mps (\S+) \(`)
 
-// versionOf returns what one of our programs prints with --version. It returns "" if the program does not exist or
+// versionOf returns the version that one of our programs prints. It returns "" if the program does not exist or
 // root does not own it.
 func versionOf(ctx context.Context, f File) string {
 	if f.Err != nil || f.Loose != "" {
@@ -143,7 +143,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 
 const maxScript = 1 << 20 // the maximum of bytes that are read of a script
 
-// script finds out what Slurm runs, and which of our programs that is or starts.
+// script reads a file that Slurm runs, and finds which of our programs it is or starts.
 func script(file string) Script {
 	s := Script{File: look("", file)}
 	if s.Err != nil || !s.Mode.IsRegular() {
@@ -180,8 +180,8 @@ func started(content string) (name, by string) {
 	return "", ""
 }
 
-// readHook reads what Slurm runs for one of its settings: a path, or a pattern. Slurm runs the files of a pattern in
-// the reverse order of their names (measured).
+// readHook reads the scripts that Slurm runs for one of its settings: a path, or a pattern. Slurm runs the files of a
+// pattern in the reverse order of their names (measured).
 func readHook(name, program string, settings slurm.ConfFile) Hook {
 	h := Hook{Name: name, Ours: program, Settings: settings.Values(name)}
 	if name == "TaskProlog" && len(h.Settings) > 1 {

@@ -117,7 +117,7 @@ func (s *Slurm) started(name string) string {
 	return ""
 }
 
-// guarding tries on this process what a guard does with a client.
+// guarding duplicates a file of this process, as a guard does with those of a client.
 func guarding() (g Guarding) {
 	text, _ := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // a kernel without Yama does not have it
 	g.Scope, _ = strconv.Atoi(strings.TrimSpace(string(text)))
@@ -174,7 +174,7 @@ func optional[T any](s *Slurm, read func(path, node string) (T, error), name, no
 	return nil
 }
 
-// askDriver asks NVML, and finds what jobs have left.
+// askDriver asks NVML, and finds the leftovers of jobs.
 func (n *Node) askDriver(ctx context.Context) {
 	if !n.known() {
 		n.Unseen = append(n.Unseen, fmt.Sprintf("the driver, the control program and leftovers of jobs: "+
@@ -212,7 +212,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 	return d, nil
 }
 
-// findLeftovers reads what mpsctl status reads, with the same NVML.
+// findLeftovers reads the node as mpsctl status does, with the same NVML.
 func (n *Node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
 	reader, err := inspect.Open(n.Paths, true)
 	if err != nil {

@@ -100,7 +100,7 @@ type Check struct {
 	Result string `json:"result"` // ok, warning, fault, or not seen
 }
 
-// Judge makes all checks, and returns their results and what would make a job on this node fail. It is pure: the same
+// Judge makes all checks, and returns their results and the findings. It is pure: the same
 // node has the same findings.
 func Judge(n Node) (results []Check, found []inspect.Finding) {
 	found = []inspect.Finding{}

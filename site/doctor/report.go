@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor finds what would make a job on this node fail, with a repair for each finding. mpsctl doctor prints
+// Package doctor finds the faults that would make a job on this node fail, with a repair for each. mpsctl doctor prints
 // it.
 //
 // It changes nothing, and every wait has a deadline. It reports nothing as wrong that it has not seen. Gathering and
@@ -24,7 +24,7 @@ type Report struct {
 	Unseen   []string          `json:"errors"`
 }
 
-// checked is what doctor has read.
+// checked counts the parts that doctor has read.
 type checked struct {
 	SlurmConf string `json:"slurm_conf"` // "" if there is none to read
 	Driver    string `json:"driver"`     // its version, "" if it does not answer

@@ -52,7 +52,7 @@ func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 	}
 }
 
-// ask runs slurmd, which starts nothing with these flags, and returns what it prints.
+// ask runs slurmd, which starts nothing with these flags, and returns its output.
 func ask(ctx context.Context, slurmd string, args ...string) (string, error) {
 	bound, cancel := context.WithTimeout(ctx, slurmdTimeout)
 	defer cancel()

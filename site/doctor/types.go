@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Node is what was gathered about a node. A part that could not be read is nil, and Unseen or an error beside it has
-// the reason.
+// Node is the state of a node, as far as it was gathered. A part that could not be read is nil, and Unseen or an error
+// beside it has the reason.
 type Node struct {
 	Name   string
 	Root   bool // this process is root
@@ -79,7 +79,7 @@ type Hook struct {
 	Scripts  []Script // in the order in which Slurm runs them
 }
 
-// Slurm is what Slurm's files contain about this node.
+// Slurm is the part of Slurm's files that is about this node.
 type Slurm struct {
 	slurm.ConfFile
 	Hooks      []Hook
@@ -98,7 +98,7 @@ type Slurm struct {
 	Unread     []string     // why a file beside slurm.conf could not be read
 }
 
-// Driver is what NVML reports.
+// Driver is the driver as NVML reports it.
 type Driver struct {
 	Version string
 	GPUs    []GPU
@@ -125,7 +125,7 @@ type StateDir struct {
 	Err          error
 }
 
-// Guarding is what the kernel lets a guard do.
+// Guarding has the limits that the kernel sets to a guard.
 type Guarding struct {
 	Scope   int   // kernel.yama.ptrace_scope; 0 without Yama
 	NoGetfd error // why pidfd_getfd does not work

@@ -114,7 +114,7 @@ func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 	return devices[max(slices.IndexFunc(devices, fits), 0)] == uuid
 }
 
-// limit sets what a client may use of a device. Its own percentage can only lower its server's (measured).
+// limit sets a client's limits on a device. Its own percentage can only lower its server's (measured).
 func (n *Node) limit(c *Client, j Job, uuid site.UUID, env clientenv.Environment) {
 	c.Unknown, c.ignored, c.Percent = env.Unknown, env.Ignored, env.Percent
 	c.Rank, c.Step, c.UsedMiB = env.Rank, env.Step, n.gpu(uuid).used(c.PID)

@@ -19,7 +19,7 @@ import (
 )
 
 // Diagnose returns the findings of a node, job by job, then GPU by GPU. It is pure: the same node has the same
-// findings. It reports only what was seen.
+// findings. It reports only parts that were seen.
 func Diagnose(n Node) []Finding {
 	d := diagnosis{Node: n}
 	d.file(PolicyUnusable, n.paths.Policy(), n.policy, "jobs that ask for MPS fail, and drain the node",
@@ -139,7 +139,7 @@ func (d *diagnosis) opened(j Job) {
 	}
 }
 
-// guard judges the guard of a job, and what the guard has found.
+// guard judges the guard of a job, and the processes that it could not guard.
 func (d *diagnosis) guard(j Job, g Guard) {
 	another := fmt.Sprintf("to have a guard again requeue the job: scontrol requeue %d", j.ID)
 	if !g.Running {
@@ -407,9 +407,9 @@ func (d *diagnosis) judgeDaemons() {
 	}
 }
 
-// ending returns how to end a control daemon, and what ends with it. A daemon is first told to quit, and then waits
-// for its clients. A daemon that is killed ends its servers, and they end their clients. Only root is told to kill it,
-// because others may see a process of another node's lab or container.
+// ending returns how to end a control daemon, and the processes that end with it. A daemon is first told to quit, and
+// then waits for its clients. A daemon that is killed ends its servers, and they end their clients. Only root is told
+// to kill it, because others may see a process of another node's lab or container.
 func (n Node) ending(p mps.Process) string {
 	const after = "that ends its servers and every program that computes through them, and later ones run without MPS"
 	kill := fmt.Sprintf("; only if it does not answer (%[2]s): kill -9 %[1]d", p.PID, after)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect reads the state of this node: its records, and what the driver, the daemons and the kernel report.
+// Package inspect reads the state of this node: its records, and the reports of the driver, the daemons and the kernel.
 // It finds where they differ. status, audit, doctor and metrics use it.
 //
 // It changes nothing, every wait has a deadline, and it follows no link that a user can make. It reports a finding
@@ -25,7 +25,7 @@ type Node struct {
 	Root bool      `json:"root"` // the caller is root, and sees everything
 	Jobs []Job     `json:"jobs"`
 	GPUs []GPU     `json:"gpus"`
-	// Incomplete is what could not be read, a sentence each.
+	// Incomplete has the parts that could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
 	hidden         []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
@@ -97,7 +97,7 @@ type Held struct {
 type Guard struct {
 	PID     int  `json:"pid"`
 	Running bool `json:"running"`
-	// Stalled is since when it has not done what it had to do; null if it does.
+	// Stalled is the time since which it has been late; null if it is not.
 	Stalled *time.Time `json:"stalled_since,omitempty"`
 	lease.GuardState
 }
@@ -142,7 +142,8 @@ type Client struct {
 	Step string `json:"step,omitempty"`
 	// Percent is the client's own, from its environment at its start; null if it has none.
 	Percent policy.Percent `json:"percent"`
-	// SMs is what it may use, by its own percentage or its server's, whichever is less. 0 if neither is known.
+	// SMs is the number that it may use, by its own percentage or its server's, whichever is less. 0 if neither is
+	// known.
 	SMs int `json:"sms"`
 	// MemoryMiB is its own limit, with its context; null if it has none.
 	MemoryMiB *int `json:"memory_mib"`

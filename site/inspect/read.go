@@ -22,12 +22,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// Daemons is what a reader needs of control daemons: one question at a time, each with a deadline.
+// Daemons asks control daemons: one question at a time, each with a deadline.
 type Daemons interface {
 	State(context.Context, lease.Job, lease.Daemon) (mps.State, error)
 }
 
-// Driver is what a reader needs of the driver.
+// Driver lists the GPUs and their processes.
 type Driver interface {
 	List() ([]gpu.Status, error)
 	Instance(site.UUID) gpu.Status

@@ -228,7 +228,7 @@ func (j *Job) obeys(l lease.Lease) {
 	j.attach(l.Daemons)
 }
 
-// follows takes from a ticket what a lease would contain.
+// follows takes the job's state from a ticket, if there is no lease to read.
 func (j *Job) follows(t lease.Ticket, since *time.Time) {
 	j.owner = t.Job
 	j.User, j.UID, j.Rule, j.Phase, j.Since = t.Job.User, t.Job.UID, t.Rule, Opened, since

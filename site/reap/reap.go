@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reap closes what ended jobs have left on this node. It decides from leases, tickets, claims, folders, Slurm's
-// steps and our daemons what is closed, removed, kept or left. An Executor makes the changes.
+// Package reap closes the leftovers of ended jobs on this node. It decides from leases, tickets, claims, folders,
+// Slurm's steps and our daemons whether something is closed, removed, kept or left. An Executor makes the changes.
 package reap
 
 import (
@@ -26,11 +26,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
-// Action is what reap does with one thing, as a word for programs.
+// Action is a decision of reap, as a word for programs.
 type Action string
 
-// Close undoes a lease, and Remove deletes files without a lease. Keep is for what is right, and Leave for what an
-// admin must decide.
+// Close undoes a lease, and Remove deletes files without a lease. Keep is for running jobs, and Leave for something
+// that an admin must decide.
 const (
 	Close  Action = "close"
 	Remove Action = "remove"
@@ -86,7 +86,7 @@ func New(paths site.Paths, job uint32, gpus GPUs) (*Reaper, error) {
 	return r, nil
 }
 
-// Run checks everything, and changes only what is proved to be left of an ended job.
+// Run checks everything, and changes only proved leftovers of an ended job.
 func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
 	var err error
 	if r.running, err = steps.Find(); err != nil {
@@ -200,7 +200,7 @@ func (r *Reaper) lock(ctx context.Context, job uint32) (release func(), err erro
 	return r.Executor.Lock(ctx, job)
 }
 
-// leftover is what a job has left: a lease, or files without one.
+// leftover is the rest of a job: a lease, or files without one.
 type leftover struct {
 	lease   *lease.Lease
 	daemons []lease.OrphanDaemon

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is what all programs share: their process as a value, exit codes, and messages for people. It links
-// only packages that the wrapper may link.
+// Package cli has the parts that all programs share: their process as a value, exit codes, and messages for people. It
+// links only packages that the wrapper may link.
 package cli
 
 import (
@@ -61,7 +61,7 @@ func Version() string {
 // commitDigits is the length of an abbreviated commit, as in the versions of Go modules.
 const commitDigits = 12
 
-// commitOf returns the commit that the linker was told. Without one, it returns what Go has stamped: the commit of a
+// commitOf returns the commit that the linker was told. Without one, it returns Go's stamp: the commit of a
 // build in a clone, or the version of a module that go install has fetched.
 func commitOf(linked string, info *debug.BuildInfo) string {
 	if linked != unknown {

@@ -48,7 +48,7 @@ func terminal(out io.Writer) Screen {
 	return s
 }
 
-// The colours, by what they mean.
+// The colours and weights.
 const (
 	green  = "32"
 	yellow = "33"

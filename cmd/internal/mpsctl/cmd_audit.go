@@ -63,7 +63,7 @@ type auditReport struct {
 	Unseen   []string          `json:"errors"`
 }
 
-// seen counts what was read.
+// seen counts the parts that were read.
 type seen struct {
 	GPUs      int `json:"gpus"`
 	Jobs      int `json:"jobs"`
@@ -93,8 +93,8 @@ func newReport(n inspect.Node, found []inspect.Finding) auditReport {
 	return r
 }
 
-// unseen lists what an audit could not see: parts of the node, clients with unknown limits, and daemons that did not
-// list their clients.
+// unseen lists the parts that an audit could not see: parts of the node, clients with unknown limits, and daemons that
+// did not list their clients.
 func unseen(n inspect.Node) []string {
 	missed := append([]string{}, n.Incomplete...)
 	for _, j := range n.Jobs {

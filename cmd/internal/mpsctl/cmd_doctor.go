@@ -101,7 +101,7 @@ func printDoctor(call *command.Invocation, r doctor.Report, strict bool) error {
 	return nil
 }
 
-// doctorText is the report for people: what was read on one line, then the findings.
+// doctorText is the report for people: the parts that were read on one line, then the findings.
 func doctorText(r doctor.Report, screen command.Screen) string {
 	var b strings.Builder
 	driver := "no driver"

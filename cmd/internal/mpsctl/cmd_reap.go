@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl reap: it closes what ended jobs have left, and only what provably belongs to such a job.
+// This file is mpsctl reap: it closes the leftovers of ended jobs, if they provably belong to such a job.
 
 package mpsctl
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl report: what one job used of its GPUs on this node, while it runs and afterwards.
+// This file is mpsctl report: one job's use of its GPUs on this node, while it runs and afterwards.
 
 package mpsctl
 
@@ -129,8 +129,8 @@ func reportedJob(args []string, current string) (uint32, error) {
 // endsWait is how long a report may lack the end of a client. The recorder writes it 1.3 s after the end, or earlier.
 const endsWait = 2 * time.Second
 
-// latestReport reads the report of a job. If processes of it have just ended, as before the last line of a batch script,
-// it waits until the report has their ends.
+// latestReport reads the report of a job. If processes of it have just ended, as before the last line of a batch
+// script, it waits until the report has their ends.
 func latestReport(paths site.Paths, job uint32) (usage.Report, error) {
 	for until := time.Now().Add(endsWait); ; time.Sleep(endsWait / 20) {
 		r, err := findReport(paths, job)

@@ -101,7 +101,7 @@ type answer struct {
 	Refused string      `json:"refused,omitempty"` // why the prolog refuses it, whatever the policy is
 	Ranks   []plan.Rank `json:"ranks,omitempty"`
 	placed  string
-	// Assumed is what the policy reads and no flag gives.
+	// Assumed has the values that the policy reads and no flag gives.
 	Assumed []string `json:"assumed,omitempty"`
 }
 
@@ -159,7 +159,8 @@ func (q query) ask(call *command.Invocation) (r policy.Request, decided string, 
 	return r, "", err
 }
 
-// lookUp adds the user's numbers and groups, as the prolog does. It returns what the policy reads and is assumed.
+// lookUp adds the user's numbers and groups, as the prolog does. It returns the values that the policy reads and that
+// are assumed.
 func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string) {
 	if q.job != 0 {
 		return nil
@@ -211,7 +212,7 @@ func identify(r *policy.Request, uid, gid bool) error {
 	return err
 }
 
-// recorded returns what the prolog of a job asked the policy, and the rule that decided.
+// recorded returns the request of a job's prolog to the policy, and the rule that decided.
 func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err error) {
 	boot, err := site.BootID()
 	if err != nil {

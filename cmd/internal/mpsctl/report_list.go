@@ -47,7 +47,7 @@ func printReports(call *command.Invocation) error {
 }
 
 // readableReports returns the reports that the caller may read: those of running jobs, and of the latest ended ones,
-// the latest first. It leaves out what it cannot read, such as other users' reports.
+// the latest first. It leaves out those that it cannot read, such as other users' reports.
 func readableReports(paths site.Paths) (all []usage.Report) {
 	store := lease.OpenReadOnly(paths.Run(), "")
 	running, _ := store.Dirs()
