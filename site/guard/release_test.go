@@ -3,8 +3,10 @@
 package guard
 
 import (
+	"encoding/binary"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,47 +124,51 @@ func TestShareGPU(t *testing.T) {
 	}
 }
 
-// The memory files are closed before the control files. Ends of pipes replace the files, because the other end shows
-// the close.
+// The memory files are closed before the control files. inotify reports the closes in their order.
 func TestMemoryFilesCloseFirst(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	pipe := func() (seen, held int) {
-		var ends [2]int
-		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+	folder := t.TempDir()
+	closes, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(closes)
+	if _, err := unix.InotifyAddWatch(closes, folder, unix.IN_CLOSE); err != nil {
+		t.Fatal(err)
+	}
+	const files = 40
+	c := &client{died: time.Now()}
+	for i := range files {
+		f := &file{kind: controlFile, number: i, users: 1}
+		name := folder + "/c" + strconv.Itoa(i)
+		if i%2 == 1 {
+			f.kind, name = memoryFile, folder+"/m"+strconv.Itoa(i)
+		}
+		if f.fd, err = unix.Open(name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return ends[0], ends[1]
+		c.files = append(c.files, f)
+		r.files++
 	}
-	closed := func(fd int) bool { return pollable(fd) }
-	for range 20 {
-		c := &client{died: time.Now()}
-		var control, memory []int
-		for i := range 40 {
-			seen, held := pipe()
-			defer unix.Close(seen)
-			kind := controlFile
-			if i%2 == 1 {
-				kind, memory = memoryFile, append(memory, seen)
-			} else {
-				control = append(control, seen)
-			}
-			c.files = append(c.files, &file{held, kind, i, 1, c.proc})
-			r.files++
-		}
-		r.dead = []*client{c}
-		r.release(time.Now())
-		for left := control; len(left) > 0; {
-			if !closed(left[0]) {
-				continue
-			}
-			for _, fd := range memory {
-				if !closed(fd) {
-					t.Fatal("a control file is closed before a memory file")
-				}
-			}
-			left = left[1:]
-		}
+	r.dead = []*client{c}
+	r.release(time.Now())
+	if !r.awaitResults(soon, func() bool { return r.files == 0 }) {
+		t.Fatalf("%d files are not closed", r.files)
+	}
+	var buffer [8192]byte
+	n, err := unix.Read(closes, buffer[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	order := ""
+	for rest := buffer[:n]; len(rest) > 0; {
+		name := int(binary.NativeEndian.Uint32(rest[12:]))
+		order += string(rest[unix.SizeofInotifyEvent : unix.SizeofInotifyEvent+1])
+		rest = rest[unix.SizeofInotifyEvent+name:]
+	}
+	if want := strings.Repeat("m", files/2) + strings.Repeat("c", files/2); order != want {
+		t.Errorf("closed in the order %q", order)
 	}
 }
 
