@@ -155,7 +155,7 @@ func (t *takers) start() (err error) {
 		return fmt.Errorf("cannot start %q: %w", t.line, err)
 	}
 	if t.raised {
-		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", t.current.process.Pid), []byte("0"), 0)
+		_ = proc.SetOOMScore(t.current.process.Pid, 0)
 	}
 	return nil
 }

@@ -107,12 +107,12 @@ func (s *Store) mountJobDir(job uint32) error {
 // that a restarted slurmd starts, would then find an empty folder. An ancestor that /proc does not show, as in some
 // containers, is skipped.
 func inOtherMountNamespace() bool {
-	self, err := os.Readlink("/proc/self/ns/mnt")
+	self, err := proc.Namespace(os.Getpid(), "mnt")
 	if err != nil {
 		return false
 	}
 	for pid := os.Getppid(); pid > 0; {
-		other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		other, err := proc.Namespace(pid, "mnt")
 		if err == nil && other != self {
 			return true
 		}

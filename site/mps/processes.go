@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -159,11 +158,11 @@ func (s search) read(pids, indices []int, all []candidate) {
 // quickCheck checks the user and the name, which is cheap. A process that has changed its uid and not yet run its
 // program belongs to root, for example our own child between fork and exec.
 func (s search) quickCheck(pid int) relation {
-	var st unix.Stat_t
-	if unix.Stat("/proc/"+strconv.Itoa(pid), &st) != nil {
+	uid, ok := proc.Owner(pid)
+	if !ok {
 		return gone
 	}
-	if st.Uid != s.uid && st.Uid != 0 {
+	if uid != s.uid && uid != 0 {
 		return unrelated
 	}
 	name, err := proc.Name(pid)

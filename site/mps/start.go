@@ -56,8 +56,8 @@ func becomeParent() error {
 	if _, err := raiseFiles(); err != nil {
 		return err
 	}
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0); err != nil && os.Geteuid() == 0 {
-		return fmt.Errorf("cannot set oom_score_adj: %w", err)
+	if err := proc.SetOOMScore(os.Getpid(), 0); err != nil && os.Geteuid() == 0 {
+		return err
 	}
 	return nil
 }

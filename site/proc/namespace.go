@@ -14,6 +14,9 @@ var initialNamespaces = map[string]uint32{"pid": 4026531836, "user": 4026531837}
 // "user". A process outside of a pid namespace has no pid in it, and a user outside of a user namespace has no number
 // in it.
 func InOwnNamespace(kind string) bool {
-	link, err := os.Readlink("/proc/self/ns/" + kind)
-	return err == nil && link != fmt.Sprintf("%s:[%d]", kind, initialNamespaces[kind])
+	name, err := Namespace(os.Getpid(), kind)
+	return err == nil && name != fmt.Sprintf("%s:[%d]", kind, initialNamespaces[kind])
 }
+
+// Namespace returns the kernel's name for a process's namespace of a kind, as in "mnt:[4026531841]".
+func Namespace(pid int, kind string) (string, error) { return os.Readlink(folder(pid) + "/ns/" + kind) }

@@ -37,6 +37,15 @@ func SetNice(pid, nice int) {
 	})
 }
 
+// SetOOMScore sets how likely the kernel kills a process when memory runs out: from -1000, never, to 1000.
+func SetOOMScore(pid, score int) error {
+	err := os.WriteFile(folder(pid)+"/oom_score_adj", []byte(strconv.Itoa(score)), 0)
+	if err != nil {
+		return fmt.Errorf("cannot set oom_score_adj: %w", err)
+	}
+	return nil
+}
+
 // Owner returns the owner of a process's folder: its effective uid, or root's if the process is not dumpable.
 func Owner(pid int) (uid uint32, ok bool) {
 	var st unix.Stat_t

@@ -154,6 +154,6 @@ const modestNice = 10
 
 // beModest gives up what this process has from the guard: the priority, and the protection when memory runs out.
 func beModest() {
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
+	_ = proc.SetOOMScore(os.Getpid(), 0)
 	proc.SetNice(os.Getpid(), modestNice)
 }

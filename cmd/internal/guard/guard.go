@@ -134,7 +134,7 @@ func run(p cli.Process, line line) error {
 	}
 	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
 	leaveJob()
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // to kill a process of 10 MiB would not help
+	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
 	raiseFileLimit()
 	raisePriority()
 	out, closeLog := logfile.Open(paths.Log())

@@ -20,6 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/page"
 	"github.com/spf13/cobra"
@@ -141,10 +142,7 @@ func latestReport(paths site.Paths, job uint32) (usage.Report, error) {
 }
 
 // hasGone reports whether a client that lives in its report has ended.
-func hasGone(c usage.Client) bool {
-	_, err := os.Stat("/proc/" + strconv.Itoa(c.PID))
-	return c.End.IsZero() && errors.Is(err, fs.ErrNotExist)
-}
+func hasGone(c usage.Client) bool { return c.End.IsZero() && !proc.Exists(c.PID) }
 
 // findReport reads the report of a running job, or else of an ended job.
 func findReport(paths site.Paths, job uint32) (usage.Report, error) {
