@@ -276,7 +276,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	}
 	isDaemon, _ := g.isDaemon(stat.Parent) // isServer asks again for a parent that does not answer
 	isGuard, err := g.kernel.sameProgram(g.kernel.self, pid)
-	if err != nil || isDaemon || isGuard {
+	if err != nil || isDaemon || isGuard || g.startedByHelper(stat.Parent) {
 		return nil, errNotOurs
 	}
 	if len(jobs) == 0 {
@@ -293,6 +293,13 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
 	another := func(job uint32) bool { return job != g.Job }
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
+}
+
+// startedByHelper reports whether a parent is one of the guard's own programs. What such a program starts is not a
+// client: a gauge of the user's reads the GPUs with nvidia-smi.
+func (g *Guard) startedByHelper(parent int) bool {
+	stat, err := g.kernel.stat(parent)
+	return err == nil && stat.Parent == g.kernel.self
 }
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error

@@ -29,7 +29,7 @@ const (
 	keepMode      = "--own-keep"      // is the keeper: DIR JOB ROOT
 	takeMode      = "--own-take"      // duplicates files for the guard
 	pauseMode     = "--own-pause"     // pauses processes for the guard: DURATION
-	gaugeMode     = "--own-gauge"     // reads the GPUs' usage for the guard, with nvidia-smi: UUID...
+	gaugeMode     = "--own-gauge"     // reads the GPUs' usage for the guard, with nvidia-smi: PATH LD_LIBRARY_PATH UUID...
 )
 
 // itself is this program's file.
@@ -53,8 +53,8 @@ func Main(args []string, environ []string) (code int, is bool) {
 		if limit, err = time.ParseDuration(rest[0]); err == nil {
 			err = guard.Pause(limit)
 		}
-	case args[0] == gaugeMode && len(rest) > 0:
-		err = gauge(rest, slurm.NewEnv(environ))
+	case args[0] == gaugeMode && len(rest) > 2:
+		err = gauge(rest[0], rest[1], rest[2:])
 	default:
 		return 0, false
 	}
@@ -191,10 +191,10 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	if k.program, err = findControl(env); err != nil {
 		return nil, err
 	}
-	return k.open(earlier)
+	return k.open(earlier, env)
 }
 
-func (k *keeper) open(earlier lease.Ticket) (*guard.Guard, error) {
+func (k *keeper) open(earlier lease.Ticket, env slurm.Env) (*guard.Guard, error) {
 	folder := k.store.DaemonDir(k.job.ID, 0)
 	k.daemon = lease.Daemon{Devices: uuids(k.devices), PipeDir: filepath.Join(folder, "pipe"), LogDir: filepath.Join(folder, "log")}
 	ctx, cancel := context.WithTimeout(context.Background(), joinTime/2)
@@ -202,7 +202,7 @@ func (k *keeper) open(earlier lease.Ticket) (*guard.Guard, error) {
 	if len(earlier.Daemons) > 0 && earlier.Daemons[0].Proc.Running() {
 		k.daemon.Proc = earlier.Daemons[0].Proc
 	}
-	g, err := k.guard()
+	g, err := k.guard(env)
 	if err != nil {
 		return nil, err
 	}
@@ -228,13 +228,11 @@ func (k *keeper) startDaemon(ctx context.Context) (err error) {
 }
 
 func findControl(env slurm.Env) (mps.ControlProgram, error) {
-	for _, folder := range append(filepath.SplitList(env["PATH"]), "/usr/bin") {
-		path := filepath.Join(folder, "nvidia-cuda-mps-control")
-		if filepath.IsAbs(path) && unix.Access(path, unix.X_OK) == nil {
-			return mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}, nil
-		}
+	path, err := lookUp("nvidia-cuda-mps-control", env)
+	if err != nil {
+		err = fmt.Errorf("cannot start an MPS daemon: %w", err)
 	}
-	return mps.ControlProgram{}, errors.New("cannot start an MPS daemon: nvidia-cuda-mps-control is not on PATH and not in /usr/bin: it comes with NVIDIA's driver")
+	return mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}, err
 }
 
 func uuids(devices []site.Device) (all []site.UUID) {
@@ -272,7 +270,7 @@ func (k *keeper) ticket() lease.Ticket {
 const Rule = "mpirun-wrap --own"
 
 // guard makes the guard, with the user's rights.
-func (k *keeper) guard() (*guard.Guard, error) {
+func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	grant := policy.DefaultGrant()
 	clients := make(chan int, 1)
 	clients <- 0
@@ -291,26 +289,28 @@ func (k *keeper) guard() (*guard.Guard, error) {
 	for _, device := range k.devices {
 		o.Minors = append(o.Minors, device.Minor)
 	}
-	o.Gauge = k.gauge()
+	o.Gauge = k.gauge(env)
 	return guard.New(o)
 }
 
-// gauge is the command line of the guard's gauge: gpu-usage if it is beside this program, else nvidia-smi.
-func (k *keeper) gauge() []string {
-	line := []string{itself, gaugeMode}
+// gauge is the command line of the guard's gauge: gpu-usage if it is beside this program, else nvidia-smi. It is empty
+// if the node has neither.
+func (k *keeper) gauge(env slurm.Env) []string {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), "gpu-usage")
 		if unix.Access(beside, unix.X_OK) == nil {
-			line = []string{beside, "--root", k.root, "--gpu"}
-			for i, device := range k.devices {
-				if i > 0 {
-					line = append(line, "--gpu")
-				}
-				line = append(line, string(device.UUID))
+			line := []string{beside, "--root", k.root}
+			for _, device := range k.devices {
+				line = append(line, "--gpu", string(device.UUID))
 			}
 			return line
 		}
 	}
+	path, err := lookUp("nvidia-smi", env)
+	if err != nil {
+		return nil
+	}
+	line := []string{itself, gaugeMode, path, env["LD_LIBRARY_PATH"]}
 	for _, device := range k.devices {
 		line = append(line, string(device.UUID))
 	}

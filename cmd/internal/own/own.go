@@ -56,7 +56,7 @@ func NewStep(root string, environ []string, task slurm.Task, binding slurm.Bindi
 	if job == 0 {
 		job = NoJob
 	}
-	key, err := key(env, task, devices)
+	key, err := key(root, env, task, devices)
 	if err != nil {
 		return Step{}, err
 	}
@@ -83,7 +83,7 @@ func usable(root string, env slurm.Env) ([]site.Device, error) {
 }
 
 // key identifies a step on this node in this boot.
-func key(env slurm.Env, task slurm.Task, devices []site.Device) (string, error) {
+func key(root string, env slurm.Env, task slurm.Task, devices []site.Device) (string, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return "", err
@@ -93,7 +93,7 @@ func key(env slurm.Env, task slurm.Task, devices []site.Device) (string, error) 
 		return "", fmt.Errorf("cannot read host name: %w", err)
 	}
 	hash := fnv.New64a()
-	fmt.Fprintf(hash, "%s\n%s\n%s\n%d\n%s\n%s\n", boot, host, env["SLURM_CLUSTER_NAME"], task.JobID, task.StepID, env["SLURMD_NODENAME"])
+	fmt.Fprintf(hash, "%s\n%s\n%s\n%s\n%d\n%s\n%s\n", root, boot, host, env["SLURM_CLUSTER_NAME"], task.JobID, task.StepID, env["SLURMD_NODENAME"])
 	for _, device := range devices {
 		fmt.Fprintln(hash, device.UUID)
 	}

@@ -202,6 +202,7 @@ type lane struct {
 	job        testnode.Job // with the product
 	guard      int          // its pid
 	pipe       string       // of the plain daemon
+	wrapper    string       // of --own
 	steps      int
 	coming     int // number of the next trial, or -1
 	processes  []*process
@@ -215,7 +216,11 @@ type lane struct {
 func (r *room) open(ctx context.Context, method string) (*lane, error) {
 	r.jobs++
 	l := &lane{r: r, method: method, ranks: map[int][]rank{}}
-	if method == bare {
+	if method == withOwn {
+		if err := l.openOwn(ctx); err != nil {
+			return l, err
+		}
+	} else if method == bare {
 		l.pipe = r.path(fmt.Sprintf("bare%d", r.jobs))
 		if err := l.startDaemon(ctx); err != nil {
 			return l, err
@@ -279,8 +284,11 @@ func (r *room) closeLane(l *lane) error {
 	l.killAll()
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
 	defer cancel()
-	if l.method == bare {
+	switch l.method {
+	case bare:
 		return l.stopDaemon(ctx)
+	case withOwn:
+		return l.closeOwn(ctx)
 	}
 	if state, err := json.Marshal(l.state()); err == nil { // it also counts those that the log leaves out
 		fmt.Fprintf(r.guardLog, `{"part":"state","trial":%d,"line":%s}`+"\n", l.job.ID, state)
@@ -341,6 +349,9 @@ func (l *lane) stopDaemon(ctx context.Context) error {
 func (l *lane) place(i, n, slots int, program ...string) (env, line []string) {
 	if l.method == bare {
 		return l.daemonEnvironment()[:1], program
+	}
+	if l.method == withOwn {
+		return l.placeOwn(slots, program)
 	}
 	env = []string{fmt.Sprintf("SLURM_JOB_ID=%d", l.job.ID)}
 	if slots > 0 {
@@ -462,7 +473,7 @@ func (l *lane) wrapped(ctx context.Context) (map[string]string, error) {
 		return l.placed, nil
 	}
 	env, line := l.place(0, 1, 0, "env", "-0")
-	if l.method == withGuard {
+	if l.method != bare {
 		cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 		cmd.Dir, cmd.Env = "/", append(l.r.environment(), env...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: l.r.credential()}
@@ -497,7 +508,7 @@ func (l *lane) fork(ctx context.Context, options ...string) (rank, error) {
 
 // state is the guard's own count. It is zero without a guard.
 func (l *lane) state() (s lease.GuardState) {
-	if l.method == bare {
+	if l.method != withGuard {
 		return s
 	}
 	if boot, err := site.BootID(); err == nil {

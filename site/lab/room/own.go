@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// ownWrapper is a copy of mpirun-wrap without other programs beside it, as a user copies it into $HOME.
+func (r *room) ownWrapper() (string, error) {
+	path := r.path("own/mpirun-wrap")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	from, err := os.Open(r.node.Command("mpirun-wrap")[0])
+	if err != nil {
+		return "", err
+	}
+	defer from.Close()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	to, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err != nil {
+		return "", err
+	}
+	_, err = io.Copy(to, from)
+	return path, errors.Join(err, to.Close())
+}
+
+// openOwn starts a rank that only waits, so that the daemon of --own lives as long as the lane.
+func (l *lane) openOwn(ctx context.Context) (err error) {
+	if l.wrapper, err = l.r.ownWrapper(); err != nil {
+		return err
+	}
+	holder, err := l.one("sh", "-c", "echo holds; exec sleep 1000")
+	if err != nil {
+		return err
+	}
+	if !until(ctx, 60*time.Second, func() bool { return len(holder.heard("^holds$")) > 0 || holder.isOver() }) || holder.isOver() {
+		return fmt.Errorf("mpirun-wrap --own does not start: %s", holder.text())
+	}
+	keepers := l.r.ofOwn("--own-keep")
+	if len(keepers) != 1 {
+		return fmt.Errorf("%d keepers run", len(keepers))
+	}
+	l.guard = keepers[0].PID
+	return nil
+}
+
+// placeOwn is place for --own.
+func (l *lane) placeOwn(slots int, program []string) (env, line []string) {
+	env = []string{fmt.Sprintf("SLURM_JOB_ID=%d", l.r.jobs)}
+	line = []string{l.wrapper, "--own"}
+	if root := l.r.rootOfOwn(); root != "" {
+		line = append(line, "--root", root)
+		env = append(env, "PATH="+filepath.Dir(l.r.control)+":/usr/bin:/bin")
+	}
+	if slots > 0 {
+		line = append(line, fmt.Sprintf("--slots=%d", slots))
+	}
+	return env, append(line, program...)
+}
+
+// closeOwn waits until nothing of --own is left. killAll has ended all ranks.
+func (l *lane) closeOwn(ctx context.Context) error {
+	var left []string
+	gone := func() bool {
+		left = nil
+		for _, p := range l.r.ofOwn("--own-") {
+			left = append(left, p.String())
+		}
+		for _, folder := range []string{"/tmp", "/dev/shm"} {
+			found, _ := filepath.Glob(filepath.Join(folder, fmt.Sprintf("slurm-mps-%d-*", l.r.user.UID)))
+			left = append(left, found...)
+		}
+		return len(left) == 0
+	}
+	if !until(ctx, 15*time.Second, gone) {
+		return fmt.Errorf("left behind by --own: %q", left)
+	}
+	return nil
+}
+
+// rootOfOwn is the --root of the ranks: "" on a real node.
+func (r *room) rootOfOwn() string {
+	if r.node.Sim == nil {
+		return ""
+	}
+	return r.node.Root
+}
+
+// ofOwn returns the user's processes that have a mode of --own.
+func (r *room) ofOwn(mode string) (found []site.Process) {
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, err := os.ReadFile(filepath.Join(folder, "cmdline"))
+		pid, _ := strconv.Atoi(filepath.Base(folder))
+		args := bytes.Split(line, []byte{0})
+		if err != nil || len(args) < 2 || !strings.HasPrefix(string(args[1]), mode) || len(args) > 4 && string(args[4]) != r.rootOfOwn() {
+			continue
+		}
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+			found = append(found, stat.Process)
+		}
+	}
+	return found
+}
+
+// tryOwnCost compares the start of a rank below mpirun-wrap --own, whose daemon runs, with the program alone. It also
+// measures the first start, with the daemon.
+func tryOwnCost(ctx context.Context, l *lane, _ int) (record, error) {
+	values := map[string]any{}
+	if err := l.wrapperCost(ctx, values); err != nil {
+		return record{}, err
+	}
+	l.killAll()
+	if err := l.closeOwn(ctx); err != nil {
+		return record{}, err
+	}
+	var first []float64
+	for range 3 {
+		began := time.Now()
+		p, err := l.one("true")
+		if err != nil {
+			return record{}, err
+		}
+		until(ctx, 60*time.Second, p.isOver)
+		first = append(first, time.Since(began).Seconds())
+		if err := l.closeOwn(ctx); err != nil {
+			return record{}, err
+		}
+	}
+	values["first_s"] = first
+	return record{Valid: true, Good: true, Values: values}, l.openOwn(ctx)
+}
+
+// trySignals sends each signal that Slurm or a terminal sends to all processes of a step to the daemon and its server,
+// and looks whether a client lives on.
+func trySignals(ctx context.Context, l *lane, _ int) (record, error) {
+	before, err := l.beside(ctx)
+	if err != nil {
+		return record{}, err
+	}
+	values := map[string]any{"lost_before": before}
+	daemons, err := l.r.node.Below(fmt.Sprintf("/tmp/slurm-mps-%d-", l.r.user.UID))
+	for _, signal := range stepSignals {
+		for _, p := range daemons {
+			err = errors.Join(err, p.Kill(signal))
+		}
+	}
+	since := time.Now()
+	until(ctx, time.Second, func() bool { return false })
+	alive := living(ctx, since.Add(500*time.Millisecond), l.neighbours)
+	works, _ := l.newClient(ctx)
+	values["processes"], values["of"], values["alive"], values["new_client"] = len(daemons), len(l.neighbours), alive, works
+	return record{Valid: true, Good: alive == len(l.neighbours) && works && len(daemons) > 1, Values: values}, err
+}
+
+// stepSignals are the signals that Slurm, a launcher or a terminal sends to all processes of a step.
+var stepSignals = []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2, unix.SIGQUIT}
