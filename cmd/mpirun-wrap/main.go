@@ -18,5 +18,5 @@ func main() {
 	if code, done := own.Main(p.Args, p.Env); done {
 		os.Exit(code)
 	}
-	os.Exit(wrap.Wrap(p, &own.Rank{}))
+	os.Exit(wrap.Wrap(p, &own.Rank{Err: p.Err}))
 }

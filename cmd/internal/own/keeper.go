@@ -98,6 +98,9 @@ func supervise(args []string) error {
 		return err
 	}
 	lock := os.NewFile(3, keeperLock)
+	if _, err := lock.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0); err != nil { // for allowGuard
+		return err
+	}
 	for range maxRestarts {
 		keeper, err := start(append([]string{"mpirun-wrap", keepMode}, args...), os.Environ(), lock)
 		if err != nil {

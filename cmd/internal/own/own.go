@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -196,7 +197,10 @@ func (m *Member) keep(step Step) error {
 }
 
 // Rank is a rank that may join a step. It is a wrap.OwnDaemon.
-type Rank struct{ member *Member }
+type Rank struct {
+	Err    io.Writer // for messages
+	member *Member
+}
 
 // Join joins the step of a rank.
 func (r *Rank) Join(
@@ -217,7 +221,19 @@ func (r *Rank) Stay() error {
 	if r.member == nil {
 		return nil
 	}
+	if err := r.member.allowGuard(); err != nil && r.member.first("unguarded") {
+		fmt.Fprintf(r.Err, "mpirun-wrap: %s\n", site.OneLine(err))
+	}
 	return r.member.Stay()
+}
+
+// first reports whether this rank is the first of its step that calls it with a name.
+func (m *Member) first(name string) bool {
+	file, err := os.OpenFile(filepath.Join(m.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return false
+	}
+	return file.Close() == nil
 }
 
 // Stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
