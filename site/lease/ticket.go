@@ -69,7 +69,8 @@ func parseTicket(content []byte) (t Ticket, err error) {
 	}
 	job, control := o.object("job"), o.object("control_program")
 	t = Ticket{
-		Schema: integer[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"), RefusalReason: o.text("refusal_reason"), RunWithoutMPS: o.is("run_without_mps"),
+		Schema: integer[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"),
+		RefusalReason: o.text("refusal_reason"), RunWithoutMPS: o.is("run_without_mps"),
 		Job: Job{
 			ID: integer[uint32](job, "id"), UID: integer[uint32](job, "uid"), GID: integer[uint32](job, "gid"), User: job.text("user"),
 			Groups: list(job, "groups", func(gid float64) uint32 { return uint32(gid) }),

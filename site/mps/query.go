@@ -131,7 +131,8 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 			return err
 		}
 		if !site.Sleep(ctx, 2*time.Millisecond) {
-			return userErrorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, timeout.Round(time.Second), errors.Join(err, ctx.Err()))
+			return userErrorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, timeout.Round(time.Second),
+				errors.Join(err, ctx.Err()))
 		}
 	}
 }
