@@ -34,6 +34,7 @@ type Run struct {
 	launch    string // "" until it is asked for
 	rank      Rank
 	store     *lease.Store
+	ownStore  *lease.Store // of the user's own daemon, nil for none
 	ticket    lease.Ticket
 	placement Placement
 }
@@ -69,6 +70,9 @@ func (r *Run) Prepare() (environ []string, err error) {
 	}
 	m := r.messages()
 	m.remark(r.Env, r.placement, r.Options)
+	if r.Options.OwnDaemon && r.Options.Report && r.ownStore == nil {
+		m.once("own", errors.New("--own starts no daemon: the site's prolog has started one for this job"))
+	}
 	if r.Options.DryRun {
 		return nil, r.placement.Print(r.Out, r.Options.JSON)
 	}
@@ -111,7 +115,8 @@ func (r *Run) readTicket() (err error) {
 	if !errors.As(err, &none) {
 		return err
 	}
-	r.ticket, r.store, err = r.Own(context.Background(), r.task, r.rank.Binding)
+	r.ticket, r.ownStore, err = r.Own(context.Background(), r.task, r.rank.Binding)
+	r.store = r.ownStore
 	return err
 }
 

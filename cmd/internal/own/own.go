@@ -27,6 +27,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/driver"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"golang.org/x/sys/unix"
 )
@@ -103,10 +104,11 @@ func key(root string, env slurm.Env, task slurm.Task, devices []site.Device) (st
 
 // Member is a rank's part in a step. While the process or a child has its file open, the daemon lives.
 type Member struct {
-	Ticket lease.Ticket
-	Store  *lease.Store
-	dir    string
-	alive  *os.File
+	Ticket  lease.Ticket
+	Store   *lease.Store
+	dir     string
+	alive   *os.File
+	started bool // this rank has started the keeper
 }
 
 // joinTime is the maximum time until a rank is served. The daemon and its server start in 0.3 s on an idle node.
@@ -193,7 +195,20 @@ func (m *Member) keep(step Step) error {
 		return fmt.Errorf("cannot lock %s: %w", lock.Name(), err)
 	}
 	removeStale(filepath.Dir(m.dir))
+	m.started = true
 	return startKeeper(m.dir, step, lock)
+}
+
+// warnOfOthers prints that another MPS server runs on the node. Which GPU it has is not known: only its user can see
+// that.
+func (r *Rank) warnOfOthers(ctx context.Context) {
+	all, _ := mps.FindAll(ctx)
+	for _, p := range all {
+		if p.Role == mps.RoleServer && p.UID != uint32(os.Getuid()) {
+			fmt.Fprintf(r.Err, "mpirun-wrap: an MPS server of uid %d (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns\n", p.UID, p.PID)
+			return
+		}
+	}
 }
 
 // Rank is a rank that may join a step. It is a wrap.OwnDaemon.
@@ -212,6 +227,9 @@ func (r *Rank) Join(
 	}
 	if r.member, err = Join(ctx, step); err != nil {
 		return lease.Ticket{}, nil, err
+	}
+	if r.member.started {
+		r.warnOfOthers(ctx)
 	}
 	return r.member.Ticket, r.member.Store, nil
 }
