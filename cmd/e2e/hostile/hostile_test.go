@@ -435,8 +435,8 @@ func (a attack) linkInPlaceOf(path, content string) {
 }
 
 // Two users with a job each try every operation on every path below the root, except on the driver's files. A user
-// may change only the three folders of the own job. A user may read only the own ticket and the files that all users
-// may read.
+// may change only the three folders of the own job. A user may read only the own ticket, the files that all users may
+// read, and the machine's /proc and /sys, to which the root has links.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
 	seven, eight := a.Job(7, "0"), a.Job(8, "1")
@@ -449,6 +449,9 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 		var want []string
 		for _, path := range []string{a.Paths().Policy(), a.Paths().ConfigFile(), filepath.Join(a.Paths().Run(), ticket[user])} {
 			want = append(want, "read "+path, "flock "+path) // root does not lock a file that a user may read
+		}
+		for _, link := range []string{filepath.Join(a.Root, "proc"), filepath.Join(a.Root, "sys")} {
+			want = append(want, "read "+link, "flock "+link)
 		}
 		got := strings.Split(strings.TrimSpace(out), "\n")
 		slices.Sort(want)

@@ -84,7 +84,7 @@ func TestBadLeases(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, content, want string }{
 		{"torn", "{", "torn record: unexpected end of JSON input"},
-		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 2"},
+		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 3"},
 		{"of another job", `{"schema":3,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
