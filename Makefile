@@ -122,9 +122,9 @@ SOAK_WIDE ?= $(shell nproc)
 soak: sweep ## run random jobs with random faults
 	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
 
-# Makes docs/reliability.md from the data in docs/measurements/reliability. The tests write this data if
+# Makes the table of docs/limits.md from the data in docs/measurements/reliability. The tests write this data if
 # RELIABILITY=FILE is set.
-reliability: ## make docs/reliability.md from its data
+reliability: ## make the table of docs/limits.md from its data
 	go run ./site/lab/reliability
 
 check: ## gofmt, go vet and the checks of site/lab/lint

@@ -251,7 +251,7 @@ func (n *soakNode) onNode(line []string, environment ...string) (string, error) 
 	return string(text), err
 }
 
-// report prints what the soak did, and adds it to the table of docs/reliability.md.
+// report prints what the soak did, and adds it to the table of docs/limits.md.
 func (s *soak) report(took time.Duration) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

@@ -58,9 +58,9 @@ func headlines(t *testing.T, module string) []headline {
 	body, model := rates(t, module, "All-pairs n-body"), rates(t, module, "Inference of a transformer")
 	times := fmt.Sprintf("%.1f", float64(body["overlap 2"])/float64(body["time-slicing"]))
 	return []headline{
-		{"random jobs", `(\d+,\d{3}) jobs, (?:from|simulated)`, []string{jobs}, 2},
-		{"findings of random jobs", `(\d+) findings\b`, []string{findings}, 2},
-		{"endings with earlier guards", `0 of (\d+,\d{3}) endings`, []string{ends}, 2},
+		{"random jobs", `(\d+,\d{3}) jobs, (?:from|simulated)`, []string{jobs}, 1},
+		{"findings of random jobs", `(\d+) findings\b`, []string{findings}, 1},
+		{"endings with earlier guards", `0 of (\d+,\d{3}) endings`, []string{ends}, 1},
 		{"endings with earlier guards, all lived", `(\d+,\d{3}) of (\d+,\d{3}) with earlier guards`, []string{ends + " " + ends}, 1},
 		{"endings with the guard that miscounted", `harmed (\d+) of (\d+)`, []string{harmed + " " + miscounted}, 1},
 		{"endings in turns", `(\d+ of 30)\b`, []string{turns["bare"] + " of 30", turns["guard"] + " of 30", "30 of 30"}, 4},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package main makes the tables of docs/reliability.md, and all of docs/measurements/reliability/README.md, from the
+// Package main makes the tables of docs/limits.md, and all of docs/measurements/reliability/README.md, from the
 // lines that the tests have written: make reliability.
 //
 // A test with RELIABILITY=FILE in its environment adds a line to the file. The line has the test's name, the number
@@ -20,7 +20,7 @@ import (
 
 const (
 	raw      = "docs/measurements/reliability/runs.tsv"
-	document = "docs/reliability.md"
+	document = "docs/limits.md"
 	runs     = "docs/measurements/reliability/README.md"
 )
 
@@ -117,7 +117,7 @@ func thousands(n int) string {
 
 const head = `# Reliability: the runs
 
-This page is made by ` + "`make reliability`" + ` from runs.tsv beside it, whose lines the tests have written. [reliability.md](../../reliability.md) has the summary. What a test holds is its own comment in the source.
+This page is made by ` + "`make reliability`" + ` from runs.tsv beside it, whose lines the tests have written. [limits.md](../../limits.md#what-was-tried-to-break-it) has the summary. What a test holds is its own comment in the source.
 
 ## Raw data
 
