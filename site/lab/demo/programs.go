@@ -18,7 +18,9 @@ echo "$who: ${BASH_REMATCH[1]} SMs of ${BASH_REMATCH[2]:0:12}, ${BASH_REMATCH[3]
 `,
 	"killed": `#!/bin/bash
 # killed [SECONDS]: every rank computes. Then the last one is killed with SIGKILL while its kernel runs, and the others
-# go on.
+# go on. srun numbers the ranks.
+[ -n "$SLURM_STEP_ID" ] ||
+    { echo "killed: cannot number the ranks: srun has not started it: srun --gres=gpu:1 --constraint=mps -n4 mpirun-wrap ./killed" >&2; exit 2; }
 last=$((SLURM_NTASKS - 1)) file=.killed.$SLURM_JOB_ID.$SLURM_STEP_ID
 ready() { ls $file.* 2>/dev/null | wc -l; } # the number of neighbours that compute, and do not know of the end
 compute() { # from now on, in the background; the lines of the client are on descriptor 3, from the second on
