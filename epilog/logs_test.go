@@ -44,7 +44,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// A user with many jobs pushes out only the user's own entries. Entries that are too old go, whoever has them.
+// A user with many jobs pushes out only the user's own entries. Entries that are too old go, also those of other users.
 func TestPruneIsFair(t *testing.T) {
 	dir := t.TempDir()
 	add := func(job int, user string, age time.Duration) {

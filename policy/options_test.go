@@ -210,7 +210,7 @@ func TestDecide(t *testing.T) {
 		{"by comment", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Comment: "mps:overlap=1"}, Decision{Requested: true, Rule: "a", Grant: narrowed}},
 		{"by option", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Option: "overlap=3"},
 			Decision{Requested: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
-		{"a comment that nobody looks at", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
+		{"a comment that no trigger reads", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
 	} {
 		if got := c.policy.Decide(c.r); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)

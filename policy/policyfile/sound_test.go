@@ -22,7 +22,7 @@ type kind int
 const (
 	number kind = iota
 	text
-	truth
+	boolean
 	list
 )
 
@@ -42,10 +42,10 @@ func (a *author) of(k kind) string {
 	a.depth++
 	defer func() { a.depth-- }()
 	if a.IntN(60) == 0 { // sometimes a wrong kind
-		k = []kind{number, text, truth, list}[a.IntN(4)]
+		k = []kind{number, text, boolean, list}[a.IntN(4)]
 	}
 	if a.IntN(8) == 0 && k != list {
-		return fmt.Sprintf("(%s ? %s : %s)", a.of(truth), a.of(k), a.of(k))
+		return fmt.Sprintf("(%s ? %s : %s)", a.of(boolean), a.of(k), a.of(k))
 	}
 	if a.IntN(8) == 0 {
 		if a.IntN(8) == 0 {
@@ -58,8 +58,8 @@ func (a *author) of(k kind) string {
 		return a.number()
 	case text:
 		return a.text()
-	case truth:
-		return a.truth()
+	case boolean:
+		return a.boolean()
 	}
 	return a.list()
 }
@@ -108,22 +108,22 @@ func (a *author) text() string {
 	case 0:
 		return fmt.Sprintf("%s(%s)", a.pick("lower", "upper"), a.of(text))
 	case 1:
-		return fmt.Sprintf(`"%s${%s}"`, a.pick("", "x", "µ"), a.of([]kind{text, number, truth}[a.IntN(3)]))
+		return fmt.Sprintf(`"%s${%s}"`, a.pick("", "x", "µ"), a.of([]kind{text, number, boolean}[a.IntN(3)]))
 	case 2:
 		return fmt.Sprintf("coalesce(%s, %s)", a.of(text), a.of(text))
 	}
 	return fmt.Sprintf(`join(",", %s)`, a.pick("job.requested", `["a", "b"]`, fmt.Sprintf("[%s, %s]", a.of(text), a.of(text))))
 }
 
-func (a *author) truth() string {
+func (a *author) boolean() string {
 	if !a.deeper() {
 		return a.pick("true", "false", "gpu.mig", "local.large", "can(job.gpus[3])", `can(regex("x", job.extra))`)
 	}
 	switch a.IntN(6) {
 	case 0:
-		return fmt.Sprintf("(%s %s %s)", a.of(truth), a.pick("&&", "||"), a.of(truth))
+		return fmt.Sprintf("(%s %s %s)", a.of(boolean), a.pick("&&", "||"), a.of(boolean))
 	case 1:
-		return "!" + a.of(truth)
+		return "!" + a.of(boolean)
 	case 2:
 		return fmt.Sprintf("(%s %s %s)", a.of(number), a.pick("<", ">", "<=", ">=", "==", "!="), a.of(number))
 	case 3:
@@ -143,7 +143,7 @@ func (a *author) list() string {
 	defer func() { a.loop = false }()
 	condition := ""
 	if a.IntN(2) == 0 {
-		condition = " if " + a.of(truth)
+		condition = " if " + a.of(boolean)
 	}
 	return fmt.Sprintf("[for i, x in %s : %s%s]", from, a.of(number), condition)
 }
@@ -180,7 +180,7 @@ rule "all" {
   when = true
   grant {}
 }
-`, a.of(truth), a.of(text), a.of(truth), attributes)
+`, a.of(boolean), a.of(text), a.of(boolean), attributes)
 }
 
 // value writes an expression for an attribute of a grant. Its value is possible, except for some numbers.
@@ -204,7 +204,7 @@ func (a *author) value(row policy.Attribute) string {
 	case row.Name == "memory":
 		words = []string{"8G", "even"}
 	}
-	return fmt.Sprintf("%s ? %q : lower(%q)", a.of(truth), words[0], words[len(words)-1])
+	return fmt.Sprintf("%s ? %q : lower(%q)", a.of(boolean), words[0], words[len(words)-1])
 }
 
 func (a *author) request() policy.Request {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A process in the middle of an exec can block whoever asks the kernel about it: for its open files, its program, its
+// A process in the middle of an exec can block a process that asks the kernel about it: for its open files, its program, its
 // state or a comparison of files. The kernel closes files then, and holds the lock that these questions take. The file
 // system of such a file decides how long: a user's own (FUSE), or NFS. The process itself can do nothing until the exec
 // ends, so no new work of it can be in flight.

@@ -27,7 +27,7 @@ const (
 
 var daemon7 = lease.Daemon{Devices: []site.UUID{gpuA}, PipeDir: "/run/slurm-mps/jobs/7/0/pipe", Proc: site.Process{PID: 100, Start: 1}}
 
-// good is a node where all is well: job 7 has GPU 0 with two clients of its daemon, and GPU 1 is nobody's.
+// good is a node where all is well: job 7 has GPU 0 with two clients of its daemon, and no job has GPU 1.
 func good() Node {
 	seven, ceiling := uint32(7), 100.0
 	ticket := &lease.Ticket{Grant: policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}}
@@ -73,7 +73,7 @@ func TestJudge(t *testing.T) {
 		{"the mode is not known", func(n *Node) { n.GPUs[0].Mode = "" }, ""},
 		{"a GPU fell off the bus", func(n *Node) { n.GPUs = n.GPUs[1:] }, "gpu-missing at job 7, " + string(gpuA)},
 		{"the driver did not answer", func(n *Node) { n.GPUs, n.driverAnswered = nil, false }, ""},
-		{"an exclusive GPU of nobody", func(n *Node) { n.GPUs[1].Mode = site.ModeExclusiveProcess }, "exclusive-without-lease at GPU 1 (" + string(gpuB) + ")"},
+		{"an exclusive GPU of no job", func(n *Node) { n.GPUs[1].Mode = site.ModeExclusiveProcess }, "exclusive-without-lease at GPU 1 (" + string(gpuB) + ")"},
 		{"an exclusive GPU of a process that only root sees", func(n *Node) { n.GPUs[1].Mode, n.GPUs[1].Held = site.ModeExclusiveProcess, true }, ""},
 		{"a prohibited GPU", func(n *Node) { n.GPUs[1].Mode = site.ModeProhibited }, ""},
 
@@ -110,19 +110,19 @@ func TestJudge(t *testing.T) {
 		{"its ticket is gone", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].ticketErr = nil, lease.ErrNotFound }, "lease-without-ticket at job 7"},
 		{"its claim is gone", func(n *Node) { n.claims = nil }, "lease-without-claim at job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"its claim is gone, for who may not know", func(n *Node) { n.claims, n.Root = nil, false }, ""},
-		{"a claim of nobody", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) }, "claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
+		{"a claim without a lease", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) }, "claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
 		{"a claim of an earlier boot", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6, Err: lease.ErrStaleBoot}) }, ""},
-		{"a ticket of nobody", func(n *Node) {
+		{"a ticket without a lease", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticket: &lease.Ticket{}})
 		}, "ticket-without-lease at job 6"},
-		{"a torn ticket of nobody", func(n *Node) {
+		{"a torn ticket without a lease", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticketErr: lease.ErrCorrupt})
 		}, "ticket-without-lease at job 6"},
 		{"its ticket is torn", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].ticketErr = nil, lease.ErrCorrupt }, "lease-without-ticket at job 7"},
 		{"a refused job", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Refused, Refused: "no GPU", ticket: &lease.Ticket{RefusalReason: "no GPU"}})
 		}, ""},
-		{"a folder of nobody", func(n *Node) {
+		{"a folder without a lease", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, ticketErr: lease.ErrNotFound})
 		}, "directory-without-lease at job 6"},
 		{"an epilog removes it", func(n *Node) {
@@ -157,7 +157,7 @@ func TestJudge(t *testing.T) {
 			n.Jobs[0].ticket.Grant.Overlap = 2
 			n.Jobs[0].Devices[0].Clients[0].Percent, n.Jobs[0].Devices[0].Clients[1].Percent = 0, 0
 		}, ""},
-		{"a rule that deals no shares", func(n *Node) {
+		{"a rule without shares", func(n *Node) {
 			n.Jobs[0].ticket.Grant.Share = policy.ShareNone
 			n.Jobs[0].Devices[0].Clients[0].Percent = 0
 		}, ""},

@@ -243,8 +243,8 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 		if left := awaitKilled(ctx, genuine, refused); len(left) > 0 {
 			return fmt.Errorf("cannot end daemon of %s: %w", d.PipeDir, errors.Join(refused, fmt.Errorf("%v does not go", left)))
 		}
-		patient, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lookalikeTimeout))
-		left := await(patient, impostors)
+		bounded, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lookalikeTimeout))
+		left := await(bounded, impostors)
 		cancel()
 		if len(left) > 0 {
 			break
@@ -280,9 +280,9 @@ func awaitKilled(ctx context.Context, procs []site.Process, refused error) (left
 	if refused == nil {
 		return await(ctx, procs)
 	}
-	patient, cancel := context.WithTimeout(ctx, leftTimeout)
+	bounded, cancel := context.WithTimeout(ctx, leftTimeout)
 	defer cancel()
-	return await(patient, procs)
+	return await(bounded, procs)
 }
 
 // await waits until processes have ended. It returns those that are left when ctx ends.

@@ -112,7 +112,7 @@ func TestReadTask(t *testing.T) {
 		{"srun within an mpirun", with(stepTwoOfFour, ompi), 100, 2, 4, SourceStepd},
 		{"mpirun within an srun", with(stepTwoOfFour, ompi), 101, 0, 1, "Open MPI"},
 		{"srun with a shell between", stepTwoOfFour, 101, 2, 4, SourceInherited},
-		{"nobody", Env{"PATH": "/bin"}, 100, 0, 1, SourceSingle},
+		{"no launcher", Env{"PATH": "/bin"}, 100, 0, 1, SourceSingle},
 		{"salloc's shell", Env{"SLURM_JOB_ID": "7"}, 100, 0, 1, SourceSingle},
 		{"Intel MPI", Env{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
 		{"MVAPICH2", Env{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},

@@ -381,7 +381,7 @@ func kindsOf(t *testing.T, object string) (names []string) {
 		case float64:
 			names = append(names, "number")
 		case bool:
-			names = append(names, "truth")
+			names = append(names, "boolean")
 		}
 	}
 }
