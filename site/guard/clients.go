@@ -355,7 +355,7 @@ func pollable(pidfd int) bool {
 
 // takeFile holds one file of a client, unless the guard holds it already.
 func (g *Guard) takeFile(c *client, number int, k kind) {
-	if slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
+	if g.dismissed[c.proc] || slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
 		return
 	}
 	if f, other := g.sharedFile(c, number, k); f != nil {
@@ -382,6 +382,9 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // the file was closed, or the process has ended
 		return
 	case err != nil:
+		if errors.Is(err, unix.EPERM) { // the kernel logs each try, and does not change its answer
+			g.dismissed[c.proc] = true
+		}
 		g.state.Unheld++
 		g.logOnce("cannot hold files of clients: a client that ends in mid-kernel harms its neighbours", err)
 		return

@@ -127,7 +127,7 @@ type Guard struct {
 	unleased  bool                  // the lease was gone at the last full scan
 
 	unguarded map[int]bool          // processes that could not be admitted, by pid
-	dismissed map[site.Process]bool // processes of the same user's other jobs
+	dismissed map[site.Process]bool // processes of the same user's other jobs, or with files that the guard may not take
 	ofRoot    map[int]bool          // root's processes at the last scan
 
 	names map[site.Process]string // of living clients and of dead ones with files
