@@ -98,7 +98,7 @@ func supervise(args []string) error {
 		return err
 	}
 	lock := os.NewFile(3, keeperLock)
-	if _, err := lock.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0); err != nil { // for allowGuard
+	if _, err := lock.WriteAt(fmt.Appendf(nil, "%10d", os.Getpid()), 0); err != nil { // for allowGuard
 		return err
 	}
 	for range maxRestarts {

@@ -39,21 +39,23 @@ func scope() int {
 }
 
 // allowGuard lets the guard take this process's files, if Yama would not. The name outlives exec, but processes that the
-// program starts do not inherit it. The error says that nothing can allow it.
+// program starts do not inherit it. The error says what is not guarded.
 func (m *Member) allowGuard() error {
-	switch scope() {
+	n := scope()
+	switch n {
 	case 0:
 		return nil
 	case 1:
 		text, err := os.ReadFile(filepath.Join(m.dir, keeperLock))
-		supervisor, _ := strconv.Atoi(string(text))
+		supervisor, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 		if err == nil && supervisor > 0 {
 			err = unix.Prctl(unix.PR_SET_PTRACER, uintptr(supervisor), 0, 0, 0)
 		}
 		if err != nil {
 			return fmt.Errorf("cannot guard this rank's neighbours: %w", err)
 		}
-		return nil
+		return fmt.Errorf("programs that this rank starts are not guarded, because %s is 1: the end of one may kill its neighbours: "+
+			"let a script end with exec PROGRAM, or put mpirun-wrap --own before the program in it", yamaFile)
 	}
-	return fmt.Errorf("cannot guard these ranks: %s is 2 or 3, so the end of a rank may kill its neighbours", yamaFile)
+	return fmt.Errorf("cannot guard these ranks, because %s is %d: the end of a rank may kill its neighbours", yamaFile, n)
 }

@@ -28,7 +28,8 @@ var joinedText = regexp.MustCompile(`"\s*\+\s*"`)
 // docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.
 func TestTheMessagesAreThePrograms(t *testing.T) {
 	var source strings.Builder
-	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../cmd/internal/wrap/*.go", "../../../prolog/*.go", "../../../site/*/*.go", "../../../policy/*.go"} {
+	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../cmd/internal/wrap/*.go", "../../../cmd/internal/own/*.go", "../../../prolog/*.go",
+		"../../../site/*/*.go", "../../../policy/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %q, %v", pattern, files, err)
