@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench own-yama clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -226,6 +226,11 @@ gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
 # Measures what ranks get of the GPU under every rule. A second run continues after the last result.
 gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
 	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+# mpirun-wrap --own on a kernel with Yama, in a virtual machine. It installs qemu, and takes 5 minutes on two cores.
+own-yama: ## try --own under each ptrace_scope of Yama, in a virtual machine
+	go run ./site/lab/room -build
+	site/lab/yama.sh $(BUILT) $(BUILT)/yama-results
 
 $(BUILT)/slurm-bundle.tar.xz: | setup
 	site/lab/bundle.sh $@
