@@ -79,6 +79,9 @@ func (e Epilog) Close(ctx context.Context, job uint32) error {
 	defer lock.Release()
 	lock.MarkClosing()
 	l, err := e.Store.Read(job)
+	if err == nil && lease.IsShared(job) {
+		err = e.checkUnused(job)
+	}
 	switch {
 	case errors.Is(err, lease.ErrNotFound):
 		return e.closeUnleased(ctx, job)
@@ -137,13 +140,20 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	was := l.Phase
 	noted := e.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	e.startNVML(l)
+	var kept *keeping
+	if l.Joined != 0 {
+		if was != lease.Opening {
+			kept = e.keepSharedReport(l)
+			<-kept.read // before the last member removes it
+		}
+		failed = errors.Join(failed, e.leave(ctx, &l))
+	}
 	end, ended, guardEnded := e.endAll(ctx, l, was)
 	failed = errors.Join(failed, ended, guardEnded)
 	guard := e.readGuard(l.Job.ID) // its last state, if it has ended
 	e.removeJobFiles(l)
-	var kept *keeping
 	if ended == nil {
-		if was != lease.Opening {
+		if was != lease.Opening && kept == nil {
 			kept = e.keepReport(l, guard)
 		}
 		failed = errors.Join(failed, e.restoreModes(l))

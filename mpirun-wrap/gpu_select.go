@@ -11,12 +11,27 @@ import (
 
 // position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank
 // with several GPUs. ranks is the number of ranks on each of these devices, and index is this rank's index among
-// them. sees are all devices that the rank sees, its own included, or nil if it sees only its own.
+// them. sees are all devices that the rank sees, its own included, or nil if it sees only its own. If index is only an
+// upper bound, nth is still this rank's number among those with the same devices, as far as it is known.
 type position struct {
 	devices []int
 	sees    []int
 	ranks   int
 	index   int
+	nth     int
+}
+
+// inDomain returns the rank's position among the ranks of its fault domain, of so many on each GPU, and the domain. Ranks
+// are given to the domains one by one.
+func (p position) inDomain(domains int) (inside position, domain int) {
+	inside, domain = p, p.nth%domains
+	if p.index == p.nth {
+		inside.ranks, inside.index = spread(p.ranks-domain, domains), p.index/domains
+		return inside, domain
+	}
+	inside.ranks = spread(p.ranks, domains)
+	inside.index = inside.ranks - 1
+	return inside, domain
 }
 
 // visible returns the devices that the rank sees.
@@ -131,13 +146,13 @@ func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.B
 func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) position {
 	switch {
 	case len(bound) == all:
-		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank}
+		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank, nth: task.LocalRank}
 	case binding.TasksPerGPU > 0:
 		ranks := min(binding.TasksPerGPU, task.LocalSize)
-		return position{devices: bound, ranks: ranks, index: ranks - 1}
+		return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank}
 	}
 	ranks := spread(task.LocalSize*len(bound), all)
-	return position{devices: bound, ranks: ranks, index: ranks - 1}
+	return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank}
 }
 
 // indices returns 0 to n-1.
@@ -164,7 +179,8 @@ func grouped(devices []int, n int) [][]int {
 func cyclic(groups [][]int, task slurm.Task) position {
 	n := len(groups)
 	i := task.LocalRank % n
-	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: task.LocalRank / n}
+	nth := task.LocalRank / n
+	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: nth, nth: nth}
 }
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
@@ -178,7 +194,8 @@ func block(groups [][]int, task slurm.Task) position {
 			ranks++
 		}
 		if task.LocalRank < first+ranks {
-			return position{devices: group, ranks: ranks, index: task.LocalRank - first}
+			nth := task.LocalRank - first
+			return position{devices: group, ranks: ranks, index: nth, nth: nth}
 		}
 		first += ranks
 	}
@@ -187,7 +204,8 @@ func block(groups [][]int, task slurm.Task) position {
 
 // bounded places ranks cyclically, with at most so many ranks on each group, and takes this rank for the last of them.
 func bounded(groups [][]int, task slurm.Task, ranks int) position {
-	return position{devices: groups[task.LocalRank%len(groups)], ranks: ranks, index: ranks - 1}
+	n := len(groups)
+	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, nth: task.LocalRank / n}
 }
 
 // spread returns the maximum number of ranks on each of n when they are spread evenly.

@@ -30,6 +30,7 @@ type Placement struct {
 	OtherGPUs []GPUShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
+	Domain    int          // the rank's fault domain, from 0
 	Ticket    lease.Ticket // with the grant of this rank
 	Why       []string     // the reasons, if they are asked for
 }
@@ -134,16 +135,29 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 			return Placement{}, err
 		}
 	}
-	if placement.Daemon, err = daemonOf(ticket, r.Task, place.visible()); err != nil {
+	daemon, err := daemonOf(ticket, r.Task, place.visible())
+	if err != nil {
 		return Placement{}, err
 	}
 	infos, err := r.agreed(ticket, place)
 	if err != nil {
 		return Placement{}, err
 	}
+	domains := max(ticket.Grant.Domains, 1)
+	if _, placement.Domain = place.inDomain(domains); infos != nil {
+		_, index, err := rulesOnDevice(infos, r.Task.LocalRank, place.devices[0])
+		if err != nil {
+			return Placement{}, err
+		}
+		placement.Domain = index % domains
+	}
+	if daemon += placement.Domain; daemon >= len(ticket.Daemons) {
+		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names too few daemons", r.Task.LocalRank, ticket.Job.ID)
+	}
+	placement.Daemon = ticket.Daemons[daemon]
 	parts := make([]GPUShare, len(place.devices))
 	for i, device := range place.devices {
-		if parts[i], err = r.part(ticket, place, device, infos); err != nil {
+		if parts[i], err = r.gpuShare(ticket, place, device, infos); err != nil {
 			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
@@ -168,34 +182,39 @@ func (p Placement) checkMemory(choice Choice) error {
 		"in each child process that sees fewer: use --gpu=cyclic, or --mem=none", p.Task.LocalRank, choice)
 }
 
-// daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
-func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon, error) {
+// daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured). If the job has
+// fault domains, it is the first domain's.
+func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (index int, err error) {
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
 		if ticket.Devices[i].Daemon != first.Daemon {
-			return lease.Daemon{}, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
+			return 0, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
 				"and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, "+
 				"or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
 		}
 	}
 	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
-		return lease.Daemon{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
+		return 0, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
 	}
-	return ticket.Daemons[first.Daemon], nil
+	return first.Daemon, nil
 }
 
-// part returns the rank's part of one of its devices.
-func (r Rank) part(ticket lease.Ticket, place position, gpu int, infos []RankInfo) (GPUShare, error) {
+// gpuShare returns the rank's part of one of its devices.
+func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []RankInfo) (GPUShare, error) {
 	device := ticket.Devices[gpu]
-	rules, index, err := r.rulesOn(ticket, place, gpu, infos)
+	all, rules, index, err := r.rulesOn(ticket, place, gpu, infos)
 	if err != nil {
 		return GPUShare{}, err
 	}
-	grant := ticket.Grant
-	if len(rules) > grant.MaxClients {
-		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), grant.MaxClients)
+	grant, part := ticket.Grant, r.part(ticket)
+	if all > grant.MaxClients {
+		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", all, grant.MaxClients)
 	}
-	model, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, policy.PercentFrom(grant.Ceiling)
+	if part != 0 && grant.Memory.None() { // the rest is other jobs'
+		grant.Memory = policy.EvenMemory()
+	}
+	model, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC, Part: part}, policy.PercentFrom(grant.Ceiling)
+	memoryMiB := policy.PartMiB(device.MemoryMiB, part)
 	shares, err := policy.SplitSMs(model, rules, ceiling)
 	if err != nil {
 		return GPUShare{}, err
@@ -204,15 +223,25 @@ func (r Rank) part(ticket lease.Ticket, place position, gpu int, infos []RankInf
 	if r.Options.Share != (policy.ShareRule{}) {
 		remark = policy.Remark(model, rules, index, ceiling, share)
 	}
-	memory, err := policy.MemoryPerRank(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), grant.MemoryOverlap, grant.Memory)
+	memory, err := policy.MemoryPerRank(memoryMiB, policy.ContextMiB(share.SMs), all, grant.MemoryOverlap, grant.Memory)
 	if err != nil {
 		return GPUShare{}, err
 	}
 	memRemark := ""
 	if r.Options.Memory != nil {
-		memRemark = policy.MemoryRemark(device.MemoryMiB, len(rules), grant.Memory, memory)
+		memRemark = policy.MemoryRemark(memoryMiB, all, grant.Memory, memory)
 	}
-	return GPUShare{gpu, device.Device, share, memory, len(rules), ceiling, remark, memRemark}, nil
+	return GPUShare{gpu, device.Device, share, memory, all, ceiling, remark, memRemark}, nil
+}
+
+// part returns the job's part of each of its GPUs, 0 for whole GPUs. Slurm gives a job's shards on one GPU, as long as
+// they fit, so the shards of several GPUs are divided evenly.
+func (r Rank) part(ticket lease.Ticket) policy.Percent {
+	part := ticket.Part
+	if part.Gres == lease.GresShard && part.Units == 0 {
+		part.Units, part.Count = r.Shards, part.Count*len(ticket.Devices)
+	}
+	return part.Percent()
 }
 
 // rule returns this rank's rule: the user's, or else the ticket's.
@@ -228,13 +257,22 @@ func (r Rank) agreed(ticket lease.Ticket, place position) ([]RankInfo, error) {
 	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, place.devices, r.rule(ticket).String()})
 }
 
-// rulesOn returns the rules of all ranks on one device, and this rank's index. After an exchange these are the ranks'
-// own rules. Otherwise the rank divides the device as if all ranks had its rule (docs/decisions/031).
-func (r Rank) rulesOn(ticket lease.Ticket, place position, device int, infos []RankInfo) (rules []policy.ShareRule, index int, err error) {
-	if infos != nil {
-		return rulesOnDevice(infos, r.Task.LocalRank, device)
+// rulesOn returns how many ranks are on a device, the rules of those in this rank's fault domain, and this rank's index
+// among them. After an exchange these are the ranks' own rules. Otherwise the rank divides the device as if all ranks had
+// its rule (docs/decisions/031).
+func (r Rank) rulesOn(
+	ticket lease.Ticket, place position, device int, infos []RankInfo,
+) (all int, rules []policy.ShareRule, index int, err error) {
+	domains := max(ticket.Grant.Domains, 1)
+	if infos == nil {
+		inside, _ := place.inDomain(domains)
+		return place.ranks, slices.Repeat([]policy.ShareRule{r.rule(ticket)}, inside.ranks), inside.index, nil
 	}
-	return slices.Repeat([]policy.ShareRule{r.rule(ticket)}, place.ranks), place.index, nil
+	of, i, err := rulesOnDevice(infos, r.Task.LocalRank, device)
+	for k := i % domains; k < len(of); k += domains {
+		rules = append(rules, of[k])
+	}
+	return len(of), rules, i / domains, err
 }
 
 // parts returns the rank's parts of all of its GPUs.

@@ -23,6 +23,7 @@ type Rank struct {
 	Binding slurm.Binding
 	Host    HostInfo
 	Options Options
+	Shards  int // the step's shards on this node; 0 for none
 	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
 	// ranks. It is nil if no rank can have its own rule.
 	Exchange Exchange
@@ -37,6 +38,9 @@ type Rank struct {
 func (r *Run) readRank() (err error) {
 	r.rank = Rank{Options: r.Options, Host: r.host()}
 	if r.rank.Binding, err = slurm.ReadBinding(r.Env); err != nil {
+		return err
+	}
+	if r.rank.Shards, _, err = slurm.ShardsOnNode(r.Env); err != nil {
 		return err
 	}
 	if r.Options.Slots == JobTasks {

@@ -73,6 +73,9 @@ func (p Placement) line() string {
 	for _, part := range p.parts() {
 		parts = append(parts, part.String())
 	}
+	if domains := p.Ticket.Grant.Domains; domains > 1 {
+		parts = append(parts, fmt.Sprintf("fault domain %d of %d", p.Domain+1, domains))
+	}
 	text := fmt.Sprintf("# rank %d of %d: %s\n", p.Task.LocalRank, p.Task.LocalSize, strings.Join(parts, "; "))
 	for _, reason := range p.Why {
 		text += "#   " + reason + "\n"
@@ -126,13 +129,18 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 		share += " (tuned: " + r.tunedBy + ")"
 	}
 	ceiling := policy.PercentFrom(ticket.Grant.Ceiling)
-	limit := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}.SMsAt(ceiling)
-	return []string{
+	gpu := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}
+	limit := gpu.SMsAt(ceiling)
+	why := []string{
 		"number of ranks by " + whoCounted(r.Task),
 		"GPU by " + r.whyGPU(ticket.Devices),
 		fmt.Sprintf("%s by rule %q of the policy", share, ticket.Rule),
 		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, limit),
 	}
+	if percent := r.part(ticket); percent != 0 {
+		why = append(why, fmt.Sprintf("part %s %% of the GPU by gres/%s: at most %d SMs", percent, ticket.Part.Gres, gpu.SMsAt(percent)))
+	}
+	return why
 }
 
 // given names the flag that set an option, or its variable.

@@ -132,7 +132,7 @@ func (r *Run) findTicket() (lease.Ticket, error) {
 // waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's
 // hold. It returns the time that it has waited.
 func (r *Run) waitRoom(waits func(why string)) time.Duration {
-	read := func() (lease.Room, error) { return r.store.ReadRoom(r.ticket.Job.ID) }
+	read := func() (lease.Room, error) { return r.store.ReadRoom(r.ticket.Guarded()) }
 	return r.placement.WaitRoom(context.Background(), read, waits)
 }
 

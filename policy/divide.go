@@ -18,6 +18,8 @@ const MinSMs = 8
 type GPU struct {
 	SMs       int // multiprocessors
 	SMsPerTPC int // SMs in a TPC. Shares are whole TPCs, because the driver rounds down to one
+	// Part is the job's part of the GPU. The ranks divide it, and none exceeds it. 0 is the whole GPU.
+	Part Percent
 }
 
 // Share is one rank's part of a GPU.
@@ -55,6 +57,38 @@ func (g GPU) PercentOf(sms int) Percent {
 func (g GPU) SMsAt(p Percent) int {
 	sms := int(int64(g.SMs) * int64(p) / 100_000_000)
 	return min(g.SMs, max(sms-sms%g.SMsPerTPC, g.minShare()))
+}
+
+// partSMs returns the SMs of the job's part, in whole TPCs if it is not the whole GPU.
+func (g GPU) partSMs() int {
+	if g.Part == 0 || g.Part >= wholeGPU {
+		return g.SMs
+	}
+	return g.SMsAt(g.Part)
+}
+
+// most returns the maximum share of a rank under a ceiling.
+func (g GPU) most(ceiling Percent) int { return min(g.SMsAt(ceiling), g.partSMs()) }
+
+// wholeGPU is 100 %.
+const wholeGPU Percent = 100 * one
+
+// PartOf returns units of count as a percentage, rounded up, so that 1 of 3 is a third of the TPCs. It is 100 % if count
+// is not above units.
+func PartOf(units, count int) Percent {
+	if units >= count {
+		return wholeGPU
+	}
+	return Percent((int64(units)*int64(wholeGPU) + int64(count) - 1) / int64(count))
+}
+
+// PartMiB returns the memory, as NVML would report it, of a GPU that has only a part of totalMiB. The driver's reserve is
+// not divided.
+func PartMiB(totalMiB int, part Percent) int {
+	if part == 0 || part >= wholeGPU {
+		return totalMiB
+	}
+	return ReserveMiB + int(int64(max(totalMiB-ReserveMiB, 0))*int64(part)/int64(wholeGPU))
 }
 
 // minShare returns the smallest share in SMs that the driver does not change.

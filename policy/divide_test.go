@@ -65,7 +65,7 @@ func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 }
 
 func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
-	for _, gpu := range []GPU{{132, 2}, {108, 2}, {80, 2}, {40, 2}, {142, 2}, {148, 2}, {56, 2}} {
+	for _, gpu := range []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 40, SMsPerTPC: 2}, {SMs: 142, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}, {SMs: 56, SMsPerTPC: 2}} {
 		for sms := gpu.minShare(); sms <= gpu.SMs; sms += gpu.SMsPerTPC {
 			p := gpu.PercentOf(sms)
 			if got := gpu.SMsAt(p); got != sms {
@@ -87,7 +87,7 @@ func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
 func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 	grant := DefaultGrant()
 	grant.Overlap = 1
-	for _, gpu := range []GPU{{132, 2}, {108, 2}, {80, 2}, {148, 2}} {
+	for _, gpu := range []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}} {
 		for ranks := 1; ranks <= gpu.SMs/8; ranks++ {
 			shares, err := EvenShares(gpu, ranks, grant)
 			if err != nil {
@@ -158,8 +158,8 @@ func TestDivideRefuses(t *testing.T) {
 		ranks int
 		want  string
 	}{
-		{GPU{0, 2}, 1, "cannot divide GPU of 0 SMs in units of 2"},
-		{GPU{132, 0}, 1, "cannot divide GPU of 132 SMs in units of 0"},
+		{GPU{SMs: 0, SMsPerTPC: 2}, 1, "cannot divide GPU of 0 SMs in units of 2"},
+		{GPU{SMs: 132, SMsPerTPC: 0}, 1, "cannot divide GPU of 132 SMs in units of 0"},
 		{h200, 0, "cannot divide GPU among 0 ranks"},
 	} {
 		if _, err := EvenShares(c.gpu, c.ranks, DefaultGrant()); err == nil || err.Error() != c.want {

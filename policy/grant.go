@@ -63,6 +63,19 @@ const (
 	UnplacedDeny  Unplaced = "deny"
 )
 
+// ShareGPU is how the jobs that Slurm puts on one GPU, by gres/shard or gres/mps, use it.
+type ShareGPU string
+
+// ShareTurns gives each job a daemon of its own. The jobs' kernels take turns, and a wrong address in one job harms no
+// other job (measured). ShareUser gives the jobs of one user on a GPU one daemon: they compute at the same time.
+const (
+	ShareTurns ShareGPU = "turns"
+	ShareUser  ShareGPU = "user"
+)
+
+// MaxDomains is the maximum number of fault domains of a job on a GPU.
+const MaxDomains = 8
+
 // MaxDrainGrace is the maximum time that an epilog waits for clients. MaxHold is the maximum time that a guard holds
 // files, and MaxPause the maximum time that it pauses clients.
 const (
@@ -84,6 +97,8 @@ type Grant struct {
 	Pause      time.Duration // how long the guard may pause a dead client's neighbours if room is needed; 0: never
 	KeepLogs   KeepLogs
 	Unplaced   Unplaced
+	ShareGPU   ShareGPU
+	Domains    int // 1 to MaxDomains: daemons on each GPU, whose ranks take turns; a wrong address ends one domain's ranks
 
 	// These apply to a rank whose user sets nothing else.
 	Memory        MemoryRule
@@ -97,6 +112,6 @@ func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100, OnFailure: FailDrain,
 		DrainGrace: 10 * time.Second, Hold: 30 * time.Second, Pause: 5 * time.Second, KeepLogs: KeepNever,
-		Unplaced: UnplacedShare, MemoryOverlap: 1, MaxClients: MaxClients,
+		Unplaced: UnplacedShare, ShareGPU: ShareTurns, Domains: 1, MemoryOverlap: 1, MaxClients: MaxClients,
 	}
 }

@@ -24,6 +24,9 @@ type MemoryRule struct {
 	mib  int // usable MiB, above 0 if a size is given
 }
 
+// EvenMemory returns the rule that ParseMemory reads from "even".
+func EvenMemory() MemoryRule { return MemoryRule{even: true} }
+
 // None reports whether a rank has no limit.
 func (r MemoryRule) None() bool { return r == MemoryRule{} }
 

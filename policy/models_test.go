@@ -11,22 +11,22 @@ import (
 
 func TestModels(t *testing.T) {
 	want := map[string]Model{ // by name: SMs, clients and MiB
-		"V100": {GPU: GPU{80, 2}, Clients: 48, MemoryMiB: 16384}, "T4": {GPU: GPU{40, 2}, Clients: 48, MemoryMiB: 15360},
-		"A100-40": {GPU: GPU{108, 2}, Clients: 48, MemoryMiB: 40960}, "A100-80": {GPU: GPU{108, 2}, Clients: 48, MemoryMiB: 81920},
-		"A30": {GPU: GPU{56, 2}, Clients: 48, MemoryMiB: 24576}, "A40": {GPU: GPU{84, 2}, Clients: 48, MemoryMiB: 46068},
-		"L4": {GPU: GPU{58, 2}, Clients: 48, MemoryMiB: 23034}, "L40S": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 46068},
-		"H100 PCIe": {GPU: GPU{114, 2}, Clients: 48, MemoryMiB: 81559}, "H100 SXM": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 81559},
-		"H200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 143771}, "B200": {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 183359},
-		"V100-32": {GPU: GPU{80, 2}, Clients: 48, MemoryMiB: 32768}, "RTX A6000": {GPU: GPU{84, 2}, Clients: 48, MemoryMiB: 49140},
-		"A10": {GPU: GPU{72, 2}, Clients: 48, MemoryMiB: 23028}, "RTX 3090": {GPU: GPU{82, 2}, Clients: 48, MemoryMiB: 24576},
-		"L40": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 46068}, "RTX 6000 Ada": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 49140},
-		"RTX 4090": {GPU: GPU{128, 2}, Clients: 48, MemoryMiB: 24564}, "H100 NVL": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 95830},
-		"GH200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 97871}, "A2": {GPU: GPU{10, 2}, Clients: 48, MemoryMiB: 15356},
-		"A16": {GPU: GPU{10, 2}, Clients: 48, MemoryMiB: 15356}, "L20": {GPU: GPU{92, 2}, Clients: 48, MemoryMiB: 46068},
-		"H20": {GPU: GPU{78, 2}, Clients: 48, MemoryMiB: 97871}, "GB200": {GPU: GPU{152, 2}, Clients: 48, MemoryMiB: 189471},
-		"B300":         {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 275040},
-		"RTX 5090":     {GPU: GPU{170, 2}, Clients: 48, MemoryMiB: 32607},
-		"RTX PRO 6000": {GPU: GPU{188, 2}, Clients: 48, MemoryMiB: 97887},
+		"V100": {GPU: GPU{SMs: 80, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 16384}, "T4": {GPU: GPU{SMs: 40, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 15360},
+		"A100-40": {GPU: GPU{SMs: 108, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 40960}, "A100-80": {GPU: GPU{SMs: 108, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 81920},
+		"A30": {GPU: GPU{SMs: 56, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 24576}, "A40": {GPU: GPU{SMs: 84, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068},
+		"L4": {GPU: GPU{SMs: 58, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 23034}, "L40S": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068},
+		"H100 PCIe": {GPU: GPU{SMs: 114, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 81559}, "H100 SXM": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 81559},
+		"H200": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 143771}, "B200": {GPU: GPU{SMs: 148, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 183359},
+		"V100-32": {GPU: GPU{SMs: 80, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 32768}, "RTX A6000": {GPU: GPU{SMs: 84, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 49140},
+		"A10": {GPU: GPU{SMs: 72, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 23028}, "RTX 3090": {GPU: GPU{SMs: 82, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 24576},
+		"L40": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068}, "RTX 6000 Ada": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 49140},
+		"RTX 4090": {GPU: GPU{SMs: 128, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 24564}, "H100 NVL": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 95830},
+		"GH200": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 97871}, "A2": {GPU: GPU{SMs: 10, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 15356},
+		"A16": {GPU: GPU{SMs: 10, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 15356}, "L20": {GPU: GPU{SMs: 92, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068},
+		"H20": {GPU: GPU{SMs: 78, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 97871}, "GB200": {GPU: GPU{SMs: 152, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 189471},
+		"B300":         {GPU: GPU{SMs: 148, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 275040},
+		"RTX 5090":     {GPU: GPU{SMs: 170, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 32607},
+		"RTX PRO 6000": {GPU: GPU{SMs: 188, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 97887},
 	}
 	for _, m := range Models() {
 		w, ok := want[m.Name]

@@ -164,12 +164,13 @@ func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 //
 // No share is above the ceiling, and none is below the driver's minimum. SMs that a ceiling keeps from a rank are not
 // given to its neighbours, because a ceiling is a bound only. So the shares add up to the GPU, except with overlap, a
-// ceiling, none, fixed shares of more than the GPU, or more ranks than the GPU has minimum shares.
+// ceiling, none, fixed shares of more than the GPU, or more ranks than the GPU has minimum shares. If the job has a part
+// of the GPU, this part is divided. A percentage is still one of the GPU.
 func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
 	if err := splittable(g, rules, ceiling); err != nil {
 		return nil, err
 	}
-	shares, most, free := make([]Share, len(rules)), g.SMsAt(ceiling), g.SMs/g.SMsPerTPC
+	shares, most, free := make([]Share, len(rules)), g.most(ceiling), g.partSMs()/g.SMsPerTPC
 	var parts []rankPart
 	for i, r := range rules {
 		switch r.kind {
@@ -204,7 +205,7 @@ func splittable(g GPU, rules []ShareRule, ceiling Percent) error {
 			return fmt.Errorf("cannot divide GPU among %d ranks: rank %d of it has no rule", len(rules), i)
 		}
 		if r.kind == shareSMs && r.amount > int64(g.SMs) {
-			return fmt.Errorf("cannot give share %s: the GPU has %d SMs: ask for %dsm or less", r, g.SMs, g.SMs)
+			return fmt.Errorf("cannot give share %s: the GPU has %d SMs: ask for %dsm or less", r, g.SMs, g.partSMs())
 		}
 	}
 	return nil
@@ -217,6 +218,8 @@ func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) st
 	switch {
 	case share.SMs > asked && share.SMs == g.minShare():
 		return fmt.Sprintf("share %s is less than a client can have: it gets %d of %d SMs", rule, share.SMs, g.SMs)
+	case share.SMs < asked && share.SMs == g.partSMs():
+		return fmt.Sprintf("share %s asks for %d of %d SMs, and the job's part of the GPU has %d", rule, asked, g.SMs, share.SMs)
 	case share.SMs < asked && share.SMs == g.SMsAt(ceiling):
 		return fmt.Sprintf("share %s asks for %d of %d SMs, and the site's ceiling of %s %% allows %d",
 			rule, asked, g.SMs, ceiling, share.SMs)
@@ -226,7 +229,7 @@ func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) st
 
 // asks returns what a rank's rule asks for, in whole TPCs. The GPU is the only bound.
 func asks(g GPU, rules []ShareRule, rank int) int {
-	free, weights := int64(g.SMs), int64(0)
+	free, weights := int64(g.partSMs()), int64(0)
 	for i, r := range rules {
 		switch r.kind {
 		case shareNone:
@@ -236,11 +239,11 @@ func asks(g GPU, rules []ShareRule, rank int) int {
 			weights += newRankPart(i, r).weight
 		}
 	}
-	sms := int64(g.SMs)
+	sms := int64(g.partSMs())
 	switch r := rules[rank]; r.kind {
 	case shareNone:
 	case sharePercent:
-		sms = sms * r.amount / (100 * one)
+		sms = int64(g.SMs) * r.amount / (100 * one)
 	case shareSMs:
 		sms = r.amount
 	default:

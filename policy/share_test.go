@@ -160,8 +160,8 @@ func TestSplitRefuses(t *testing.T) {
 		ceiling Percent
 		want    string
 	}{
-		{GPU{0, 2}, even, 100 * one, "cannot divide GPU of 0 SMs in units of 2"},
-		{GPU{1, 2}, even, 100 * one, "cannot divide GPU of 1 SMs in units of 2"},
+		{GPU{SMs: 0, SMsPerTPC: 2}, even, 100 * one, "cannot divide GPU of 0 SMs in units of 2"},
+		{GPU{SMs: 1, SMsPerTPC: 2}, even, 100 * one, "cannot divide GPU of 1 SMs in units of 2"},
 		{h200, nil, 100 * one, "cannot divide GPU among 0 ranks"},
 		{h200, even, 0, "cannot divide GPU under a ceiling of 0 %: want above 0 and up to 100"},
 		{h200, even, 100*one + 1, "cannot divide GPU under a ceiling of 100.000001 %: want above 0 and up to 100"},
@@ -175,7 +175,7 @@ func TestSplitRefuses(t *testing.T) {
 }
 
 var (
-	someGPUs     = []GPU{{132, 2}, {108, 2}, {80, 2}, {40, 2}, {142, 2}, {114, 2}, {148, 2}, {56, 2}, {16, 2}, {57, 2}, {9, 2}, {7, 2}, {60, 4}}
+	someGPUs     = []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 40, SMsPerTPC: 2}, {SMs: 142, SMsPerTPC: 2}, {SMs: 114, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}, {SMs: 56, SMsPerTPC: 2}, {SMs: 16, SMsPerTPC: 2}, {SMs: 57, SMsPerTPC: 2}, {SMs: 9, SMsPerTPC: 2}, {SMs: 7, SMsPerTPC: 2}, {SMs: 60, SMsPerTPC: 4}}
 	someCeilings = []Percent{100 * one, 75 * one, 50 * one, 33_333_334, 10 * one, 1 * one, 1}
 	everyRule    = "none even overlap:1 overlap:1.5 overlap:2 overlap:48 weight:1 weight:0.001 weight:3.7 weight:1000000 1% 12.1212% 12.121213% 33.333334% 100% 1sm 7sm"
 )
@@ -438,5 +438,72 @@ func TestRemark(t *testing.T) {
 		if got := Remark(h200, rules, c.rank, c.ceiling, shares[c.rank]); got != c.want {
 			t.Errorf("rank %d of %s under %s:\n got  %s\n want %s", c.rank, c.rules, c.ceiling, got, c.want)
 		}
+	}
+}
+
+// A job with a part of a GPU divides that part, and its percentages are those of the GPU. The driver makes the same SMs
+// of them.
+func TestSplitSMsOfAPart(t *testing.T) {
+	half := GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 2)}
+	for _, c := range []struct {
+		gpu   GPU
+		rules []string
+		want  []int
+	}{
+		{half, []string{"even", "even"}, []int{34, 32}},
+		{half, []string{"none"}, []int{66}},
+		{half, []string{"overlap:2", "overlap:2", "overlap:2"}, []int{44, 44, 44}},
+		{half, []string{"80%"}, []int{66}},
+		{half, []string{"25%", "even"}, []int{32, 34}},
+		{half, []string{"40sm"}, []int{40}},
+		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 3)}, []string{"even"}, []int{44}},
+		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 100)}, []string{"even", "even"}, []int{8, 8}},
+		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(8, 8)}, []string{"none"}, []int{132}},
+	} {
+		rules := make([]ShareRule, len(c.rules))
+		for i, text := range c.rules {
+			rules[i], _ = ParseShare(text)
+		}
+		shares, err := SplitSMs(c.gpu, rules, 100*one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, share := range shares {
+			made := share.SMs
+			if share.Percent != 0 {
+				made = GPU{SMs: 132, SMsPerTPC: 2}.SMsAt(share.Percent)
+			}
+			if share.SMs != c.want[i] || made != c.want[i] {
+				t.Errorf("%v of a part of %s %%: rank %d has %+v, and the driver makes %d of it; want %v", c.rules, c.gpu.Part, i, share, made, c.want)
+			}
+		}
+	}
+}
+
+// What a part cuts is remarked upon. What asks for the part only is not.
+func TestRemarkOfAPart(t *testing.T) {
+	half := GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 2)}
+	for text, want := range map[string]string{
+		"80%": "share 80% asks for 104 of 132 SMs, and the job's part of the GPU has 66", "even": "", "none": "", "50%": "",
+	} {
+		rule, _ := ParseShare(text)
+		rules := []ShareRule{rule}
+		shares, err := SplitSMs(half, rules, 100*one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Remark(half, rules, 0, 100*one, shares[0]); got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// The driver's reserve is not divided, so the parts of all jobs add up to what CUDA has.
+func TestPartMiB(t *testing.T) {
+	if got, want := PartMiB(143771, PartOf(1, 4))-ReserveMiB, (143771-ReserveMiB)/4; got != want {
+		t.Errorf("a quarter has %d MiB, want %d", got, want)
+	}
+	if got := PartMiB(143771, 0); got != 143771 {
+		t.Errorf("the whole GPU has %d MiB", got)
 	}
 }

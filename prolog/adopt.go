@@ -27,21 +27,37 @@ func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 	return &l, nil
 }
 
-// adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. If
-// the policy denies the job by now, the lease stays, because the job runs already.
-func (p Prolog) adoptable(ctx context.Context, l lease.Lease, found resolution) bool {
+// adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. It
+// returns the lease that has the daemons. If the policy denies the job by now, the lease stays, because the job runs
+// already.
+func (p Prolog) adoptable(ctx context.Context, l lease.Lease, found resolution) (serving lease.Lease, ok bool) {
 	if l.Phase != lease.Opened || found.refusal == "" && !slices.Equal(l.UUIDs(), uuids(found.devices)) {
-		return false
+		return l, false
 	}
 	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && found.refusal != "" {
-		return false // no rank has started with it yet
+		return l, false // no rank has started with it yet
+	}
+	serving = l
+	if l.Joined != 0 {
+		var err error
+		if serving, err = p.Store.Read(l.Joined); err != nil {
+			return l, false
+		}
+	}
+	return serving, p.serves(ctx, serving)
+}
+
+// serves reports whether a lease is open and its daemons answer.
+func (p Prolog) serves(ctx context.Context, l lease.Lease) bool {
+	if l.Phase != lease.Opened {
+		return false
 	}
 	for _, d := range l.Daemons {
 		if !d.Proc.Running() {
 			return false
 		}
 		if err := p.Daemons.Ping(ctx, l.Job, d); err != nil {
-			p.Log.Warn().Err(err).Msg("an earlier daemon of this job is not adopted")
+			p.Log.Warn().Err(err).Msg("an earlier daemon is not used")
 			return false
 		}
 	}
@@ -63,10 +79,10 @@ func (p Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 }
 
 // republish writes the ticket of an adopted lease if a prolog died before it could.
-func (p Prolog) republish(l lease.Lease, a admission, devices []site.Device) error {
+func (p Prolog) republish(l, serving lease.Lease, a admission, devices []site.Device) error {
 	_, err := p.Store.ReadTicket(l.Job.ID)
 	if errors.Is(err, lease.ErrNotFound) {
-		return p.Store.WriteTicket(p.ticket(l, a, devices))
+		return p.Store.WriteTicket(p.ticket(l, serving, a, devices))
 	}
 	return err
 }

@@ -147,13 +147,16 @@ func (d daemons) Start(_ context.Context, job lease.Job, daemon lease.Daemon) (s
 	return d.n.Self, nil
 }
 
-func (d daemons) Configure(_ context.Context, job lease.Job, daemon lease.Daemon, ceiling policy.Percent) error {
+func (d daemons) Configure(_ context.Context, job lease.Job, daemon lease.Daemon, limits lease.Limits) error {
 	l, err := d.n.Store.Read(job.ID)
 	named := func(other lease.Daemon) bool { return other.PipeDir == daemon.PipeDir && other.Proc == d.n.Self }
 	if err != nil || !slices.ContainsFunc(l.Daemons, named) {
 		return fmt.Errorf("the lease does not name a daemon that runs: %v, %w", l.Daemons, err)
 	}
-	return d.n.Event("set ceiling %s", ceiling)
+	if limits.MemoryMiB != nil {
+		return d.n.Event("set ceiling %s, memory %v", limits.Ceiling, limits.MemoryMiB)
+	}
+	return d.n.Event("set ceiling %s", limits.Ceiling)
 }
 
 func (d daemons) Ping(context.Context, lease.Job, lease.Daemon) error { return d.n.pings }

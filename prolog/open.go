@@ -22,40 +22,49 @@ import (
 // undoTime bounds the undo of a prolog that failed. The undo may go on when the prolog's own time is over.
 const undoTime = 30 * time.Second
 
-// makeLease makes the lease. A failure of a process that runs as the user does not prove that the node is faulty:
+// makeLease makes the lease, or a ticket that refuses the job.
+func (p Prolog) makeLease(ctx context.Context, a admission, l lease.Lease, devices []site.Device) (Outcome, error) {
+	refusal, err := p.serve(ctx, a, l, devices)
+	if refusal != "" {
+		return p.refuseUser(a, refusal)
+	}
+	return outcome(err)
+}
+
+// refuseUser writes the ticket of a job whose user's processes fail.
+func (p Prolog) refuseUser(a admission, refusal string) (Outcome, error) {
+	p.Log.Warn().Uint32("uid", a.job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
+	return Refused, p.Store.WriteTicket(lease.Ticket{
+		Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: refusal, RunWithoutMPS: a.verdict.Grant.OnFailure == policy.FailRunWithout,
+	})
+}
+
+// serve carries out a lease. A failure of a process that runs as the user does not prove that the node is faulty:
 // other processes of the user can stop and kill the control program, quit the daemon, and answer in its place. So the
 // daemons are then tried as the account nobody, which no user can disturb. If they work, the user gets a second try,
-// if there is time. If that fails too, the job is refused, and the node is not drained.
-func (p Prolog) makeLease(ctx context.Context, a admission, devices []site.Device) (Outcome, error) {
-	l, err := p.draft(a, devices)
-	if err != nil {
-		return Failed, err
-	}
+// if there is time. If that fails too, serve returns the reason to refuse the job, and the node is not drained.
+func (p Prolog) serve(ctx context.Context, a admission, l lease.Lease, devices []site.Device) (refusal string, err error) {
 	if l.Job.Groups, err = a.groups(); err != nil {
-		return Failed, err
+		return "", err
 	}
 	err = p.attempt(ctx, l, a, devices)
 	if !failedAsUser(err) {
-		return outcome(err)
+		return "", err
 	}
 	if trial := p.step("trial as nobody", func() error { return p.trial(l, a.verdict.Grant) }); trial != nil {
 		p.Log.Error().Err(trial).Msg("the control daemon also fails as user nobody: the node is at fault")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
 		}
-		return Failed, err
+		return "", err
 	}
 	if ctx.Err() == nil {
 		err = p.attempt(ctx, l, a, devices)
 	}
 	if !failedAsUser(err) {
-		return outcome(err)
+		return "", err
 	}
-	refusal := strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again"
-	p.Log.Warn().Uint32("uid", l.Job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
-	return Refused, p.Store.WriteTicket(lease.Ticket{
-		Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: refusal, RunWithoutMPS: a.verdict.Grant.OnFailure == policy.FailRunWithout,
-	})
+	return strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again", nil
 }
 
 func outcome(err error) (Outcome, error) {
@@ -116,7 +125,7 @@ func (p Prolog) trial(l lease.Lease, grant policy.Grant) error {
 		err = p.startAll(ctx, &l)
 	}
 	if err == nil {
-		err = p.prepareDaemons(ctx, l, policy.PercentFrom(grant.Ceiling))
+		err = p.prepareDaemons(ctx, l, grant)
 	}
 	if undone := p.undo(l); undone != nil {
 		return dirtyError{errors.Join(err, undone)}
@@ -131,7 +140,7 @@ func (p Prolog) undo(l lease.Lease) error {
 }
 
 // draft returns the lease as it will be. It has the modes that the GPUs have now, because the undo restores those.
-func (p Prolog) draft(a admission, devices []site.Device) (lease.Lease, error) {
+func (p Prolog) draft(a admission, found resolution) (lease.Lease, error) {
 	grant := a.verdict.Grant
 	asked, err := json.Marshal(a.request.Truncated())
 	if err != nil {
@@ -143,25 +152,37 @@ func (p Prolog) draft(a admission, devices []site.Device) (lease.Lease, error) {
 		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold), Pause: lease.Duration(grant.Pause),
 		Clients:   p.served(),
 		CreatedAt: p.Clock(),
+		Part:      found.part,
 	}
-	for _, device := range devices {
+	if found.part.Shared() {
+		grant.Compute = policy.ComputeUnchanged // in EXCLUSIVE_PROCESS, one job's server alone could use the GPU
+	}
+	for _, device := range found.devices {
 		gpu, err := p.modeChange(device, grant)
 		if err != nil {
 			return l, err
 		}
-		gpu.JobFile = p.jobFile(device.UUID)
+		if !found.part.Shared() {
+			gpu.JobFile = p.jobFile(device.UUID)
+		}
 		l.GPUs = append(l.GPUs, gpu)
 	}
-	for n, group := range groups(devices, grant.Scope) {
+	l.Daemons, err = p.daemons(a.job.ID, found.devices, grant)
+	return l, err
+}
+
+// daemons returns the daemons of a lease as they will be.
+func (p Prolog) daemons(id uint32, devices []site.Device, grant policy.Grant) (all []lease.Daemon, err error) {
+	for n, group := range groups(devices, grant) {
 		if _, err := p.Daemons.Fit(len(group)); err != nil {
-			return l, err
+			return nil, err
 		}
-		dir := p.Store.DaemonDir(a.job.ID, n)
-		l.Daemons = append(l.Daemons, lease.Daemon{
-			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: p.groupOf(a.job.ID, n),
+		dir := p.Store.DaemonDir(id, n)
+		all = append(all, lease.Daemon{
+			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: p.groupOf(id, n),
 		})
 	}
-	return l, nil
+	return all, nil
 }
 
 // served returns the number of clients that MPS serves on a GPU of this node. If the driver's version cannot be read,
@@ -189,16 +210,21 @@ func (p Prolog) modeChange(device site.Device, grant policy.Grant) (lease.Leased
 	return gpu, nil
 }
 
-// groups returns which devices share a daemon. A daemon serves only one MIG instance.
-func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
-	if scope == policy.ScopeJob && !devices[0].UUID.MIG() {
-		return [][]site.UUID{uuids(devices)}
+// groups returns which devices share a daemon. A daemon serves only one MIG instance. Each fault domain has a daemon of
+// its own, and those of the same devices follow each other.
+func groups(devices []site.Device, grant policy.Grant) (all [][]site.UUID) {
+	var of [][]site.UUID
+	if grant.Scope == policy.ScopeJob && !devices[0].UUID.MIG() {
+		of = [][]site.UUID{uuids(devices)}
+	} else {
+		for _, device := range devices {
+			of = append(of, []site.UUID{device.UUID})
+		}
 	}
-	var single [][]site.UUID
-	for _, device := range devices {
-		single = append(single, []site.UUID{device.UUID})
+	for _, group := range of {
+		all = append(all, slices.Repeat([][]site.UUID{group}, max(grant.Domains, 1))...)
 	}
-	return single
+	return all
 }
 
 // apply carries out the lease, in the order of docs/contract.md. The modes are set while the daemon starts: only the
@@ -219,12 +245,11 @@ func (p Prolog) apply(ctx context.Context, l *lease.Lease, a admission, devices 
 	if err != nil {
 		return err
 	}
-	ceiling := policy.PercentFrom(a.verdict.Grant.Ceiling)
-	if err := p.step("answer", func() error { return p.prepareDaemons(ctx, *l, ceiling) }); err != nil {
+	if err := p.step("answer", func() error { return p.prepareDaemons(ctx, *l, a.verdict.Grant) }); err != nil {
 		return err
 	}
 	p.writeJobFiles(*l)
-	return p.step("ticket", func() error { return p.publish(*l, p.ticket(*l, a, devices)) })
+	return p.step("ticket", func() error { return p.publish(*l, p.ticket(*l, *l, a, devices)) })
 }
 
 // modesAsClaimed reads the modes again, because the devices belong to this job only now. Until then another job's
@@ -353,10 +378,29 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	return errors.Join(err, p.Store.Save(*l))
 }
 
-func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease, ceiling policy.Percent) error {
+func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease, grant policy.Grant) error {
 	return site.Each(len(l.Daemons), func(n int) error {
-		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], ceiling)
+		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], p.limits(l, l.Daemons[n], grant))
 	})
+}
+
+// limits returns what a daemon limits each of its clients to: the policy's ceiling, and the job's part of the GPU if it
+// is known. The daemon of several jobs does not limit its clients to one job's part.
+func (p Prolog) limits(l lease.Lease, d lease.Daemon, grant policy.Grant) lease.Limits {
+	limits, part := lease.Limits{Ceiling: policy.PercentFrom(grant.Ceiling)}, l.Part.Percent()
+	if part == 0 || lease.IsShared(l.Job.ID) {
+		return limits
+	}
+	limits.Ceiling = min(limits.Ceiling, part)
+	for _, uuid := range d.Devices {
+		if device, err := p.GPUs.Find(uuid); err == nil { // the ranks have this limit, too
+			limits.MemoryMiB = append(limits.MemoryMiB, policy.PartMiB(device.MemoryMiB, part)-policy.ReserveMiB)
+		}
+	}
+	if len(limits.MemoryMiB) < len(d.Devices) { // by the place of a device among the daemon's
+		limits.MemoryMiB = nil
+	}
+	return limits
 }
 
 // step runs one step and logs its time.

@@ -23,7 +23,7 @@ import (
 type Daemons interface {
 	UserGroups(context.Context, lease.Job) ([]uint32, error)
 	Start(context.Context, lease.Job, lease.Daemon) (site.Process, error)
-	Configure(context.Context, lease.Job, lease.Daemon, policy.Percent) error
+	Configure(context.Context, lease.Job, lease.Daemon, lease.Limits) error
 	Ping(context.Context, lease.Job, lease.Daemon) error
 	// Fit returns how many clients fit on each GPU of a daemon with so many GPUs. It fails if none fits.
 	Fit(gpus int) (clients int, err error)
@@ -177,10 +177,15 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	if err != nil {
 		return Failed, err
 	}
+	if found.refusal == "" {
+		if found.refusal, err = p.singleServer(found, a.verdict.Grant); err != nil {
+			return Failed, err
+		}
+	}
 	if before != nil {
-		if p.adoptable(ctx, *before, found) {
-			p.guardAgain(ctx, *before)
-			return Adopted, p.republish(*before, a, found.devices)
+		if serving, ok := p.adoptable(ctx, *before, found); ok {
+			p.guardAgain(ctx, serving)
+			return Adopted, p.republish(*before, serving, a, found.devices)
 		}
 		if err := p.undo(*before); err != nil {
 			return Failed, dirtyError{err}
@@ -190,5 +195,12 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		p.Log.Warn().Str("reason", found.refusal).Msg("refused: the ticket has the reason")
 		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: found.refusal})
 	}
-	return p.makeLease(ctx, a, found.devices)
+	l, err := p.draft(a, found)
+	if err != nil {
+		return Failed, err
+	}
+	if l.Part.Shared() && a.verdict.Grant.ShareGPU == policy.ShareUser {
+		return p.joinLease(ctx, a, l, found.devices)
+	}
+	return p.makeLease(ctx, a, l, found.devices)
 }

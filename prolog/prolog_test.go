@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -43,13 +45,23 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			func(_ *node, j *slurm.Job, _ *policy.Policy) { j.GPUs = nil },
 			"job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N",
 		},
-		"with a part of a GPU": {
-			func(_ *node, j *slurm.Job, _ *policy.Policy) { j.GresMPS = true },
-			"job 7 has a part of a GPU by gres/mps",
+		"with a part of a GPU that another program has made exclusive": {
+			func(n *node, j *slurm.Job, _ *policy.Policy) {
+				j.MPSPercent, n.Modes[fakenode.GPUA] = 25, site.ModeExclusiveProcess
+			},
+			"is in mode exclusive_process, and Slurm shares it among jobs by gres/mps",
 		},
-		"on a node with shards": {
+		"on a node whose shards cannot be counted": {
 			func(n *node, _ *slurm.Job, _ *policy.Policy) { n.gres.Shared = []string{"shard"} },
-			"node n1 shares its GPUs by gres/shard",
+			"cannot count gres/shard of GPU 0 of node n1",
+		},
+		"with fault domains on exclusive GPUs": {
+			func(_ *node, _ *slurm.Job, rules *policy.Policy) {
+				g := oneDaemon()
+				g.Domains = 2
+				*rules = granting(g)
+			},
+			`ask for domains=1, or ask your admin for compute_mode = "unchanged"`,
 		},
 		"with a GPU that has no isolation": {
 			func(n *node, _ *slurm.Job, _ *policy.Policy) { n.major = 6 },
@@ -68,6 +80,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 				t.Errorf("the ticket has more than the reason: %+v", ticket)
 			}
 			n.Did()
+			n.Modes[fakenode.GPUA] = site.ModeDefault // the prolog has set none
 			n.IsAsBefore("tickets/7.json")
 		})
 	}

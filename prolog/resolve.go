@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// resolution is the devices of a job, or why it is not certain which devices it has.
+// resolution is the devices of a job and its part of each, or why it is not certain which devices it has.
 type resolution struct {
 	devices []site.Device
+	part    lease.Part
 	refusal string
 }
 
@@ -22,9 +25,6 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 	if err != nil {
 		return resolution{}, err
 	}
-	if refusal := shares(gres, job); refusal != "" {
-		return resolution{refusal: refusal}, nil
-	}
 	refs, err := slurm.ResolvePositions(gres, job)
 	if err != nil {
 		return resolution{refusal: err.Error()}, nil
@@ -33,6 +33,9 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 		return resolution{refusal: fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node)}, nil
 	}
 	var found resolution
+	if found.part, err = partOf(gres, job); err != nil {
+		return resolution{refusal: err.Error()}, nil
+	}
 	switch refs[0].By {
 	case slurm.ByUUID:
 		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.Find(r.UUID) })
@@ -48,16 +51,55 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 	return found, err
 }
 
-// shares returns why a job may not have whole GPUs: Slurm itself shares the node's GPUs among jobs.
-func shares(gres slurm.Gres, job slurm.Job) string {
-	switch {
-	case job.GresMPS:
-		return fmt.Sprintf("job %d has a part of a GPU by gres/mps, and MPS here takes whole GPUs: submit it with --gres=gpu:N", job.ID)
-	case slices.Contains(gres.Shared, "shard"):
-		return fmt.Sprintf("node %s shares its GPUs by gres/shard, and Slurm does not report whether job %d has a whole "+
-			"one: submit it to a node without shards", job.Node, job.ID)
+// partOf returns the part of each GPU that Slurm has given the job. On a node with shards, nothing tells a prolog whether
+// the job has a part or whole GPUs (recorded on Slurm 22.05, 24.11 and 26.05). So other jobs may have the same GPUs, and
+// each rank finds the job's part in SLURM_SHARDS_ON_NODE.
+func partOf(gres slurm.Gres, job slurm.Job) (lease.Part, error) {
+	if job.MPSPercent > 0 {
+		return lease.Part{Gres: lease.GresMPS, Units: job.MPSPercent, Count: 100}, nil
 	}
-	return ""
+	if !slices.Contains(gres.Shared, lease.GresShard) {
+		return lease.Part{}, nil
+	}
+	position := 0
+	if len(job.GPUs) > 0 {
+		position = job.GPUs[0]
+	}
+	count, err := gres.SharedCount(lease.GresShard, position)
+	if err != nil || count == 0 { // no other job has a part of this GPU
+		return lease.Part{}, err
+	}
+	return lease.Part{Gres: lease.GresShard, Count: count}, nil
+}
+
+// singleServer returns why several daemons cannot serve the job's GPUs, if the job needs that: other jobs may have
+// daemons there, or the job has fault domains. In EXCLUSIVE_PROCESS mode, one server alone can use a GPU.
+func (p Prolog) singleServer(found resolution, grant policy.Grant) (refusal string, err error) {
+	why := fmt.Sprintf("the job has %d fault domains", grant.Domains)
+	if found.part.Shared() {
+		why = "Slurm shares it among jobs by gres/" + found.part.Gres
+	}
+	switch {
+	case !found.part.Shared() && grant.Domains <= 1:
+		return "", nil
+	case !found.part.Shared() && grant.Compute == policy.ComputeExclusive:
+		return why + ", and the policy sets its GPUs to EXCLUSIVE_PROCESS, in which one daemon alone can serve a GPU: " +
+			`ask for domains=1, or ask your admin for compute_mode = "unchanged"`, nil
+	}
+	for _, d := range found.devices {
+		if d.UUID.MIG() {
+			continue
+		}
+		mode, err := p.GPUs.Mode(d.UUID)
+		if err != nil {
+			return "", err
+		}
+		if mode != site.ModeDefault {
+			return fmt.Sprintf("%s is in mode %s, and %s, so that several MPS daemons must serve it: ask your admin to set it back: "+
+				"nvidia-smi -i %s -c DEFAULT", d.UUID, mode, why, d.UUID), nil
+		}
+	}
+	return "", nil
 }
 
 // findEach finds each device by itself, so that a failed GPU fails only the jobs that have it.

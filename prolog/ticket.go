@@ -15,17 +15,19 @@ func (p Prolog) publish(l lease.Lease, t lease.Ticket) error {
 	return errors.Join(p.Store.SetPhase(&l, lease.Opened), p.Store.WriteTicket(t))
 }
 
-func (p Prolog) ticket(l lease.Lease, a admission, devices []site.Device) lease.Ticket {
+// ticket returns the ticket of a job. The lease that serves it has the daemons: its own, or a shared one.
+func (p Prolog) ticket(l, serving lease.Lease, a admission, devices []site.Device) lease.Ticket {
 	l.Job.Groups = nil // only the lease needs them
 	g, positions := a.verdict.Grant, positions(a.job)
-	g.MaxClients = p.maxClients(l, g)
+	g.MaxClients = p.maxClients(serving, g)
 	t := lease.Ticket{
 		Job: l.Job, Rule: a.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
 		Exclusive: slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool { return gpu.NewMode == site.ModeExclusiveProcess }),
-		Daemons:   l.Daemons, ControlProgram: p.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
+		Daemons:   serving.Daemons, ControlProgram: p.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
+		Part: l.Part, Joined: l.Joined,
 	}
 	for i, device := range devices {
-		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
+		n := slices.IndexFunc(serving.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
 		position := -1
 		if positions != nil {
 			position = positions[i]

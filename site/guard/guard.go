@@ -73,6 +73,7 @@ type OfRoot struct {
 	Promise    func(time.Time)                   // is told before each wait by when the guard acts again
 	Guards     func() int                        // how many guards run on the node, about
 	Leased     func() bool                       // whether the job's lease exists; a guard without a lease ends
+	Member     func(job uint32) bool             // whether a job's processes may be clients: the job itself, or one that shares its daemon; nil for the job alone
 	Save       func(lease.GuardState)            // called by another goroutine than Run's, after changes, once a second at most
 	SaveRoom   func(lease.Room)                  // called by another goroutine than Run's, after each change
 }

@@ -10,7 +10,8 @@
 //	prolog   leases/JOB.json (opening) ─▶ claims/UUID ─▶ jobs/JOB/ ─▶ guards/JOB ─▶ leases/JOB.json (open) ─▶ tickets/JOB.json
 //	epilog   tickets/JOB.json ─▶ leases/JOB.json (closing) ─▶ jobs/JOB/ ─▶ claims/UUID ─▶ guards/JOB ─▶ leases/JOB.json
 //
-// Both hold the lock locks/JOB.
+// Both hold the lock locks/JOB. If Slurm puts several jobs on one GPU, each has a claim claims/UUID.JOB. Jobs that share a
+// daemon have their own leases, and name the daemon's lease in them first.
 package lease
 
 import (
@@ -18,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -52,6 +54,8 @@ type Lease struct {
 	// Request is the request to the policy (a policy.Request), so that it can be repeated. No undo reads it.
 	Request   json.RawMessage `json:"request,omitempty"`
 	CreatedAt time.Time       `json:"created_at"`
+	Part      Part            `json:"part,omitzero"`    // of each GPU
+	Joined    uint32          `json:"joined,omitempty"` // the shared lease whose daemons serve this job; 0 for its own
 	GPUs      []LeasedGPU     `json:"gpus"`
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
@@ -68,6 +72,16 @@ func (l Lease) UUIDs() []site.UUID {
 		list[i] = gpu.UUID
 	}
 	return list
+}
+
+// Domains returns how many daemons serve each GPU of the lease.
+func (l Lease) Domains() (n int) {
+	for _, d := range l.Daemons {
+		if slices.Equal(d.Devices, l.Daemons[0].Devices) {
+			n++
+		}
+	}
+	return n
 }
 
 // Job is the job of a lease.
@@ -100,6 +114,12 @@ type Daemon struct {
 	Proc    site.Process `json:"proc"`
 }
 
+// Limits are what a daemon limits each of its clients to.
+type Limits struct {
+	Ceiling   policy.Percent // of a GPU
+	MemoryMiB []int          // of each of the daemon's devices, in their order; nil for no limit
+}
+
 // OrphanDaemon is a daemon that no lease names. The job and the user are read from the daemon's own process.
 type OrphanDaemon struct {
 	Job    Job
@@ -120,7 +140,12 @@ type Ticket struct {
 	Daemons        []Daemon       `json:"daemons,omitempty"`
 	ControlProgram Program        `json:"control_program,omitzero"`
 	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder through which ranks of one launch exchange their shares
+	Part           Part           `json:"part,omitzero"`          // of each device
+	Joined         uint32         `json:"joined,omitempty"`       // the shared lease whose daemons and guard serve the job
 }
+
+// Guarded returns the lease whose guard holds the files of this job's clients.
+func (t Ticket) Guarded() uint32 { return cmp.Or(t.Joined, t.Job.ID) }
 
 // Program is the control program, for ranks that ask the daemon whether a fatal error is over.
 type Program struct {
@@ -157,7 +182,7 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("cannot claim %s: job %d holds it: its epilog has not closed it", e.UUID, e.Job)
+	return fmt.Sprintf("cannot claim %s: %s holds it: its epilog has not closed it", e.UUID, Name(e.Job))
 }
 
 // BusyError means that another process holds a lock: a job's lock or the store's. It names the holder if it is known.

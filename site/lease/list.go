@@ -22,9 +22,10 @@ import (
 // Claim is the content of a claim file. Err is why the content is missing: only root may read the file, or it is torn
 // or void. A void claim still names its job.
 type Claim struct {
-	UUID site.UUID
-	Job  uint32
-	Err  error
+	UUID   site.UUID
+	Job    uint32
+	Shared bool // other jobs may have claims on the device, too
+	Err    error
 }
 
 // Claims lists the claims on devices by name.
@@ -35,26 +36,29 @@ func (s *Store) Claims() ([]Claim, error) {
 	}
 	var claims []Claim
 	for _, name := range names {
-		uuid := site.UUID(name)
+		uuid, _, shared := sharedClaim(name)
+		if !shared {
+			uuid = site.UUID(name)
+		}
 		if !uuid.Valid() {
 			continue
 		}
 		var c claim
-		err := readRecord(s.claimPath(uuid), s.boot, &c)
+		err := readRecord(s.claimFile(name), s.boot, &c)
 		if errors.Is(err, ErrStaleBoot) {
-			c.Job = s.claimant(uuid)
+			c.Job = s.claimant(name)
 		}
 		if !errors.Is(err, ErrNotFound) { // removed after the folder was listed
-			claims = append(claims, Claim{uuid, c.Job, err})
+			claims = append(claims, Claim{uuid, c.Job, shared, err})
 		}
 	}
 	return claims, nil
 }
 
 // claimant returns the job that a claim of any boot names, or 0.
-func (s *Store) claimant(uuid site.UUID) uint32 {
+func (s *Store) claimant(name string) uint32 {
 	var c claim
-	content, err := site.ReadRootOwned(s.claimPath(uuid))
+	content, err := site.ReadRootOwned(s.claimFile(name))
 	if err != nil || json.Unmarshal(content, &c) != nil {
 		return 0
 	}

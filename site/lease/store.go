@@ -73,9 +73,9 @@ func (s *Store) JobDir(job uint32) string {
 	return filepath.Join(s.dir, "jobs", strconv.FormatUint(uint64(job), 10))
 }
 
-func (s *Store) claimPath(uuid site.UUID) string {
-	return filepath.Join(s.dir, "claims", string(uuid))
-}
+func (s *Store) claimPath(uuid site.UUID) string { return s.claimFile(string(uuid)) }
+
+func (s *Store) claimFile(name string) string { return filepath.Join(s.dir, "claims", name) }
 
 func (s *Store) jobLockPath(job uint32) string {
 	return filepath.Join(s.dir, "locks", strconv.FormatUint(uint64(job), 10))
@@ -207,7 +207,7 @@ func (s *Store) claim(l Lease) error {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, site.ExplainFull(temporary, err))
 	}
 	for _, gpu := range l.GPUs {
-		if err := s.claimOne(temporary, gpu.UUID, l.Job.ID); err != nil {
+		if err := s.claimOne(temporary, gpu.UUID, l.Job.ID, l.Part.Shared()); err != nil {
 			return err
 		}
 	}
@@ -221,15 +221,26 @@ func (s *Store) claimTemporary(job uint32) string {
 	return filepath.Join(s.dir, "claims", fmt.Sprintf(".%d.new", job))
 }
 
-func (s *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
-	path := s.claimPath(uuid)
-	err := os.Link(complete, path)
-	if !errors.Is(err, fs.ErrExist) {
-		if err != nil {
-			return fmt.Errorf("cannot claim %s: %w", uuid, site.ExplainFull(path, err))
-		}
-		return nil
+// claimOne claims a device for a job: for it alone, or beside other jobs that share it.
+func (s *Store) claimOne(complete string, uuid site.UUID, job uint32, shared bool) error {
+	if err := s.claimable(uuid, job, shared); err != nil {
+		return err
 	}
+	path := s.claimFile(claimName(uuid, job, shared))
+	err := os.Link(complete, path)
+	if errors.Is(err, fs.ErrExist) { // a claim of an earlier boot, of a job without a lease, or an earlier one of this job
+		if err = remove(path); err == nil {
+			err = os.Link(complete, path)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot claim %s: %w", uuid, site.ExplainFull(path, err))
+	}
+	return nil
+}
+
+// claimable returns an *InUseError if another job holds a device, unless both share it.
+func (s *Store) claimable(uuid site.UUID, job uint32, shared bool) error {
 	holder, held, err := s.Owner(uuid)
 	if err != nil {
 		return err
@@ -237,17 +248,23 @@ func (s *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 	if held && holder != job {
 		return &InUseError{uuid, holder}
 	}
-	// This is a claim of an earlier boot, of a job without a lease, or an earlier one of this job.
-	if err := remove(path); err != nil {
+	if shared {
+		return nil
+	}
+	sharers, err := s.sharers(uuid)
+	if err != nil {
 		return err
 	}
-	if err := os.Link(complete, path); err != nil {
-		return fmt.Errorf("cannot claim %s: %w", uuid, site.ExplainFull(path, err))
+	for _, holder := range sharers {
+		if holder != job {
+			return &InUseError{uuid, holder}
+		}
 	}
 	return nil
 }
 
-// Owner returns the job that holds a device. A claim of another boot, or of a job without a lease, holds no device.
+// Owner returns the job that holds a device alone. A claim of another boot, or of a job without a lease, holds no
+// device.
 func (s *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 	var c claim
 	err = readRecord(s.claimPath(uuid), s.boot, &c)
@@ -257,12 +274,21 @@ func (s *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
-	var head header
-	err = readRecord(s.leasePath(c.Job), s.boot, &head)
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
+	leased, _ := s.leased(c.Job)
+	if !leased {
 		return 0, false, nil
 	}
-	return c.Job, true, nil // an unreadable lease holds its devices, too
+	return c.Job, true, nil
+}
+
+// leased reports whether a job has a lease of this boot. An unreadable lease counts, and has an error.
+func (s *Store) leased(job uint32) (bool, error) {
+	var head header
+	err := readRecord(s.leasePath(job), s.boot, &head)
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
+		return false, nil
+	}
+	return true, err
 }
 
 // WriteTicket writes the job's ticket. Its group may read it, and only root may write it.
@@ -352,7 +378,11 @@ func (s *Store) forget(job uint32, devices []site.UUID, others ...string) error 
 	return syncDir(filepath.Dir(path))
 }
 
+// unclaim removes a job's claims on a device.
 func (s *Store) unclaim(uuid site.UUID, job uint32) error {
+	if err := remove(s.claimFile(claimName(uuid, job, true))); err != nil {
+		return err
+	}
 	var c claim
 	err := readRecord(s.claimPath(uuid), s.boot, &c)
 	if errors.Is(err, ErrNotFound) || err == nil && c.Job != job {
@@ -386,14 +416,17 @@ func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
 }
 
 // claimedBy lists the devices whose claim names job, of any boot.
-func (s *Store) claimedBy(job uint32) ([]site.UUID, error) {
-	entries, err := os.ReadDir(filepath.Join(s.dir, "claims"))
+func (s *Store) claimedBy(job uint32) (claimed []site.UUID, err error) {
+	names, err := s.list("claims")
 	if err != nil {
-		return nil, fmt.Errorf("cannot list claims: %w", err)
+		return nil, err
 	}
-	var claimed []site.UUID
-	for _, entry := range entries {
-		uuid := site.UUID(entry.Name())
+	for _, name := range names {
+		if uuid, sharer, ok := sharedClaim(name); ok && sharer == job {
+			claimed = append(claimed, uuid)
+			continue
+		}
+		uuid := site.UUID(name)
 		if !uuid.Valid() {
 			continue
 		}

@@ -67,7 +67,7 @@ func parseTicket(content []byte) (t Ticket, err error) {
 	if err := json.Unmarshal(content, &o.fields); err != nil {
 		return Ticket{}, err
 	}
-	job, control := o.object("job"), o.object("control_program")
+	job, control, part := o.object("job"), o.object("control_program"), o.object("part")
 	t = Ticket{
 		Schema: integer[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"),
 		RefusalReason: o.text("refusal_reason"), RunWithoutMPS: o.is("run_without_mps"),
@@ -78,6 +78,8 @@ func parseTicket(content []byte) (t Ticket, err error) {
 		Grant: o.object("grant").grant(), Exclusive: o.is("exclusive"), ExchangeDir: o.text("exchange_dir"),
 		ControlProgram: Program{Path: control.text("path"), LibraryPath: control.text("library_path")},
 		Devices:        list(o, "devices", func(fields map[string]any) TicketDevice { return object{fields, &err}.device() }),
+		Part:           Part{Gres: part.text("gres"), Units: integer[int](part, "units"), Count: integer[int](part, "count")},
+		Joined:         integer[uint32](o, "joined"),
 		Daemons:        list(o, "daemons", func(fields map[string]any) Daemon { return object{fields, &err}.daemon() }),
 	}
 	return t, err

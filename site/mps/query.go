@@ -108,24 +108,21 @@ func userErrorf(format string, values ...any) error {
 	return &site.AsUserError{Err: fmt.Errorf(format, values...)}
 }
 
-// Configure waits for the daemon's first answer, sets the ceiling and reads it back. It also starts the server, so
+// Configure waits for the daemon's first answer, sets the limits and reads them back. It also starts the server, so
 // that the first rank finds one. The server's start takes 140 ms and is not waited for.
 //
 // The first answer comes 2 to 5 ms after the daemon listens (measured). The control program takes as long for one
-// line as for three, so all lines are sent at once. The server's line is the last, because a ceiling applies only to
+// line as for three, so all lines are sent at once. The server's line is the last, because limits apply only to
 // servers that start later.
-func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Daemon, ceiling policy.Percent) error {
-	lines := []string{"get_default_active_thread_percentage", fmt.Sprintf("start_server -uid %d", job.UID)}
-	if ceiling < whole {
-		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
-	}
+func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Daemon, limits lease.Limits) error {
+	lines := append(configuration(limits), fmt.Sprintf("start_server -uid %d", job.UID))
 	timeout := site.AtMostThird(ctx, firstAnswer)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		answer, err := c.ask(ctx, job, d, lines...)
 		if err == nil && len(answer) > 0 {
-			return readBack(d, ceiling, answer)
+			return readBack(d, limits, answer)
 		}
 		if err != nil && !errors.Is(err, site.ErrDaemonDown) && !errors.Is(err, errTransient) {
 			return err
@@ -135,6 +132,19 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 				errors.Join(err, ctx.Err()))
 		}
 	}
+}
+
+// configuration returns the lines that set and read limits. A limit of memory by UUID has no effect, one by the place of
+// the device among the daemon's has (measured).
+func configuration(limits lease.Limits) (lines []string) {
+	if limits.Ceiling < whole {
+		lines = append(lines, "set_default_active_thread_percentage "+limits.Ceiling.String())
+	}
+	lines = append(lines, "get_default_active_thread_percentage")
+	for i, mib := range limits.MemoryMiB {
+		lines = append(lines, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, mib), fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
+	}
+	return lines
 }
 
 const whole = policy.Percent(100_000_000)
@@ -157,19 +167,25 @@ func (c ControlProgram) WaitServer(ctx context.Context, job lease.Job, d lease.D
 	}
 }
 
-// readBack compares the daemon's answer with the ceiling. The daemon prints one decimal (measured: 33.333334 is
-// 33.3). It prints a line for each set and get, and none for start_server unless that fails.
-func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
+// readBack compares the daemon's answer with the limits. The daemon prints one decimal of the ceiling (measured:
+// 33.333334 is 33.3), in a line for each set and get. It prints a line for each get of a limit of memory, and none for
+// start_server unless that fails.
+func readBack(d lease.Daemon, limits lease.Limits, answer []string) error {
 	questions := 1
-	if ceiling < whole {
+	if limits.Ceiling < whole {
 		questions = 2
 	}
-	if len(answer) != questions {
+	if len(answer) != questions+len(limits.MemoryMiB) {
 		return userErrorf("cannot prepare daemon of %s: unexpected answer %s", d.PipeDir, excerpt(answer...))
 	}
 	reported, err := strconv.ParseFloat(answer[questions-1], 64)
-	if err != nil || math.Abs(reported-float64(ceiling)/1e6) > 0.0501 {
-		return userErrorf("cannot set ceiling of daemon of %s to %s percent: it answers %s", d.PipeDir, ceiling, excerpt(answer[questions-1]))
+	if err != nil || math.Abs(reported-float64(limits.Ceiling)/1e6) > 0.0501 {
+		return userErrorf("cannot set ceiling of daemon of %s to %s percent: it answers %s", d.PipeDir, limits.Ceiling, excerpt(answer[questions-1]))
+	}
+	for i, mib := range limits.MemoryMiB {
+		if reported := answer[questions+i]; reported != fmt.Sprintf("%dM", mib) {
+			return userErrorf("cannot limit memory of daemon of %s to %d MiB: it answers %s", d.PipeDir, mib, excerpt(reported))
+		}
 	}
 	return nil
 }

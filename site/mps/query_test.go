@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -132,8 +133,29 @@ func TestReadBack(t *testing.T) {
 		if c.ceiling != "100" {
 			ceiling = mustPercent(t, c.ceiling)
 		}
-		if err := readBack(lease.Daemon{}, ceiling, strings.Split(c.answer, "|")); (err == nil) != c.good {
+		limits := lease.Limits{Ceiling: ceiling}
+		if err := readBack(lease.Daemon{}, limits, strings.Split(c.answer, "|")); (err == nil) != c.good {
 			t.Errorf("ceiling %s, answer %q: %v", c.ceiling, c.answer, err)
+		}
+	}
+}
+
+// Limits of memory are set and read in the places of the devices, behind the ceiling.
+func TestLimitsOfMemory(t *testing.T) {
+	limits := lease.Limits{Ceiling: mustPercent(t, "25"), MemoryMiB: []int{35788, 4096}}
+	want := []string{
+		"set_default_active_thread_percentage 25", "get_default_active_thread_percentage",
+		"set_default_device_pinned_mem_limit 0 35788M", "get_default_device_pinned_mem_limit 0",
+		"set_default_device_pinned_mem_limit 1 4096M", "get_default_device_pinned_mem_limit 1",
+	}
+	if got := configuration(limits); !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	for answer, good := range map[string]bool{
+		"25.0|25.0|35788M|4096M": true, "25.0|25.0|35788M": false, "25.0|25.0|35788M|4G": false, "25.0|25.0|35788M|": false,
+	} {
+		if err := readBack(lease.Daemon{}, limits, strings.Split(answer, "|")); (err == nil) != good {
+			t.Errorf("answer %q: %v", answer, err)
 		}
 	}
 }
@@ -165,7 +187,7 @@ func FuzzAnswers(f *testing.F) {
 				t.Errorf("%q gives %v", said, client)
 			}
 		}
-		_ = readBack(lease.Daemon{}, whole, lines)
+		_ = readBack(lease.Daemon{}, lease.Limits{Ceiling: whole}, lines)
 	})
 }
 

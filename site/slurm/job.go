@@ -42,7 +42,7 @@ type Job struct {
 	MIG     []site.UUID // the MIG instances in Visible
 	UUIDs   []site.UUID // the whole GPUs in Visible, with Flags=env_uuid in gres.conf
 
-	GresMPS bool // the job has a part of a GPU by Slurm's gres/mps
+	MPSPercent int // the job's part of its GPU by Slurm's gres/mps, in percent; 0 if it has none
 
 	Option    string // the user's: the value of the option --mps of the SPANK plugin, "" without a value
 	HasOption bool   // whether the option was given
@@ -91,9 +91,19 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_GPUS", checked, positions(&j.GPUs)},
 		{"CUDA_VISIBLE_DEVICES", checked, j.setVisible},
 		// slurmd sets this only for the prolog of a job with gres/mps (recorded on 24.11).
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", optional, func(string) error { j.GresMPS = true; return nil }},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", optional, j.setMPSPercent},
 		{"SPANK_MPS", optional, func(value string) error { j.Option, j.HasOption = value, true; return nil }},
 	}
+}
+
+// setMPSPercent reads the part of a job with gres/mps: Slurm's units times 100 by the units of the GPU, rounded down, and
+// at least 1. A value that is none is a part whose size is not known, so other jobs may have the GPU, too.
+func (j *Job) setMPSPercent(value string) error {
+	j.MPSPercent = 100
+	if percent, err := parseDigits(value); err == nil && percent >= 1 && percent <= 100 {
+		j.MPSPercent = int(percent)
+	}
+	return nil
 }
 
 // ReadJob reads the job of a prolog or an epilog. It fails in three cases: the context is not want, a variable that

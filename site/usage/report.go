@@ -30,6 +30,8 @@ type Report struct {
 	End     time.Time `json:"end,omitzero"`
 	GPUs    []GPU     `json:"gpus"`
 	Clients []Client  `json:"clients"`
+	// SharedWith are the other jobs that had the same daemon when this job ended. The clients are those of all of them.
+	SharedWith []uint32 `json:"shared_with,omitempty"`
 	Totals
 	Faults []Fault `json:"faults,omitempty"`
 }

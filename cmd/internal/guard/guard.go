@@ -200,7 +200,7 @@ func guardJob(
 				return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
 			},
 			Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
-			Leased:  r.leased, Guards: r.guards, Published: func() bool { return store.HasTicket(job) },
+			Leased:  r.leased, Guards: r.guards, Member: func(other uint32) bool { return other == job || store.IsMember(job, other) }, Published: func() bool { return store.HasTicket(job) },
 			Save:     func(s lease.GuardState) { logFailure(log, store.SaveGuard(job, s)) },
 			SaveRoom: func(r lease.Room) { logFailure(log, store.SaveRoom(job, r)) },
 		},

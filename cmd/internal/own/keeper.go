@@ -224,7 +224,7 @@ func (k *keeper) startDaemon(ctx context.Context) (err error) {
 	if k.daemon.Proc, err = k.program.Start(ctx, k.job, k.daemon); err != nil {
 		return err
 	}
-	if err := k.program.Configure(ctx, k.job, k.daemon, policy.PercentFrom(100)); err != nil {
+	if err := k.program.Configure(ctx, k.job, k.daemon, lease.Limits{Ceiling: policy.PercentFrom(100)}); err != nil {
 		return err
 	}
 	return k.program.WaitServer(ctx, k.job, k.daemon)

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epilog
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+)
+
+// sharedLease makes a shared daemon with these members.
+func (n *node) sharedLease(members ...uint32) (id uint32) {
+	n.T.Helper()
+	n.beside = "ask for clients" // the guard's end need not wait for a daemon of job 7
+	part := lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
+	id, lock, err := n.Store.NewShared(n.T.Context())
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	n.leased(func(l *lease.Lease) {
+		l.Job.ID, l.Part = id, part
+		dir := n.Store.DaemonDir(id, 0)
+		l.Daemons[0].PipeDir, l.Daemons[0].LogDir = filepath.Join(dir, "pipe"), filepath.Join(dir, "log")
+		for i := range l.GPUs {
+			l.GPUs[i].NewMode, n.Modes[l.GPUs[i].UUID] = "", l.GPUs[i].OriginalMode
+		}
+	})
+	if err := lock.Release(); err != nil {
+		n.T.Fatal(err)
+	}
+	for _, job := range members {
+		n.leased(func(l *lease.Lease) {
+			l.Job.ID, l.Part, l.Joined, l.Daemons = job, part, id, nil
+			for i := range l.GPUs {
+				l.GPUs[i].NewMode, n.Modes[l.GPUs[i].UUID] = "", l.GPUs[i].OriginalMode
+			}
+		})
+	}
+	return id
+}
+
+// endsDaemon reports whether the last epilog has told a daemon to quit.
+func (n *node) endsDaemon() bool { return n.has("quit daemon") }
+
+// One job's epilog ends nothing of the other job. The last one's ends the daemon, and nothing is left.
+func TestTheLastMemberEndsTheDaemon(t *testing.T) {
+	n := newNode(t)
+	id := n.sharedLease(7, 8)
+	if err := n.close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Store.Read(id); err != nil || n.endsDaemon() || !n.Store.HasTicket(8) {
+		t.Errorf("the first epilog: the shared lease %v; %q", err, n.Events)
+	}
+	if n.Store.HasTicket(7) {
+		t.Error("the job's ticket is left")
+	}
+	if err := n.epilog().Close(t.Context(), 8); err != nil {
+		t.Fatal(err)
+	}
+	if !n.endsDaemon() {
+		t.Errorf("the last epilog: %q", n.Events)
+	}
+	n.IsAsBefore()
+}
+
+// Two members that end at the same moment: the one that has left names the daemon no more, so the other one ends it.
+func TestTwoMembersEndTogether(t *testing.T) {
+	n := newNode(t)
+	n.sharedLease(7, 8)
+	seven, err := n.Store.Read(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.epilog().leave(t.Context(), &seven); err != nil || n.endsDaemon() {
+		t.Fatalf("%v, %q", err, n.Events)
+	}
+	if err := n.epilog().Close(t.Context(), 8); err != nil || !n.endsDaemon() {
+		t.Errorf("%v, %q", err, n.Events)
+	}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.IsAsBefore()
+}
+
+// If the shared daemon cannot be ended, the job's lease stays, and the next epilog of the job ends the daemon.
+func TestASharedDaemonThatDoesNotEnd(t *testing.T) {
+	n := newNode(t)
+	id := n.sharedLease(7)
+	broken := errors.New("it does not end")
+	n.Fail["empty group-7-0"] = broken
+	if err := n.close(); !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	if members, err := n.Store.Members(id); err != nil || !slices.Equal(members, []uint32{7}) {
+		t.Errorf("members %v, %v", members, err)
+	}
+	n.works("empty group-7-0")
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.IsAsBefore()
+}
+
+// A job whose shared lease never came to be, because its prolog was killed, has nothing to end.
+func TestAMemberOfNothing(t *testing.T) {
+	n := newNode(t)
+	id := n.sharedLease(7)
+	shared, err := n.Store.Read(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(n.Store.RemoveTicket(id), n.Store.RemoveDirs(id), n.Store.DeleteAndUnlock(t.Context(), shared)); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.IsAsBefore()
+}
+
+// An admin who runs the epilog of a shared daemon by hand does not end it under its jobs.
+func TestASharedDaemonInUseStays(t *testing.T) {
+	n := newNode(t)
+	id := n.sharedLease(7)
+	err := n.epilog().Close(t.Context(), id)
+	if err == nil || n.endsDaemon() {
+		t.Errorf("%v, %q", err, n.Events)
+	}
+	if _, err := n.Store.Read(id); err != nil {
+		t.Error(err)
+	}
+}
+
+// The claims of jobs that share a GPU do not harm each other's.
+func TestAJobsEndKeepsTheOthersClaims(t *testing.T) {
+	n := newNode(t)
+	n.sharedLease(7, 8)
+	if err := n.close(); err != nil {
+		t.Fatal(err)
+	}
+	claims, err := n.Store.Claims()
+	if err != nil || slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 7 }) ||
+		!slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 8 && c.UUID == fakenode.GPUA && c.Shared }) {
+		t.Errorf("%+v, %v", claims, err)
+	}
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// quarter is job 7 or 8 with a quarter of GPU A by gres/mps.
+func quarter(id uint32) slurm.Job {
+	j := job(0)
+	j.ID, j.MPSPercent = id, 25
+	return j
+}
+
+// together is a policy in which the jobs of one user share a daemon.
+func together() policy.Policy {
+	g := oneDaemon()
+	g.ShareGPU = policy.ShareUser
+	return granting(g)
+}
+
+func (n *node) mustOpenAs(j slurm.Job, rules policy.Policy) lease.Ticket {
+	n.T.Helper()
+	if outcome, err := n.open(j, rules); outcome != Opened || err != nil {
+		n.T.Fatalf("the prolog of job %d: %s, %v", j.ID, outcome, err)
+	}
+	ticket, err := n.Store.ReadTicket(j.ID)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return ticket
+}
+
+// Two jobs with parts of one GPU have a daemon each, which limits its clients to the job's part. The mode stays.
+func TestJobsWithPartsTakeTurns(t *testing.T) {
+	n := newNode(t)
+	for id := uint32(7); id <= 8; id++ {
+		ticket := n.mustOpenAs(quarter(id), granting(oneDaemon()))
+		if want := (lease.Part{Gres: "mps", Units: 25, Count: 100}); ticket.Part != want || ticket.Joined != 0 || ticket.Exclusive {
+			t.Errorf("job %d: %+v, joined %d, exclusive %t", id, ticket.Part, ticket.Joined, ticket.Exclusive)
+		}
+		if !slices.ContainsFunc(n.Events, func(e string) bool { return strings.HasPrefix(e, "set ceiling 25, memory [35788]") }) {
+			t.Errorf("job %d: %q", id, n.Events)
+		}
+	}
+	if mode := n.Modes[fakenode.GPUA]; mode != site.ModeDefault {
+		t.Errorf("mode %s", mode)
+	}
+	alone := job(0)
+	alone.ID = 9
+	if outcome, err := n.open(alone, granting(oneDaemon())); outcome != Failed || !errors.As(err, new(*lease.InUseError)) {
+		t.Errorf("a job with the whole GPU beside them: %s, %v", outcome, err)
+	}
+}
+
+// On a node with shards, the prolog does not know the part, so the daemon has no limit, and others may have the GPU.
+func TestAJobOnANodeWithShards(t *testing.T) {
+	n := newNode(t)
+	n.gres.Shared, n.gres.Units = []string{"shard"}, []slurm.SharedUnits{{Name: "shard", Count: 8}}
+	ticket := n.mustOpenAs(job(0), granting(oneDaemon()))
+	if want := (lease.Part{Gres: "shard", Count: 4}); ticket.Part != want {
+		t.Errorf("part %+v", ticket.Part)
+	}
+	if mode := n.Modes[fakenode.GPUA]; mode != site.ModeDefault {
+		t.Errorf("mode %s", mode)
+	}
+}
+
+// The second job of a user joins the first one's daemon. A job of another user gets a daemon of its own.
+func TestJobsOfAUserShareADaemon(t *testing.T) {
+	n := newNode(t)
+	first := n.mustOpenAs(quarter(7), together())
+	if !lease.IsShared(first.Joined) || len(first.Daemons) != 1 {
+		t.Fatalf("joined %d, daemons %v", first.Joined, first.Daemons)
+	}
+	second := n.mustOpenAs(quarter(8), together())
+	if second.Joined != first.Joined || !slices.EqualFunc(second.Daemons, first.Daemons, func(a, b lease.Daemon) bool { return a.PipeDir == b.PipeDir }) {
+		t.Errorf("joined %d with %v, the first %d with %v", second.Joined, second.Daemons, first.Joined, first.Daemons)
+	}
+	if slices.ContainsFunc(n.Events, func(e string) bool { return strings.HasPrefix(e, "start") }) {
+		t.Errorf("the second job starts something: %q", n.Events)
+	}
+	other := quarter(9)
+	other.UID, other.User = 2002, "hpc2"
+	if ticket := n.mustOpenAs(other, together()); ticket.Joined == first.Joined {
+		t.Error("another user's job joins")
+	}
+	if members, err := n.Store.Members(first.Joined); err != nil || !slices.Equal(members, []uint32{7, 8}) {
+		t.Errorf("members %v, %v", members, err)
+	}
+}
+
+// A shared daemon that does not answer is not joined, and stays for its members.
+func TestASilentSharedDaemonIsNotJoined(t *testing.T) {
+	n := newNode(t)
+	first := n.mustOpenAs(quarter(7), together())
+	n.pings = errors.New("no answer")
+	second := n.mustOpenAs(quarter(8), together())
+	if second.Joined == first.Joined || second.Joined == 0 {
+		t.Errorf("joined %d, the first %d", second.Joined, first.Joined)
+	}
+	if _, err := n.Store.Read(first.Joined); err != nil {
+		t.Errorf("the first daemon's lease: %v", err)
+	}
+}
+
+// If the shared daemon cannot be started, nothing is left of the job and of the daemon.
+func TestASharedDaemonThatFails(t *testing.T) {
+	n := newNode(t)
+	n.Fail["start guard"] = errors.New("no memory")
+	if outcome, err := n.open(quarter(7), together()); outcome != Failed || err == nil {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.IsAsBefore()
+}
+
+// The prolog of a job that runs again adopts what the job shares.
+func TestAMemberIsAdopted(t *testing.T) {
+	n := newNode(t)
+	first := n.mustOpenAs(quarter(7), together())
+	if err := n.Store.RemoveTicket(7); err != nil {
+		t.Fatal(err)
+	}
+	outcome, err := n.open(quarter(7), together())
+	if outcome != Adopted || err != nil {
+		t.Fatalf("%s, %v", outcome, err)
+	}
+	if again, err := n.Store.ReadTicket(7); err != nil || again.Joined != first.Joined || len(again.Daemons) != 1 {
+		t.Errorf("%+v, %v", again, err)
+	}
+}
+
+// A prolog that was killed between its lease and the shared one leaves a number. Another job may take it.
+func TestANumberOfASharedLeaseThatNeverWas(t *testing.T) {
+	n := newNode(t)
+	id, lock, err := n.Store.NewShared(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, second, err := n.Store.NewShared(context.Background())
+	if err != nil || other == id {
+		t.Fatalf("%d and %d, %v", id, other, err)
+	}
+	if err := errors.Join(lock.Release(), second.Release()); err != nil {
+		t.Fatal(err)
+	}
+	if again, lock, err := n.Store.NewShared(context.Background()); err != nil || again != id {
+		t.Errorf("%d, %v", again, err)
+	} else if err := lock.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Each fault domain has a daemon for the same devices, and its ranks find the first one's place in the ticket.
+func TestFaultDomains(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.Domains, grant.Compute, grant.Scope = 2, policy.ComputeUnchanged, policy.ScopeGPU
+	if outcome, err := n.open(job(0, 1), granting(grant)); outcome != Opened || err != nil {
+		t.Fatalf("%s, %v", outcome, err)
+	}
+	ticket, err := n.Store.ReadTicket(7)
+	if err != nil || len(ticket.Daemons) != 4 || ticket.Devices[0].Daemon != 0 || ticket.Devices[1].Daemon != 2 {
+		t.Errorf("%v, devices %+v, %v", ticket.Daemons, ticket.Devices, err)
+	}
+	for i, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUA, fakenode.GPUB, fakenode.GPUB} {
+		if got := ticket.Daemons[i].Devices; !slices.Equal(got, []site.UUID{uuid}) {
+			t.Errorf("daemon %d serves %v", i, got)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Part is the part of each GPU that Slurm has given a job by gres/shard or gres/mps. The zero Part is whole GPUs.
+type Part struct {
+	Gres  string `json:"gres"`            // GresShard or GresMPS
+	Units int    `json:"units,omitempty"` // of Count; 0 if only the ranks know (SLURM_SHARDS_ON_NODE)
+	Count int    `json:"count"`           // units of a whole GPU
+}
+
+// The GRES that put several jobs on one GPU.
+const (
+	GresShard = "shard"
+	GresMPS   = "mps"
+)
+
+// Shared reports whether other jobs may have leases on the same GPUs.
+func (p Part) Shared() bool { return p.Gres != "" }
+
+// Percent returns the part as a percentage of a GPU. It is 0 if the part is the whole GPU or not known.
+func (p Part) Percent() policy.Percent {
+	if p.Units == 0 || p.Units >= p.Count {
+		return 0
+	}
+	return policy.PartOf(p.Units, p.Count)
+}
+
+// String returns "2 of 8 shards", "whole GPUs", or "some of 8 shards".
+func (p Part) String() string {
+	units := strconv.Itoa(p.Units)
+	switch {
+	case !p.Shared():
+		return "whole GPUs"
+	case p.Units == 0:
+		units = "some"
+	}
+	unit := "shards"
+	if p.Gres == GresMPS {
+		unit = "percent"
+	}
+	return fmt.Sprintf("%s of %d %s", units, p.Count, unit)
+}
+
+// firstShared is the number of the first lease of a shared daemon. Slurm's numbers of jobs have 26 bits.
+const firstShared = 1 << 31
+
+// IsShared reports whether a number of a lease is not a job's, but that of a daemon that several jobs of a user share.
+// Such a lease lives as long as one of its members.
+func IsShared(id uint32) bool { return id >= firstShared }
+
+// Name returns what a lease is called: "job 7", or "shared daemon 1".
+func Name(id uint32) string {
+	if IsShared(id) {
+		return fmt.Sprintf("shared daemon %d", id-firstShared+1)
+	}
+	return fmt.Sprintf("job %d", id)
+}
+
+// Members returns the jobs whose leases name a shared lease. The error is that of a lease that cannot be read, because
+// it may be a member.
+func (s *Store) Members(shared uint32) (members []uint32, err error) {
+	jobs, err := s.Jobs()
+	if err != nil {
+		return nil, err
+	}
+	for _, job := range jobs {
+		l, err := s.Read(job)
+		switch {
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrStaleBoot):
+		case err != nil:
+			return nil, err
+		case l.Joined == shared:
+			members = append(members, job)
+		}
+	}
+	return members, nil
+}
+
+// IsMember reports whether a job's lease names a shared lease.
+func (s *Store) IsMember(shared, job uint32) bool {
+	l, err := s.Read(job)
+	return err == nil && l.Joined == shared
+}
+
+// newSharedWait limits the wait for one lock while NewShared looks for a free number.
+const newSharedWait = 50 * time.Millisecond
+
+// NewShared returns a number without a lease for a shared daemon, and the lock of that lease.
+func (s *Store) NewShared(ctx context.Context) (id uint32, lock *JobLock, err error) {
+	for id = firstShared; ; id++ {
+		bound, cancel := context.WithTimeout(ctx, newSharedWait)
+		lock, err = s.Lock(bound, id)
+		cancel()
+		var busy *BusyError
+		switch {
+		case ctx.Err() != nil:
+			return 0, nil, errors.Join(ctx.Err(), err)
+		case errors.As(err, &busy):
+			continue
+		case err != nil:
+			return 0, nil, err
+		}
+		members, err := s.Members(id)
+		if _, missing := s.Read(id); errors.Is(missing, ErrNotFound) && len(members) == 0 && err == nil {
+			return id, lock, nil
+		}
+		if err = errors.Join(err, lock.Release()); err != nil {
+			return 0, nil, err
+		}
+	}
+}
+
+// sharedClaim returns the device and the job of a shared claim's name, UUID.JOB.
+func sharedClaim(name string) (uuid site.UUID, job uint32, ok bool) {
+	device, number, dotted := strings.Cut(name, ".")
+	id, err := strconv.ParseUint(number, 10, 32)
+	return site.UUID(device), uint32(id), dotted && err == nil && site.UUID(device).Valid()
+}
+
+// claimName returns the name of the file that claims a device for a job.
+func claimName(uuid site.UUID, job uint32, shared bool) string {
+	if shared {
+		return fmt.Sprintf("%s.%d", uuid, job)
+	}
+	return string(uuid)
+}
+
+// sharers returns the jobs with a lease that share a device.
+func (s *Store) sharers(uuid site.UUID) (jobs []uint32, err error) {
+	names, err := s.list("claims")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		device, job, ok := sharedClaim(name)
+		if !ok || device != uuid {
+			continue
+		}
+		if leased, err := s.leased(job); err != nil || leased {
+			jobs = append(jobs, job)
+		}
+	}
+	return jobs, nil
+}
