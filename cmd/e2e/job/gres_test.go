@@ -3,47 +3,170 @@
 package job_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// A job that has, or may have, only a part of a GPU is refused before any mode changes. It drains no node, and its
-// epilog finds nothing to do.
+// shares are the two kinds of GRES that put several jobs on one GPU, half a GPU for each job.
+var shares = []struct {
+	name, gres string
+	prolog     []string // what Slurm gives the prolog
+	task       string   // what Slurm gives a task
+}{
+	{"shard", "Name=gpu File=/dev/nvidia[0-1]\nName=shard Count=8\n", nil, "SLURM_SHARDS_ON_NODE=2"},
+	{"mps", "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n", []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"},
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"},
+}
+
+// Two jobs on one GPU run under MPS, each with its part, and take turns or share a daemon. No job's rank and no job's end
+// harms the other job. The mode of the GPU stays.
+//
+// Contract: S1, S2
 func TestJobsThatShareAGPUByGres(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name, gres, want string
-		extra            []string
-	}{
-		{"a node with shards", "Name=gpu File=/dev/nvidia[0-1]\nName=shard Count=8\n", "shares its GPUs by gres/shard", nil},
-		{"a job of gres/mps", "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n", "has a part of a GPU by gres/mps", []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := newTestNode(t, "", node.H200, node.H200)
-			p.Write(p.Gres(), c.gres)
-			for id := uint32(7); id <= 8; id++ { // two jobs on one GPU
-				job := p.Job(id, "0")
-				job.Extra = c.extra
-				p.Must(0, job, "prolog")
-				if refused := p.Ticket(id).RefusalReason; !strings.Contains(refused, c.want) {
-					t.Errorf("job %d is refused for %q", id, refused)
+	for _, share := range shares {
+		for _, how := range []string{"turns", "user"} {
+			t.Run(share.name+" "+how, func(t *testing.T) {
+				p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how)), node.H200, node.H200)
+				p.sharesGPUs(share.gres)
+				both := []testnode.Job{p.Job(7, "0"), p.Job(8, "0")}
+				for i := range both {
+					both[i].Extra = share.prolog
+					p.Must(0, both[i], "prolog")
+					if refused := p.Ticket(both[i].ID).RefusalReason; refused != "" {
+						t.Fatal(refused)
+					}
 				}
 				if modes := p.Modes(); modes != "00" {
 					t.Errorf("modes %s", modes)
 				}
-			}
-			for id := uint32(7); id <= 8; id++ {
-				p.Must(0, p.Job(id, "0"), "epilog")
-			}
-			p.Clean()
-		})
+				same := p.Ticket(7).Daemons[0].PipeDir == p.Ticket(8).Daemons[0].PipeDir
+				if same != (how == "user") {
+					t.Errorf("the jobs share a daemon: %t", same)
+				}
+				for _, job := range both {
+					p.placed(job.ID, share.task)
+				}
+				neighbour := p.neighbour(8)
+				victim := p.neighbour(7)
+				if err := victim.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				p.Must(0, both[0], "epilog")
+				p.lives(neighbour)
+				p.placed(8, share.task)
+				p.Must(0, both[0], "epilog") // closing twice is closing once
+				p.lives(neighbour)
+				if out := p.Ctl("audit").Output; strings.Contains(out, "job 7") {
+					t.Errorf("audit prints\n%s", out)
+				}
+				_ = neighbour.Process.Signal(syscall.SIGTERM)
+				_ = neighbour.Wait()
+				p.Must(0, both[1], "epilog")
+				p.Clean()
+			})
+		}
 	}
+}
+
+// sharesGPUs writes gres.conf, and slurm.conf with what it counts.
+func (p testNode) sharesGPUs(gres string) {
+	p.T.Helper()
+	p.Write(p.Gres(), gres)
+	conf := e2e.Read(p.T, p.Conf)
+	with := strings.Replace(conf, "Gres=gpu:2", "Gres=gpu:2,shard:8,mps:200", 1)
+	if with == conf {
+		p.T.Fatalf("%s has no Gres=gpu:2:\n%s", p.Conf, conf)
+	}
+	if !strings.Contains(gres, "shard") {
+		with = strings.Replace(with, "shard:8,", "", 1)
+	}
+	p.Write(p.Conf, with)
+}
+
+// placed checks that two ranks of a job divide the job's half of the GPU and of its memory.
+func (p testNode) placed(job uint32, task string) {
+	p.T.Helper()
+	cmd := p.AsUser(job, p.Command("mpirun-wrap", "--share=even", "--local-rank=0", "--local-size=2", "--dry-run", "--json"))
+	cmd.Env = append(cmd.Env, task)
+	out, err := cmd.CombinedOutput()
+	var row struct {
+		SMs    int `json:"sms"`
+		Memory int `json:"memory_mib"`
+	}
+	if err == nil {
+		err = json.Unmarshal(out, &row)
+	}
+	// A quarter of the memory that CUDA has, without the context.
+	if want := (143771-policy.ReserveMiB)/4 - policy.ContextMiB(34); err != nil || row.SMs != 34 || row.Memory != want {
+		p.T.Errorf("job %d: %+v, %v, want 34 SMs and %d MiB:\n%s", job, row, err, want, out)
+	}
+}
+
+// neighbour starts a client of a job that computes until it is asked to end.
+func (p testNode) neighbour(job uint32) *exec.Cmd {
+	return p.Client(job, "spin", "-ms", "5", "-for", "100", "-exit-idle")
+}
+
+// lives checks that a client still computes.
+func (p testNode) lives(cmd *exec.Cmd) {
+	p.T.Helper()
+	state, err := proc.ReadStat(cmd.Process.Pid)
+	if err != nil || state.State == 'Z' {
+		p.T.Errorf("the client of the other job has ended: %v\n%s", err, p.Log())
+	}
+}
+
+// A wrong address in one job's rank ends the ranks of that job alone, if the jobs take turns.
+func TestAFaultStaysInItsJob(t *testing.T) {
+	p := newTestNode(t, "", node.H200, node.H200)
+	p.sharesGPUs(shares[1].gres)
+	for id := uint32(7); id <= 8; id++ {
+		job := p.Job(id, "0")
+		job.Extra = shares[1].prolog
+		p.Must(0, job, "prolog")
+	}
+	neighbour, sibling := p.neighbour(8), p.neighbour(7)
+	fault := p.AsUser(7, p.Command("mpirun-wrap", p.CudaClient(), "fault"))
+	if out, err := fault.CombinedOutput(); err == nil {
+		t.Errorf("the fault prints %s", out)
+	}
+	if err := sibling.Wait(); err == nil {
+		t.Error("a rank of the same job has not failed: the simulation is kinder than a GPU")
+	}
+	p.lives(neighbour)
+	_ = neighbour.Process.Signal(syscall.SIGTERM)
+	_ = neighbour.Wait()
+	for id := uint32(7); id <= 8; id++ {
+		p.Must(0, p.Job(id, "0"), "epilog")
+	}
+	p.Clean()
+}
+
+// A GPU that an admin has made exclusive cannot have two jobs. The job is told, and the node is not drained.
+func TestASharedGPUInExclusiveMode(t *testing.T) {
+	p := newTestNode(t, "", node.H200, node.H200)
+	p.sharesGPUs(shares[0].gres)
+	if err := p.Sim.Node.GPU(0).Set("compute_mode", "3"); err != nil {
+		t.Fatal(err)
+	}
+	p.Must(0, p.Job(7, "0"), "prolog")
+	if refused := p.Ticket(7).RefusalReason; !strings.Contains(refused, "nvidia-smi -i "+string(p.UUID(0))+" -c DEFAULT") {
+		t.Errorf("refused for %q", refused)
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
 }
 
 // If a node also has gres/mps, a job gets its whole GPUs as on any other node.
