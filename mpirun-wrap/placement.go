@@ -234,12 +234,12 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []Ran
 	return GPUShare{gpu, device.Device, share, memory, all, ceiling, remark, memRemark}, nil
 }
 
-// part returns the job's part of each of its GPUs, 0 for whole GPUs. Slurm gives a job's shards on one GPU, as long as
-// they fit, so the shards of several GPUs are divided evenly.
+// part returns the job's part of each of its GPUs, 0 for whole GPUs. All shards of a job are on one GPU (recorded on Slurm
+// 22.05, 24.11 and 26.05), and a job with whole GPUs has none.
 func (r Rank) part(ticket lease.Ticket) policy.Percent {
 	part := ticket.Part
-	if part.Gres == lease.GresShard && part.Units == 0 {
-		part.Units, part.Count = r.Shards, part.Count*len(ticket.Devices)
+	if part.Gres == lease.GresShard {
+		part.Units = r.Shards
 	}
 	return part.Percent()
 }

@@ -1,0 +1,388 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that share one GPU by gres/mps: what they compute, and what one job's end does to the other.
+
+  trial.py run ROOT BIN CLIENT RESULTS KIND [PATTERN]   runs the trials whose names match, and adds a line of JSON for
+                                                        each to RESULTS/shared.jsonl
+  trial.py rank KIND WORK FOLDER NAME                   is a rank: computes from FOLDER/go until FOLDER/stop and prints
+                                                        what it has done
+
+The production prolog, guard, wrapper and epilog of BIN run below ROOT, without Slurm, as root. The jobs are those of two
+users. The compute mode stays as it is. KIND is torch, or driver for ranks that use libcuda alone, as on a simulated GPU.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import victim
+
+SECONDS = 4.0
+USERS = {"hpc1": 2001, "hpc2": 2002}
+
+
+def rank(kind, work, folder, name):
+    """Computes until it is told to stop. A rank that fails prints why and exits with 1."""
+    try:
+        step = WORKS[work]() if kind == "torch" else kernels(work)
+        step()
+        print("warm", flush=True)
+        until(os.path.join(folder, "go"))
+        count, began = 0, time.time()
+        while not os.path.exists(os.path.join(folder, "stop")):
+            step()
+            count += 1
+        print(json.dumps({"rank": name, "steps": count, "seconds": time.time() - began}), flush=True)
+    except Exception as e:  # a rank's neighbour has harmed it
+        print("fails: " + str(e).splitlines()[0], flush=True)
+        sys.exit(1)
+
+
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.002)
+
+
+def kernels(work):
+    """Kernels of 5 ms by libcuda, one or a queue of half a second."""
+    client = victim.Kernels(5)
+    client.open()
+
+    def step():
+        for _ in range(100 if work == "queue" else 1):
+            client.add()
+        client.wait()
+
+    return step
+
+
+def transformer():
+    """Inference of a small transformer, batch 4, as one CUDA graph."""
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 4).cuda().half().eval()
+    x = torch.randn(4, 128, 512, device="cuda", dtype=torch.float16)
+    side = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(side):
+        for _ in range(3):
+            model(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        model(x)
+
+    def step():
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return step
+
+
+def queue():
+    """Matrix products of 5 ms, queued for half a second: work in flight when the rank is killed."""
+    import torch
+
+    a = torch.randn(12288, 12288, device="cuda", dtype=torch.float16)
+    b = torch.empty_like(a)
+
+    def step():
+        for _ in range(100):
+            torch.mm(a, a, out=b)
+        torch.cuda.synchronize()
+
+    return step
+
+
+WORKS = {"transformer": transformer, "queue": queue}
+
+
+class Trial:
+    """A node below a root folder, with one GPU."""
+
+    def __init__(self, root, folder, client, results, kind):
+        self.root, self.bin, self.client, self.results, self.kind = root, folder, client, results, kind
+        self.dir = tempfile.mkdtemp(prefix="shared")
+        os.chmod(self.dir, 0o755)
+        for path in (__file__, victim.__file__):
+            shutil.copy(path, os.path.join(self.dir, os.path.basename(path)))
+        self.libraries = os.environ.get("LD_LIBRARY_PATH", "")
+        self.write("gres.conf", "Name=gpu File=/dev/nvidia0\nName=mps Count=100\n")
+        self.write("slurm.conf", "NodeName=n1 Gres=gpu:1,mps:100\n")
+        for name, uid in USERS.items():
+            self.ensure_user(name, uid)
+        self.python = self.find_python(USERS["hpc1"])
+        self.jobs, self.open = 0, []
+
+    def write(self, name, text):
+        with open(os.path.join(self.dir, name), "w") as file:
+            file.write(text)
+
+    @staticmethod
+    def ensure_user(name, uid):
+        with open("/etc/passwd") as file:
+            if re.search("^%s:" % name, file.read(), re.M):
+                return
+        for path, line in (("/etc/group", "%s:x:%d:" % (name, uid)), ("/etc/passwd", "%s:x:%d:%d::/tmp:/bin/sh" % (name, uid, uid))):
+            with open(path, "a") as file:
+                file.write(line + "\n")
+
+    def find_python(self, uid):
+        """Returns the first python3 on PATH that a user can run and that has what the ranks need."""
+        module = {"torch": "torch", "driver": "ctypes"}[self.kind]
+        test = "import importlib.util as u, sys; sys.exit(u.find_spec('%s') is None)" % module
+        for folder in os.environ["PATH"].split(":"):
+            python = os.path.join(folder, "python3")
+            try:
+                if subprocess.run([python, "-c", test], cwd="/", user=uid, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL).returncode == 0:
+                    return python
+            except OSError:
+                continue
+        raise RuntimeError("no python3 with %s on PATH that uid %d can run" % (module, uid))
+
+    def policy(self, **attributes):
+        lines = "".join('    %s = %s\n' % (k, json.dumps(v)) for k, v in attributes.items())
+        with open(os.path.join(self.root, "etc/slurm-mps/policy.hcl"), "w") as file:
+            file.write('version = 1\nrule "mps" {\n  when = true\n  grant {\n    compute_mode = "unchanged"\n%s  }\n}\n' % lines)
+
+    def hook(self, program, job):
+        env = {
+            "SLURM_SCRIPT_CONTEXT": program + "_slurmd", "SLURMD_NODENAME": "n1", "SLURM_CLUSTER_NAME": "lab",
+            "SLURM_CONF": os.path.join(self.dir, "slurm.conf"), "SLURM_JOB_ID": str(job.id), "SLURM_JOB_UID": str(job.uid),
+            "SLURM_JOB_GID": str(job.uid), "SLURM_JOB_USER": job.user, "SLURM_JOB_PARTITION": "main", "SLURM_JOB_CONSTRAINTS": "mps",
+            "SLURM_JOB_RESTART_COUNT": "0", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NTASKS": "1", "SLURM_JOB_GPUS": "0",
+            "CUDA_VISIBLE_DEVICES": "0",
+        }
+        if job.percent:
+            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(job.percent)
+        began = time.time()
+        done = subprocess.run([os.path.join(self.bin, program), "--root", self.root], env=env, cwd="/",
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+        if done.returncode:
+            raise RuntimeError("%s of job %d ends with %d: %s" % (program, job.id, done.returncode, done.stdout.decode()))
+        return time.time() - began
+
+    def job(self, user, percent):
+        self.jobs += 1
+        job = Job(self, self.jobs, user, percent)
+        self.open.append(job)
+        return job
+
+    def end(self):
+        """Ends the jobs that a failed trial has left."""
+        for job in self.open:
+            job.kill()
+            job.close()
+
+    def record(self, name, **figures):
+        line = json.dumps({"trial": name, **figures})
+        print(line, flush=True)
+        with open(os.path.join(self.results, "shared.jsonl"), "a") as file:
+            file.write(line + "\n")
+
+    def left(self):
+        """Returns what the epilogs have left."""
+        state, found = os.path.join(self.root, "run/slurm-mps"), []
+        for folder in ("leases", "claims", "tickets", "jobs", "guards"):
+            path = os.path.join(state, folder)
+            found += [folder + "/" + name for name in (os.listdir(path) if os.path.isdir(path) else [])]
+        return found
+
+
+class Job:
+    """A job of a user with a part of the GPU, between its prolog and its epilog."""
+
+    def __init__(self, trial, number, user, percent):
+        self.trial, self.id, self.user, self.uid, self.percent = trial, number, user, USERS[user], percent
+        self.ranks, self.folder = [], os.path.join(trial.dir, "job%d" % number)
+        os.mkdir(self.folder)
+        self.prolog = trial.hook("prolog", self)
+        with open(os.path.join(trial.root, "run/slurm-mps/tickets/%d.json" % number)) as file:
+            self.ticket = json.load(file)
+        if self.ticket.get("refusal_reason"):
+            raise RuntimeError("job %d is refused: %s" % (number, self.ticket["refusal_reason"]))
+
+    def start(self, n, *program):
+        """Starts n ranks as srun does."""
+        gtids = ",".join(str(i) for i in range(n))
+        for i in range(n):
+            env = {
+                "PATH": os.environ["PATH"], "HOME": "/tmp", "LD_LIBRARY_PATH": self.trial.libraries, "SLURM_JOB_ID": str(self.id),
+                "SLURM_STEP_ID": "0", "SLURM_LOCALID": str(i), "SLURM_GTIDS": gtids, "SLURM_NODEID": "0", "OMP_NUM_THREADS": "1",
+                "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+            }
+            line = [os.path.join(self.trial.bin, "mpirun-wrap"), "--root", self.trial.root]
+            line += program
+            out = open(os.path.join(self.folder, "out%d" % len(self.ranks)), "w+")
+
+            def become():
+                os.setsid()
+                os.setgroups([self.uid])
+                os.setgid(self.uid)
+                os.setuid(self.uid)
+
+            self.ranks.append((subprocess.Popen(line, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=become), out))
+
+    def compute(self, work, n):
+        self.start(n, self.trial.python, os.path.join(self.trial.dir, "trial.py"), "rank", self.trial.kind, work, self.folder, str(self.id))
+
+    def warm(self, limit=60):
+        deadline = time.time() + limit
+        for process, out in self.ranks:
+            while "warm" not in self.text(out):
+                if time.time() > deadline or process.poll() is not None:
+                    raise RuntimeError("a rank of job %d does not start: %s" % (self.id, self.text(out)))
+                time.sleep(0.01)
+
+    @staticmethod
+    def text(out):
+        with open(out.name) as file:
+            return file.read()
+
+    def tell(self, word):
+        open(os.path.join(self.folder, word), "w").close()
+
+    def rates(self):
+        """Returns the steps a second of each rank that has ended well, and the number of the others."""
+        rates, lost = [], 0
+        for process, out in self.ranks:
+            try:
+                process.wait(30)
+                line = json.loads(self.text(out).strip().splitlines()[-1])
+                rates.append(line["steps"] / line["seconds"])
+            except (subprocess.TimeoutExpired, ValueError, IndexError, TypeError):
+                lost += 1
+        return rates, lost
+
+    def living(self):
+        return sum(process.poll() is None for process, _ in self.ranks)
+
+    def kill(self):
+        """Ends all ranks as Slurm cancels a job."""
+        for process, _ in self.ranks:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        for process, _ in self.ranks:
+            process.wait(30)
+
+    def close(self):
+        if self in self.trial.open:
+            self.trial.open.remove(self)
+        return self.trial.hook("epilog", self)
+
+
+def together(t, name, users, ranks, percent, work="transformer", **policy):
+    """Jobs compute at the same time for SECONDS."""
+    t.policy(**policy)
+    jobs = [t.job(user, percent) for user in users]
+    for job in jobs:
+        job.compute(work, ranks)
+    for job in jobs:
+        job.warm()
+    for job in jobs:
+        job.tell("go")
+    time.sleep(SECONDS)
+    for job in jobs:
+        job.tell("stop")
+    results = [job.rates() for job in jobs]
+    prologs, epilogs = [job.prolog for job in jobs], [job.close() for job in jobs]
+    t.record(name, users=users, ranks=ranks, percent=percent, policy=policy, rates=[sum(r) for r, _ in results],
+             lost=[lost for _, lost in results], prolog=prologs, epilog=epilogs, left=t.left())
+
+
+def harm(t, name, users, how, **policy):
+    """One job is cancelled in flight, or one of its ranks writes to a wrong address, and the other job's ranks go on."""
+    t.policy(**policy)
+    victim, other = [t.job(user, 50) for user in users]
+    other.compute("transformer", 2)
+    victim.compute("queue", 1)
+    for job in (victim, other):
+        job.warm()
+        job.tell("go")
+    time.sleep(0.5)
+    if how == "cancelled":
+        victim.kill()
+        victim.close()
+    else:
+        victim.start(1, t.client, "fault")
+        victim.ranks[-1][0].wait(30)
+    time.sleep(2)
+    lived = other.living()
+    other.tell("stop")
+    _, lost = other.rates()
+    if how != "cancelled":
+        victim.kill()
+        victim.close()
+    other.close()
+    t.record(name, users=users, how=how, policy=policy, neighbours=2, lived=min(lived, 2 - lost), left=t.left())
+
+
+def domains(t, name, k):
+    """Eight ranks of one job in k fault domains, and a wrong address in the first one."""
+    t.policy(domains=k)
+    job = t.job("hpc1", 0)
+    job.compute("transformer", 8)
+    job.warm()
+    job.tell("go")
+    time.sleep(SECONDS)
+    job.tell("stop")
+    rates, lost = job.rates()
+    job.close()
+    t.record(name, domains=k, ranks=8, rates=[sum(rates)], lost=lost, left=t.left())
+
+
+def domains_fault(t, name, k):
+    t.policy(domains=k)
+    job = t.job("hpc1", 0)
+    job.compute("transformer", 4)
+    job.warm()
+    job.tell("go")
+    job.start(1, t.client, "fault")  # alone in its step: domain 0
+    job.ranks[-1][0].wait(30)
+    time.sleep(2)
+    lived = job.living()
+    job.kill()
+    job.close()
+    t.record(name, domains=k, neighbours=4, lived=lived, left=t.left())
+
+
+def trials(t):
+    one, two = ["hpc1", "hpc1"], ["hpc1", "hpc2"]
+    yield "alone", lambda n: together(t, n, ["hpc1"], 4, 50)
+    yield "turns-one-user", lambda n: together(t, n, one, 4, 50, share_gpu="turns")
+    yield "user", lambda n: together(t, n, one, 4, 50, share_gpu="user")
+    yield "turns-two-users", lambda n: together(t, n, two, 4, 50, share_gpu="turns")
+    for k in (1, 2):
+        yield "domains-%d" % k, lambda n, k=k: domains(t, n, k)
+    for i in range(3):
+        yield "cancelled-turns-%d" % i, lambda n: harm(t, n, two, "cancelled", share_gpu="turns")
+        yield "cancelled-user-%d" % i, lambda n: harm(t, n, one, "cancelled", share_gpu="user")
+        yield "fault-turns-%d" % i, lambda n: harm(t, n, two, "fault", share_gpu="turns")
+        yield "fault-domains-%d" % i, lambda n: domains_fault(t, n, 2)
+    yield "fault-user", lambda n: harm(t, n, one, "fault", share_gpu="user")
+
+
+def main(root, folder, client, results, kind, pattern=""):
+    t, failed = Trial(root, folder, client, results, kind), 0
+    for name, run in trials(t):
+        if not re.search(pattern, name):
+            continue
+        try:
+            run(name)
+        except Exception as e:
+            failed = 1
+            t.record(name, error=str(e)[:2000])
+            t.end()
+    shutil.copy(os.path.join(t.root, "var/log/slurm-mps/slurm-mps.log"), os.path.join(results, "shared-log.jsonl"))
+    shutil.rmtree(t.dir)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    {"rank": rank, "run": main}[sys.argv[1]](*sys.argv[2:])
