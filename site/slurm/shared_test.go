@@ -180,3 +180,19 @@ func TestShardsOnNode(t *testing.T) {
 		}
 	}
 }
+
+// The recorded batch scripts and tasks tell their shards, and the prologs do not.
+func TestShardsOfRecordings(t *testing.T) {
+	for _, path := range recordings(t, "shared/*[0-9]-shard2-[bept]*.env", 15) {
+		who := strings.TrimSuffix(path[strings.LastIndex(path, "shard2-")+len("shard2-"):], ".env")
+		want := map[bool]int{true: 0, false: 2}[who == "prolog" || who == "epilog"]
+		if n, ok, err := ShardsOnNode(recording(t, path)); n != want || ok != (want > 0) || err != nil {
+			t.Errorf("%s: %d, %v, %v, want %d", path, n, ok, err, want)
+		}
+	}
+	for _, path := range recordings(t, "shared/*-shard2-step1-task0.env", 3) {
+		if n, _, err := ShardsOnNode(recording(t, path)); n != 1 || err != nil {
+			t.Errorf("%s: %d, %v, want 1", path, n, err)
+		}
+	}
+}
