@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench own-yama clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-bench own-yama clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -202,7 +202,9 @@ gpu-room-pack: ## the files for gpu-room, in one file, .build/gpu-room.tar.xz
 	cd $(BUILT)/bin && cp prolog epilog guard gpu-usage mpirun-wrap mpsctl $(ROOM)/bin/
 	cp -r $(BUILT)/sim/bin $(BUILT)/sim/lib $(ROOM)/sim/
 	cp site/lab/ends/victim.py $(ROOM)/ends/ && cp site/lab/room/room.py $(ROOM)/room/
+	cp site/lab/shared/trial.py $(ROOM)/ends/
 	go build -trimpath -ldflags '-s -w' -o $(ROOM)/trial ./site/lab/room
+	go build -trimpath -ldflags '-s -w' -o $(ROOM)/shared ./site/lab/shared
 	strip $(ROOM)/bin/* $(ROOM)/sim/bin/nvidia-cuda-mps-*
 	tar -C $(BUILT)/small -cf - room | xz -T0 -6 >$(BUILT)/gpu-room.tar.xz && rm -rf $(BUILT)/small
 
@@ -222,6 +224,10 @@ gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
 # Makes memory, places and time of a GPU short while clients end (see site/lab/gpu-room.sh). A second run continues.
 gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
 	site/lab/gpu-room.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
+
+# Jobs that share a GPU by gres/mps, and fault domains (see site/lab/gpu-shared.sh).
+gpu-shared: gpu-room-pack ## try jobs that share a GPU, in turns and together
+	site/lab/gpu-shared.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
 
 # Measures what ranks get of the GPU under every rule. A second run continues after the last result.
 gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
