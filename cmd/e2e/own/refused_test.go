@@ -26,7 +26,7 @@ func TestASentenceForEachRefusal(t *testing.T) {
 	}{
 		{name: "no GPU", models: []node.Model{node.H200}, env: []string{"CUDA_VISIBLE_DEVICES=7"}, want: `cannot find a GPU: no GPU can be opened: CUDA_VISIBLE_DEVICES is "7"`},
 		{name: "a GPU for each task", models: []node.Model{node.H200, node.H200},
-			env:  append(inStep(7, 0, 0, 2), "SLURM_GPUS_PER_TASK=1", "SLURM_TASKS_PER_NODE=2", "SLURM_STEP_GPUS=0", "CUDA_VISIBLE_DEVICES=0"),
+			env:  append(inStep(7, 0, 0, 2), "SLURM_NTASKS_PER_GPU=1", "SLURM_STEP_GPUS=0", "CUDA_VISIBLE_DEVICES=0"),
 			want: "cannot use --own: Slurm gives each task of this step GPUs of its own: ask for --gpus-per-node or --gres=gpu:N in place of --gpus-per-task"},
 		{name: "MIG", models: []node.Model{node.H100SXM.Cut(node.H100Slice3)}, want: "is divided into MIG instances, and --own serves whole GPUs"},
 		{name: "no control program", models: []node.Model{node.H200}, env: []string{"PATH=/bin"},
@@ -110,7 +110,7 @@ func TestOptions(t *testing.T) {
 	}{
 		{"--share=even --gpu=block", 3, []string{"sm=66 ", "sm=66 ", "sm=132 "}},
 		{"--share=25% --gpu=cyclic", 2, []string{"sm=32 ", "sm=32 "}},
-		{"--mem=8G", 1, []string{"total=8192MiB"}},
+		{"--mem=8G", 1, []string{"free=8271MiB"}},
 		{"--share=none --gpu=all", 2, []string{"ndev=2", "ndev=2"}},
 	} {
 		t.Run(c.flags, func(t *testing.T) {

@@ -282,11 +282,8 @@ func (k *keeper) serveOn() (stop func()) {
 	go func() {
 		defer close(ended)
 		for k.process.Load() != nil && waitEnd(ctx, *k.process.Load()) {
-			err := endDaemon(k.folders) // its server may outlive it
-			if err == nil {
-				err = k.startDaemon()
-			}
-			if err != nil {
+			waitServers(ctx, k.folders.PipeDir)
+			if err := k.startDaemon(); err != nil {
 				_ = k.refuse(err)
 				return
 			}
@@ -294,6 +291,18 @@ func (k *keeper) serveOn() (stop func()) {
 		}
 	}()
 	return func() { cancel(); <-ended }
+}
+
+// waitServers waits a moment until the servers of a daemon that has ended have ended, too. Control programs of the user
+// are left alone: one of them may have told the daemon to quit.
+func waitServers(ctx context.Context, pipes string) {
+	for range 100 {
+		all, err := mps.FindAll(ctx)
+		if err != nil || !slices.ContainsFunc(all, func(p mps.Process) bool { return p.Role == mps.RoleServer && p.PipeDir == pipes }) {
+			return
+		}
+		site.Sleep(ctx, 10*time.Millisecond)
+	}
 }
 
 // waitEnd waits for the end of a process. It reports false if ctx ends first.
