@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"golang.org/x/sys/unix"
@@ -26,11 +27,11 @@ const (
 	ranksFolder = "ranks" // a file for each rank's pid, with its start time
 )
 
-// openFolder makes or finds the step's folder: in the first place of $TMPDIR, /tmp and /dev/shm that can have it. All
-// ranks of a step find the same place, if they have the same $TMPDIR.
-func openFolder(name string, env slurm.Env) (string, error) {
+// openFolder makes or finds the step's folder in the first place that can have it. All ranks of a step find the same
+// place, if they have the same $TMPDIR.
+func openFolder(name string, bases []string) (string, error) {
 	var failed error
-	for _, base := range bases(env) {
+	for _, base := range bases {
 		dir := filepath.Join(base, name)
 		err := checkBase(base)
 		if err == nil {
@@ -47,6 +48,7 @@ func openFolder(name string, env slurm.Env) (string, error) {
 	return "", fmt.Errorf("cannot make a folder for the MPS daemon: %s", strings.ReplaceAll(failed.Error(), "\n", "; "))
 }
 
+// bases are the places for a step's folder: $TMPDIR, /tmp and /dev/shm.
 func bases(env slurm.Env) []string {
 	all := []string{"/tmp", "/dev/shm"}
 	if dir := env["TMPDIR"]; filepath.IsAbs(dir) {
@@ -62,13 +64,17 @@ var localFileSystems = []int64{
 	unix.RAMFS_MAGIC, unix.F2FS_SUPER_MAGIC, 0x2fc12fc1, // ZFS
 }
 
+// isLocal reports whether a type of file systems is in localFileSystems. statfs has it as a signed number on some
+// machines.
+func isLocal(kind int64) bool { return slices.Contains(localFileSystems, kind&0xffffffff) }
+
 // checkBase checks that a folder is on this node, and that no other user can remove our folder from it.
 func checkBase(base string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(base, &fs); err != nil {
 		return fmt.Errorf("cannot use %s: %w", base, err)
 	}
-	if !slices.Contains(localFileSystems, int64(fs.Type)) {
+	if !isLocal(int64(fs.Type)) {
 		return fmt.Errorf("cannot use %s: it is not on a local file system (type %#x): set TMPDIR to a local folder", base, fs.Type)
 	}
 	info, err := os.Stat(base)
@@ -163,7 +169,7 @@ func removeStale(base string) {
 	}
 }
 
-// removeDead removes a folder if no process holds its locks.
+// removeDead removes a folder if no process holds its locks, and the daemon if that still runs.
 func removeDead(dir string) {
 	for _, name := range []string{keeperLock, aliveLock} {
 		lock, err := openLock(dir, name)
@@ -174,6 +180,10 @@ func removeDead(dir string) {
 		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 			return
 		}
+	}
+	pipes, _ := filepath.Glob(filepath.Join(dir, "jobs", "*", "0", "pipe"))
+	for _, pipe := range pipes {
+		_ = endDaemon(lease.Daemon{PipeDir: pipe, LogDir: filepath.Join(filepath.Dir(pipe), "log")})
 	}
 	removeFolder(dir)
 }

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -143,9 +145,19 @@ type keeper struct {
 	devices []site.Device
 	program mps.ControlProgram
 	job     lease.Job
-	daemon  lease.Daemon
+	folders lease.Daemon // the daemon without its process
+	process atomic.Pointer[site.Process]
 	store   *lease.Store
 	clients func() int // that the guard sees
+}
+
+// daemon is the daemon that was started last.
+func (k *keeper) daemon() lease.Daemon {
+	d := k.folders
+	if p := k.process.Load(); p != nil {
+		d.Proc = *p
+	}
+	return d
 }
 
 // keep is the keeper of a step. If MPS cannot be used, the ticket tells the ranks why, and the keeper stays until they
@@ -162,27 +174,54 @@ func keep(dir, job, root string, env slurm.Env) error {
 	if err != nil {
 		return err
 	}
-	k := keeper{dir: dir, root: root, clients: func() int { return 0 }}
+	k := &keeper{dir: dir, root: root, clients: func() int { return 0 }}
 	k.job = lease.Job{ID: uint32(number), UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), User: strconv.Itoa(os.Getuid())}
 	g, err := k.serve(env)
 	if err != nil {
-		err = k.store.WriteTicket(lease.Ticket{Job: k.job, RefusalReason: err.Error()})
+		err = k.refuse(err)
 	}
+	stop := k.serveOn()
 	waitForRanks(alive, k)
-	removeFolder(dir) // first, because Slurm kills a step's processes soon after its tasks
+	stop()
+	return errors.Join(err, k.end(g))
+}
+
+// end removes the folder first, because Slurm kills a step's processes soon after its tasks. From then on, new ranks may
+// make a folder of this name again, with another daemon. So a daemon is found by its folder only before, and afterwards
+// by its pid. Its servers end with it.
+func (k *keeper) end(g *guard.Guard) (err error) {
+	started := k.process.Load()
+	if started == nil {
+		err = endDaemon(k.folders)
+	}
+	removeFolder(k.dir)
 	if g != nil {
 		g.Stop()
 	}
-	return errors.Join(err, k.end())
+	if started != nil && started.Running() {
+		err = errors.Join(err, started.Kill(unix.SIGKILL))
+	}
+	return err
+}
+
+// refuse tells the ranks why they have no MPS.
+func (k *keeper) refuse(why error) error {
+	if k.store == nil {
+		return why
+	}
+	return k.store.WriteTicket(lease.Ticket{Job: k.job, RefusalReason: why.Error()})
 }
 
 // serve starts the daemon and the guard, and writes the ticket. A daemon that an earlier keeper of the step has started
-// is taken over.
+// is taken over if it has a ticket.
 func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return nil, err
 	}
+	folder := lease.ReadPrivate(k.dir, boot).DaemonDir(k.job.ID, 0)
+	k.folders = lease.Daemon{PipeDir: filepath.Join(folder, "pipe"), LogDir: filepath.Join(folder, "log")}
+	_, fresh := os.Lstat(k.folders.PipeDir)
 	if k.store, err = lease.OpenPrivate(k.dir, boot, k.job.ID); err != nil {
 		return nil, err
 	}
@@ -194,23 +233,24 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	if k.program, err = findControl(env); err != nil {
 		return nil, err
 	}
-	return k.open(earlier, env)
+	k.folders.Devices = uuids(k.devices)
+	if serves(earlier) {
+		k.process.Store(&earlier.Daemons[0].Proc)
+	} else if fresh == nil { // an earlier keeper may have died between the start and the ticket
+		if err := endDaemon(k.folders); err != nil {
+			return nil, err
+		}
+	}
+	return k.open(env)
 }
 
-func (k *keeper) open(earlier lease.Ticket, env slurm.Env) (*guard.Guard, error) {
-	folder := k.store.DaemonDir(k.job.ID, 0)
-	k.daemon = lease.Daemon{Devices: uuids(k.devices), PipeDir: filepath.Join(folder, "pipe"), LogDir: filepath.Join(folder, "log")}
-	ctx, cancel := context.WithTimeout(context.Background(), joinTime/2)
-	defer cancel()
-	if len(earlier.Daemons) > 0 && earlier.Daemons[0].Proc.Running() {
-		k.daemon.Proc = earlier.Daemons[0].Proc
-	}
+func (k *keeper) open(env slurm.Env) (*guard.Guard, error) {
 	g, err := k.guard(env)
 	if err != nil {
 		return nil, err
 	}
-	if k.daemon.Proc.PID == 0 {
-		err = k.startDaemon(ctx)
+	if k.process.Load() == nil {
+		err = k.startDaemon()
 	}
 	go g.Run()
 	if err != nil {
@@ -220,14 +260,69 @@ func (k *keeper) open(earlier lease.Ticket, env slurm.Env) (*guard.Guard, error)
 }
 
 // startDaemon starts the daemon and its server, and returns when the server runs.
-func (k *keeper) startDaemon(ctx context.Context) (err error) {
-	if k.daemon.Proc, err = k.program.Start(ctx, k.job, k.daemon); err != nil {
+func (k *keeper) startDaemon() error {
+	ctx, cancel := context.WithTimeout(context.Background(), joinTime/2)
+	defer cancel()
+	started, err := k.program.Start(ctx, k.job, k.folders)
+	if err != nil {
 		return err
 	}
-	if err := k.program.Configure(ctx, k.job, k.daemon, lease.Limits{Ceiling: policy.PercentFrom(100)}); err != nil {
+	k.process.Store(&started)
+	if err := k.program.Configure(ctx, k.job, k.daemon(), lease.Limits{Ceiling: policy.PercentFrom(100)}); err != nil {
 		return err
 	}
-	return k.program.WaitServer(ctx, k.job, k.daemon)
+	return k.program.WaitServer(ctx, k.job, k.daemon())
+}
+
+// serveOn starts the daemon again when it ends, for example because a rank has told it to quit. Between the end and the
+// start, CUDA would run a new program without MPS, so serveOn waits for the end itself. It lasts until stop.
+func (k *keeper) serveOn() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for k.process.Load() != nil && waitEnd(ctx, *k.process.Load()) {
+			waitServers(ctx, k.folders.PipeDir)
+			if err := k.startDaemon(); err != nil {
+				_ = k.refuse(err)
+				return
+			}
+			_ = k.store.WriteTicket(k.ticket())
+		}
+	}()
+	return func() { cancel(); <-ended }
+}
+
+// waitServers waits a moment until the servers of a daemon that has ended have ended, too. Control programs of the user
+// are left alone: one of them may have told the daemon to quit.
+func waitServers(ctx context.Context, pipes string) {
+	for range 100 {
+		all, err := mps.FindAll(ctx)
+		if err != nil || !slices.ContainsFunc(all, func(p mps.Process) bool { return p.Role == mps.RoleServer && p.PipeDir == pipes }) {
+			return
+		}
+		site.Sleep(ctx, 10*time.Millisecond)
+	}
+}
+
+// waitEnd waits for the end of a process. It reports false if ctx ends first.
+func waitEnd(ctx context.Context, p site.Process) bool {
+	const look = 50 // ms
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err == nil {
+		defer unix.Close(fd)
+	}
+	for ctx.Err() == nil {
+		if !p.Running() {
+			return true
+		}
+		if err != nil {
+			site.Sleep(ctx, look*time.Millisecond)
+			continue
+		}
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, look)
+	}
+	return false
 }
 
 func findControl(env slurm.Env) (mps.ControlProgram, error) {
@@ -260,7 +355,7 @@ func (k *keeper) grant() policy.Grant {
 // find these by CUDA_VISIBLE_DEVICES.
 func (k *keeper) ticket() lease.Ticket {
 	t := lease.Ticket{
-		Job: k.job, Rule: Rule, Grant: k.grant(), Daemons: []lease.Daemon{k.daemon},
+		Job: k.job, Rule: Rule, Grant: k.grant(), Daemons: []lease.Daemon{k.daemon()},
 		ControlProgram: lease.Program{Path: k.program.Path, LibraryPath: k.program.LibraryPath}, ExchangeDir: k.store.ExchangeDir(k.job.ID),
 	}
 	for _, device := range k.devices {
@@ -280,8 +375,8 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	k.clients = func() int { n := <-clients; clients <- n; return n }
 	o := guard.Options{
 		Job: k.job.ID, UID: k.job.UID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
-		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.daemon.PipeDir}, Logs: []string{k.daemon.LogDir},
-		Daemons: func() []site.Process { return []site.Process{k.daemon.Proc} },
+		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
+		Daemons: func() []site.Process { return []site.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
 		OfRoot: &guard.OfRoot{
 			Promise: func(time.Time) {}, Guards: func() int { return 1 }, Leased: func() bool { return true },
@@ -321,13 +416,12 @@ func (k *keeper) gauge(env slurm.Env) []string {
 }
 
 // waitForRanks waits until no rank of the step is left: no process has their lock, no registered process lives, and the
-// guard knows no client.
-func waitForRanks(alive *os.File, k keeper) {
+// daemon has no client.
+func waitForRanks(alive *os.File, k *keeper) {
 	for {
 		for unix.Flock(int(alive.Fd()), unix.LOCK_EX) != nil { // EINTR
 		}
-		living := registered(k.dir)
-		if len(living) == 0 && k.clients() == 0 {
+		if len(registered(k.dir)) == 0 && !k.hasClient() {
 			return
 		}
 		_ = unix.Flock(int(alive.Fd()), unix.LOCK_UN)
@@ -335,15 +429,34 @@ func waitForRanks(alive *os.File, k keeper) {
 	}
 }
 
+// hasClient reports whether a client of the daemon lives. The guard also sees the clients of the user's other daemons on
+// the GPUs, so the daemon is asked if the guard sees any.
+func (k *keeper) hasClient() bool {
+	if k.clients() == 0 || k.process.Load() == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	defer cancel()
+	clients, err := k.program.Clients(ctx, k.job, k.daemon())
+	lives := func(c site.Client) bool {
+		stat, err := site.ReadStat(c.PID)
+		return err == nil && stat.Running()
+	}
+	return err != nil && k.process.Load().Running() || slices.ContainsFunc(clients, lives)
+}
+
+// askTime limits a question. While a quit waits for clients, the daemon does not answer.
+const askTime = time.Second
+
 // endTime limits the end of the daemon. Without clients, it takes a moment.
 const endTime = 10 * time.Second
 
-// end ends the daemon and its servers.
-func (k *keeper) end() error {
-	if k.daemon.Proc.PID == 0 {
+// endDaemon ends what this user runs with a daemon's folders.
+func endDaemon(d lease.Daemon) error {
+	if d.PipeDir == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
-	return k.program.Kill(ctx, k.job, k.daemon)
+	return mps.ControlProgram{}.Kill(ctx, lease.Job{UID: uint32(os.Getuid())}, d)
 }

@@ -22,6 +22,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -135,7 +136,7 @@ func join(ctx context.Context, step Step) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := openFolder(step.name, slurm.NewEnv(step.env))
+	dir, err := openFolder(step.name, bases(slurm.NewEnv(step.env)))
 	if err != nil {
 		return nil, err
 	}
@@ -199,15 +200,22 @@ func (m *Member) keep(step Step) error {
 	return startKeeper(m.dir, step, lock)
 }
 
-// warnOfOthers prints that another MPS server runs on the node. Which GPU it has is not known: only its user can see
-// that.
+// warnOfOthers prints that another MPS server runs on the node. Which GPU a server of another user has is not known.
 func (r *Rank) warnOfOthers(ctx context.Context) {
 	all, _ := mps.FindAll(ctx)
 	for _, p := range all {
-		if p.Role == mps.RoleServer && p.UID != uint32(os.Getuid()) {
-			fmt.Fprintf(r.Err, "mpirun-wrap: an MPS server of uid %d (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns\n", p.UID, p.PID)
-			return
+		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, r.member.dir+"/") {
+			continue
 		}
+		if _, err := os.Lstat(p.PipeDir); p.PipeDir != "" && err != nil {
+			continue // it ends at this moment: its keeper removes the folder first
+		}
+		whose := fmt.Sprintf("an MPS server of uid %d", p.UID)
+		if p.UID == uint32(os.Getuid()) {
+			whose = "another MPS server of yours"
+		}
+		fmt.Fprintf(r.Err, "mpirun-wrap: %s (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns\n", whose, p.PID)
+		return
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/driver"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/tuned"
 )
@@ -50,8 +51,27 @@ type row struct {
 	rule   policy.ShareRule
 }
 
-// readTicket reads the job's ticket. If there is no ticket, the error is the reason why nothing can be tuned.
+// readTicket reads the job's ticket. If there is no ticket, the error is the reason why nothing can be tuned. With
+// SLURM_MPS_OWN, each run has a daemon of its own, and the ticket has the GPUs that a rank then finds.
 func readTicket(call *command.Invocation) (lease.Ticket, error) {
+	ticket, err := readJobTicket(call)
+	if owned := call.Variable("SLURM_MPS_OWN"); err == nil || owned == "" || owned == "0" || ticket.RefusalReason != "" {
+		return ticket, err
+	}
+	node := driver.Node{Root: call.Paths.Root}
+	devices, err := node.GPUs()
+	if list := call.Variable("CUDA_VISIBLE_DEVICES"); err == nil && list != "" {
+		devices, err = driver.Visible(devices, list)
+	}
+	own := lease.Ticket{Grant: policy.DefaultGrant()}
+	own.Grant.MaxClients = min(own.Grant.MaxClients, policy.ClientsOf(node.Version()))
+	for _, device := range devices {
+		own.Devices = append(own.Devices, lease.TicketDevice{Device: device, Position: -1})
+	}
+	return own, err
+}
+
+func readJobTicket(call *command.Invocation) (lease.Ticket, error) {
 	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
 	if err != nil {
 		return lease.Ticket{}, errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, or in the shell of salloc")

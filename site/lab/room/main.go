@@ -66,10 +66,11 @@ func allParts() []part {
 		{"endings", "one client ends with work in flight beside two", 30, both, 5, 40 * time.Second, tryEnding},
 		{"rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 3, both, 1, 80 * time.Second, tryRate},
 		{"own-ends", "one client ends with work in flight beside two", 30, []string{withOwn}, 0, 40 * time.Second, tryEnding},
-		{"own-rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 3, []string{withGuard, withOwn}, 1, 80 * time.Second, tryRate},
+		{"own-speed", "kernels of four clients beside each other", 7, []string{withGuard, withOwn}, 1, 60 * time.Second, trySpeed},
+		{"own-rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 1, []string{withGuard, withOwn}, 1, 80 * time.Second, tryRate},
 		{"own-slots", "12 members of 46 % of the memory in 2 slots", 1, []string{withOwn}, 0, 70 * time.Second, trySlots},
 		{"own-signals", "daemon and server get the signals of a step", 1, []string{withOwn}, 0, 60 * time.Second, trySignals},
-		{"own-cost", "times of the wrapper", 1, []string{withOwn}, 0, 90 * time.Second, tryOwnCost},
+		{"own-cost", "times of the wrapper", 1, []string{withGuard, withOwn}, 0, 90 * time.Second, tryOwnCost},
 		{"cost", "times of the wrapper and the guard", 1, guarded, 0, 90 * time.Second, tryCost},
 	}
 }

@@ -119,12 +119,12 @@ func (r *room) ofOwn(mode string) (found []site.Process) {
 	return found
 }
 
-// tryOwnCost compares the start of a rank below mpirun-wrap --own, whose daemon runs, with the program alone. It also
+// tryOwnCost compares the start of a rank below the wrapper, whose daemon runs, with the program alone. With --own it also
 // measures the first start, with the daemon.
 func tryOwnCost(ctx context.Context, l *lane, _ int) (record, error) {
 	values := map[string]any{}
-	if err := l.wrapperCost(ctx, values); err != nil {
-		return record{}, err
+	if err := l.wrapperCost(ctx, values); err != nil || l.method == withGuard {
+		return record{Valid: err == nil, Good: true, Values: values}, err
 	}
 	l.killAll()
 	if err := l.closeOwn(ctx); err != nil {
@@ -145,6 +145,44 @@ func tryOwnCost(ctx context.Context, l *lane, _ int) (record, error) {
 	}
 	values["first_s"] = first
 	return record{Valid: true, Good: true, Values: values}, l.openOwn(ctx)
+}
+
+// speedTime is the time in which the kernels of clients are counted.
+const speedTime = 5 * time.Second
+
+// trySpeed counts what four clients compute beside each other. With guard and with own, they have the whole GPU under
+// MPS, so the rates should be equal.
+func trySpeed(ctx context.Context, l *lane, trial int) (record, error) {
+	const clients = 4
+	var all []rank
+	for i := range clients {
+		k, err := l.fork(ctx, fmt.Sprintf("s%d-%s-%d-%d", i, l.method, l.r.jobs, trial), "role=neighbour")
+		if err != nil {
+			return record{}, err
+		}
+		all = append(all, k)
+	}
+	for _, k := range all {
+		if err := k.await(ctx, "ready", 30*time.Second); err != nil {
+			return record{}, err
+		}
+	}
+	until(ctx, time.Second, func() bool { return false })
+	var before []count
+	for _, k := range all {
+		before = append(before, k.counted(k.name))
+	}
+	until(ctx, speedTime, func() bool { return false })
+	rate, alive := 0.0, living(ctx, time.Now(), all)
+	for i, k := range all {
+		now := k.counted(k.name)
+		rate += float64(now.kernels-before[i].kernels) / (now.clock - before[i].clock)
+		if p, lives := k.proc(); lives {
+			_ = p.Kill(unix.SIGKILL)
+		}
+	}
+	return record{Valid: before[0].clock > 0, Good: alive == clients, Values: map[string]any{"of": clients, "alive": alive,
+		"kernels_per_s": rate, "settled": l.settledAlone(ctx)}}, nil
 }
 
 // trySignals sends each signal that Slurm or a terminal sends to all processes of a step to the daemon and its server,

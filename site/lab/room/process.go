@@ -27,13 +27,20 @@ type process struct {
 	rest  []byte
 	lines []string
 	works map[string]time.Time // when a neighbour last printed its work
+	count map[string]count     // what it printed then
 	over  time.Time
 }
 
 // maxLines is the maximum number of lines that a process keeps.
 const maxLines = 2000
 
-var worksLine = regexp.MustCompile(`^(\S+) works `)
+var worksLine = regexp.MustCompile(`^(\S+) works kernels=(\d+) .*clock=([0-9.]+)`)
+
+// count is a neighbour's number of kernels, and the second in which it had done them.
+type count struct {
+	kernels int
+	clock   float64
+}
 
 func (p *process) Write(b []byte) (int, error) {
 	p.mutex.Lock()
@@ -47,6 +54,9 @@ func (p *process) Write(b []byte) (int, error) {
 		p.rest = rest
 		if m := worksLine.FindSubmatch(text); m != nil {
 			p.works[string(m[1])] = time.Now()
+			kernels, _ := strconv.Atoi(string(m[2]))
+			clock, _ := strconv.ParseFloat(string(m[3]), 64)
+			p.count[string(m[1])] = count{kernels, clock}
 			continue
 		}
 		if len(p.lines) < maxLines {
@@ -80,6 +90,12 @@ func (p *process) worked(name string) time.Time {
 	return p.works[name]
 }
 
+func (p *process) counted(name string) count {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.count[name]
+}
+
 func (p *process) isOver() bool {
 	select {
 	case <-p.ended:
@@ -108,7 +124,7 @@ func (l *lane) start(env []string, line ...string) (*process, error) {
 }
 
 func (r *room) start(stdin *os.File, env []string, line ...string) (*process, error) {
-	p := &process{ended: make(chan struct{}), works: map[string]time.Time{}}
+	p := &process{ended: make(chan struct{}), works: map[string]time.Time{}, count: map[string]count{}}
 	p.cmd = exec.Command(line[0], line[1:]...)
 	p.cmd.Dir = r.dir
 	p.cmd.Env = append(r.environment(), env...)

@@ -151,6 +151,7 @@ func (r *records) summarize(b *strings.Builder, p part, method string) {
 	var pauses []float64
 	released := map[string]int{}
 	var rates []float64
+	unit := "members"
 	for _, one := range r.all {
 		if one.Part != p.name || one.Method != method || !one.Valid {
 			continue
@@ -166,6 +167,9 @@ func (r *records) summarize(b *strings.Builder, p part, method string) {
 		if rate := one.number("members_per_s"); rate > 0 {
 			rates = append(rates, rate)
 		}
+		if rate := one.number("kernels_per_s"); rate > 0 {
+			rates, unit = append(rates, rate), "kernels"
+		}
 	}
 	if made == 0 {
 		return
@@ -173,7 +177,7 @@ func (r *records) summarize(b *strings.Builder, p part, method string) {
 	fmt.Fprintf(b, "%-8s %-5s %2d of %2d trials, %2d without harm, %g of %g alive or done", p.name, method, made, p.trials, good, alive, of)
 	if len(rates) > 0 {
 		slices.Sort(rates)
-		fmt.Fprintf(b, ", median %.4f members/s", rates[len(rates)/2])
+		fmt.Fprintf(b, ", median %.4f %s/s", rates[len(rates)/2], unit)
 	}
 	for _, reason := range slices.Sorted(maps.Keys(released)) {
 		fmt.Fprintf(b, ", %q: %d", reason, released[reason])

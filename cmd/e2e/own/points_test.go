@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// A rank that starts the daemon is killed at each of its effects. Other ranks of the step compute all the same.
+func TestAStarterKilledAnywhere(t *testing.T) {
+	e2e.JoinSweep(t, "points")
+	n := newTestNode(t, node.H200)
+	line := asUser(n.wrap(n.CudaClient(), "info"))
+	run := func(kill func(faultinject.Effect) bool) faultinject.Result {
+		return n.traced(line, inStep(7, 0, 0, 4), kill)
+	}
+	points := n.points(run)
+	for _, at := range sample(points, 12) {
+		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
+			n := n.again(t)
+			if run(n.reached(at)).Signal != syscall.SIGKILL {
+				t.Skip("not reached again") // the names of some effects depend on the time
+			}
+			n.computes(3)
+		})
+	}
+}
+
+// The keeper is killed at each of its effects while ranks wait for it, compute or end. The next keeper takes over.
+func TestAKeeperKilledAnywhere(t *testing.T) { killsMode(t, "--own-keep") }
+
+// The same for the supervisor of the keeper. The keeper serves on.
+func TestASupervisorKilledAnywhere(t *testing.T) { killsMode(t, "--own-supervise") }
+
+// killsMode kills a program of --own at each of its effects. The test starts it in place of a rank.
+func killsMode(t *testing.T, mode string) {
+	t.Helper()
+	e2e.JoinSweep(t, "points")
+	n := newTestNode(t, node.H200)
+	dir := n.folderOf(7)
+	points := n.points(func(kill func(faultinject.Effect) bool) faultinject.Result {
+		result, _ := n.tracedMode(dir, mode, kill)
+		return result
+	})
+	for _, at := range sample(points, 12) {
+		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
+			n := n.again(t)
+			result, ranks := n.tracedMode(dir, mode, n.reached(at))
+			if result.Signal != syscall.SIGKILL {
+				t.Skip("not reached again")
+			}
+			ends(0, ranks...)
+			n.computes(2)
+		})
+	}
+}
+
+// The daemon is killed after each effect of the keeper that starts it. Each rank computes under MPS, or it ends with a
+// sentence.
+func TestADaemonKilledAnywhere(t *testing.T) {
+	e2e.JoinSweep(t, "points")
+	n := newTestNode(t, node.H200)
+	dir := n.folderOf(7)
+	ticket := filepath.Join(dir, "tickets")
+	points := n.points(func(kill func(faultinject.Effect) bool) faultinject.Result {
+		served := false
+		result, _ := n.tracedMode(dir, "--own-keep", func(e faultinject.Effect) bool {
+			served = served || strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, ticket)
+			return !served && len(n.daemons()) > 0 && kill(e)
+		})
+		return result
+	})
+	for _, at := range sample(points, 5) {
+		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
+			n := n.again(t)
+			hit := n.reached(at)
+			_, ranks := n.tracedMode(dir, "--own-keep", func(e faultinject.Effect) bool {
+				if daemons := n.daemons(); len(daemons) > 0 && hit(e) {
+					kill(daemons...)
+				}
+				return false
+			})
+			for _, p := range ranks {
+				if code := p.end(); code != 0 && (code != 125 || !strings.Contains(p.text(), "mpirun-wrap: this job has no MPS: cannot ")) {
+					t.Errorf("code %d: a rank prints %s", code, p.text())
+				}
+			}
+			n.computes(2)
+		})
+	}
+}
+
+// tracedMode runs a program of --own under the tracer, in place of the one that a rank starts. As soon as it runs, three
+// ranks of the step start.
+func (n testNode) tracedMode(dir, mode string, kill func(faultinject.Effect) bool) (result faultinject.Result, ranks []*process) {
+	n.T.Helper()
+	err := errors.Join(os.MkdirAll(dir+"/ranks", 0o700), os.Chown(dir, e2e.UID, e2e.GID), os.Chown(dir+"/ranks", e2e.UID, e2e.GID))
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	line := asUser([]string{"/usr/bin/flock", "-n", "-F", dir + "/keeper", n.wrapper(), mode, dir, "7", n.Root})
+	result = n.traced(line, inStep(7, 0, 0, 3), func(e faultinject.Effect) bool {
+		if ranks == nil && (strings.Contains(e.What, dir+"/alive") || strings.HasPrefix(e.Call, "pwrite")) {
+			ranks = n.step(7, 0, 3, n.spin("0.4")...)
+		}
+		return kill(e)
+	})
+	return result, ranks
+}
+
+// asUser is a command line that becomes another one, as the user.
+func asUser(line []string) []string {
+	return append([]string{"/usr/bin/setpriv", fmt.Sprintf("--reuid=%d", e2e.UID), fmt.Sprintf("--regid=%d", e2e.GID), "--clear-groups"}, line...)
+}
+
+// traced runs a command line with the variables of a step, and kills it at an effect.
+func (n testNode) traced(line, env []string, kill func(faultinject.Effect) bool) faultinject.Result {
+	n.T.Helper()
+	result, err := faultinject.Run(n.Ctx, line, append(n.environment(), env...), faultinject.Plan{Kill: kill})
+	if err != nil {
+		n.T.Fatalf("%v\n%s", err, n.state())
+	}
+	return result
+}
+
+// points are the effects of a run that ends well.
+func (n testNode) points(run func(func(faultinject.Effect) bool) faultinject.Result) []e2e.Point {
+	n.T.Helper()
+	var found e2e.Tally
+	seen := map[e2e.Point]bool{}
+	var all []e2e.Point
+	result := run(func(e faultinject.Effect) bool {
+		if n.Changes(e) {
+			at := found.Add(n.effect(e))
+			if !seen[at] {
+				seen[at], all = true, append(all, at)
+			}
+		}
+		return false
+	})
+	if result.Code != 0 {
+		n.T.Fatalf("under the tracer: %+v\n%s", result, n.state())
+	}
+	n.clean()
+	return all
+}
+
+// The parts of an effect's name that differ between runs.
+var differing = map[*regexp.Regexp]string{
+	regexp.MustCompile(`-removing-\d+`): "-removing-N",
+	regexp.MustCompile(`ranks/\d+`):     "ranks/N",
+	regexp.MustCompile(`-[0-9a-f]{16}`): "",
+}
+
+func (n testNode) effect(e faultinject.Effect) string {
+	name := n.Name(e)
+	for _, form := range slices.Collect(maps.Keys(differing)) {
+		name = form.ReplaceAllString(name, differing[form])
+	}
+	return name
+}
+
+// reached returns a function that reports whether an effect is a point.
+func (n testNode) reached(at e2e.Point) func(faultinject.Effect) bool {
+	var found e2e.Tally
+	return func(e faultinject.Effect) bool { return n.Changes(e) && found.Add(n.effect(e)) == at }
+}
+
+// again is the same node for another point.
+func (n testNode) again(t *testing.T) testNode {
+	n.Node = n.Node.Again(t)
+	return n
+}
+
+// computes checks that ranks of the step get a daemon, and that nothing is left after them.
+func (n testNode) computes(ranks int) {
+	n.T.Helper()
+	all := n.step(7, 0, ranks, n.spin("0.2")...)
+	ends(0, all...)
+	for _, p := range all {
+		if !strings.Contains(p.text(), " done ") {
+			n.T.Errorf("a rank prints %s", p.text())
+		}
+	}
+	n.clean()
+}
+
+// folderOf is the folder of step 0 of a job.
+func (n testNode) folderOf(job int) string {
+	n.T.Helper()
+	p := n.start(inStep(job, 0, 0, 1), n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
+	ends(0, p)
+	n.clean()
+	lines := strings.Split(strings.TrimSpace(p.text()), "\n") // servers of other tests may be a message
+	return filepath.Join(lines[len(lines)-1], "../../../..")
+}
+
+// sample is one of each so many points, or all in the sweep.
+func sample(points []e2e.Point, every int) []e2e.Point {
+	if e2e.Everything {
+		return points
+	}
+	return e2e.Nth(points, min(every, max(len(points)/2, 1)))
+}

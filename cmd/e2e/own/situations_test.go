@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package own_test tests mpirun-wrap --own: a daemon without an admin. In each test, a plain user has one file of ours.
+// At the end, nothing is left of any step, and no rank has computed without MPS.
+//
+// The tests of this file are the situations in which scripts that people wrote by hand fail. docs/user.md has a table of
+// them.
+package own_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// Many ranks start at once. One of them starts the daemon, and the others wait until it serves.
+func TestStartRace(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	all := n.step(7, 0, 48, n.spin("60")...)
+	ready(all...)
+	if got := len(n.daemons()); got != 2 {
+		t.Errorf("%d processes of MPS, want a daemon and its server\n%s", got, n.state())
+	}
+	n.one("--own-supervise")
+	n.one("--own-keep")
+	lives(all...)
+	ends(0, all...)
+	n.clean()
+}
+
+// Steps of a job beside each other and after each other have a daemon each.
+func TestSecondStep(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	first := n.step(7, 0, 2, n.spin("60")...)
+	ready(first...)
+	second := n.step(7, 1, 2, n.spin("60")...)
+	ready(second...)
+	if got := len(n.daemons()); got != 4 {
+		t.Errorf("%d processes of MPS, want those of two steps\n%s", got, n.state())
+	}
+	lives(first...)
+	n.Until("end of the first daemon", func() bool { return len(n.daemons()) == 2 })
+	third := n.step(7, 2, 2, n.spin("60")...)
+	ready(third...)
+	lives(second...)
+	lives(third...)
+	n.clean()
+}
+
+// All processes of a step are killed at the same moment, as Slurm may do it. Folder, socket and pid file of the daemon
+// stay. The same step and another one start all the same, and remove them.
+func TestStaleFolder(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	for _, next := range []int{0, 1} {
+		all := n.step(7, 0, 2, n.spin("60")...)
+		ready(all...)
+		stale := n.folders()
+		n.killAll(all...)
+		if now := n.folders(); len(stale) != 1 || !slices.Equal(now, stale) {
+			t.Fatalf("folders %q, then %q", stale, now)
+		}
+		if _, err := os.Stat(filepath.Join(stale[0], "jobs/7/0/pipe/control")); err != nil {
+			t.Error(err)
+		}
+		again := n.step(7, next, 2, n.spin("60")...)
+		ready(again...)
+		lives(again...)
+		n.clean()
+	}
+}
+
+// killAll stops all processes of a step and then kills them, so that none can react.
+func (n testNode) killAll(ranks ...*process) {
+	n.T.Helper()
+	all := slices.Concat(n.of("--own-supervise"), n.of("--own-keep"), n.daemons())
+	for _, p := range ranks {
+		if stat, err := site.ReadStat(p.cmd.Process.Pid); err == nil {
+			all = append(all, stat.Process)
+		}
+	}
+	for _, p := range all {
+		_ = p.Kill(unix.SIGSTOP)
+	}
+	kill(all...)
+	for _, p := range all {
+		n.Gone(p)
+	}
+	n.Until("end of helpers", func() bool { return len(n.Strangers()) == 0 })
+}
+
+// Each of two users has a daemon, and is told of the other one's. Nobody can enter or take the other one's folder.
+func TestSecondUser(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	first := n.start(nil, n.spin("60")...)
+	ready(first)
+	second := n.startAs(e2e.UID+1, nil, n.spin("60")...)
+	ready(second)
+	if got := len(n.folders()); got != 2 || len(n.daemons()) != 4 {
+		t.Errorf("%d folders, %d processes of MPS\n%s", got, len(n.daemons()), n.state())
+	}
+	if want := "mpirun-wrap: an MPS server of uid 2001 (pid "; !strings.Contains(second.text(), want) {
+		t.Errorf("the second user reads %q, want %q", second.text(), want)
+	}
+	lives(first, second)
+	n.clean()
+}
+
+// Another user has made a folder or a link with the name of ours. It is not used, and the ranks are told why if no other
+// place is left.
+func TestForeignFolder(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	holder := n.start(nil, n.spin("60")...)
+	ready(holder)
+	ours := n.folders()[0]
+	lives(holder)
+	n.clean()
+	elsewhere := e2e.PublicDir(t)
+	for name, plant := range map[string]func() error{
+		"a folder":  func() error { return os.Mkdir(ours, 0o777) },
+		"a link":    func() error { return os.Symlink(elsewhere, ours) },
+		"a file":    func() error { return os.WriteFile(ours, nil, 0o666) },
+		"wide open": func() error { return openTo(ours) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := plant(); err != nil {
+				t.Fatal(err)
+			}
+			p := n.start(nil, n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
+			ends(0, p)
+			if out := p.text(); strings.Contains(out, ours) || !inTmp.MatchString(out) {
+				t.Errorf("the daemon's folder is %s", out)
+			}
+			if found, _ := os.ReadDir(elsewhere); len(found) > 0 {
+				t.Errorf("files behind the link: %v", found)
+			}
+			if err := os.Remove(ours); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	n.clean()
+}
+
+// inTmp is what a rank prints of a daemon below /tmp. Servers of other tests may be a message.
+var inTmp = regexp.MustCompile(`(?m)^/tmp/slurm-mps-2001-`)
+
+// openTo makes a folder of the user that others can enter.
+func openTo(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chown(dir, e2e.UID, e2e.GID); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755)
+}
+
+// A rank that crashes has its own status, and its neighbours live, also if its work is in flight.
+func TestACrash(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	all := n.step(7, 0, 3, n.spin("60")...)
+	ready(all...)
+	for end, status := range map[string]int{"exit:3": 3, "_exit:77": 77, "signal:11": 139, "signal:9": 137, "signal:6": 134} {
+		crash := n.start(inStep(7, 0, 3, 8), n.wrap(n.CudaClient(), "spin", "-ms", "100", "-queue", "5", "-for", "60", "-end", end, "-after", "0.1")...)
+		ends(status, crash)
+		if !strings.Contains(crash.text(), " ready ") {
+			t.Errorf("the crashing rank prints %s", crash.text())
+		}
+	}
+	site.Sleep(n.Ctx, e2e.HitBy)
+	late := n.start(inStep(7, 0, 4, 8), n.spin("0.1")...)
+	ends(0, late)
+	lives(all...)
+	n.clean()
+}
+
+// A rank that starts late joins the daemon of its step, if a rank still runs. Otherwise it gets a new one.
+func TestALateRank(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	first := n.step(7, 0, 2, n.spin("60")...)
+	ready(first...)
+	keeper := n.one("--own-keep")
+	late := n.start(inStep(7, 0, 1, 2), n.spin("60")...)
+	ready(late)
+	if now := n.one("--own-keep"); now != keeper {
+		t.Errorf("the keeper was %v and is %v", keeper, now)
+	}
+	lives(first...)
+	lives(late)
+	later := n.step(7, 0, 2, n.spin("60")...) // at this moment, the daemon ends
+	ready(later...)
+	lives(later...)
+	n.clean()
+}
+
+// Ranks of one step on two nodes have the same $TMPDIR, and the nodes have the same devices. Each node has its daemon.
+func TestSharedTmpdir(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	first := n.step(7, 0, 2, n.spin("60")...)
+	second := n.start(append(inStep(7, 0, 0, 1), "SLURMD_NODENAME=n2"), n.spin("60")...)
+	ready(append(first, second)...)
+	if got := len(n.folders()); got != 2 {
+		t.Errorf("%d folders, want one for each node: %s", got, n.state())
+	}
+	lives(second)
+	lives(first...)
+	n.clean()
+}
+
+// On a file system that may not be of this node alone, no folder is made. The ranks take the next place.
+func TestTmpdirOfTheNetwork(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	for _, dir := range []string{"/proc/self", "/sys/kernel", "relative", "/nonexistent", "/" + strings.Repeat("long/", 18)} {
+		p := n.start([]string{"TMPDIR=" + dir}, n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
+		ends(0, p)
+		if !inTmp.MatchString(p.text()) {
+			t.Errorf("TMPDIR=%s: the daemon's folder is %s", dir, p.text())
+		}
+	}
+	n.clean()
+}
+
+// The rank that has started the daemon is killed. The others compute on, and new ones join.
+func TestRankZeroKilled(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	all := n.step(7, 0, 1, n.spin("60")...)
+	ready(all...)
+	for rank := 1; rank < 4; rank++ {
+		all = append(all, n.start(inStep(7, 0, rank, 4), n.spin("60")...))
+	}
+	ready(all...)
+	_ = all[0].cmd.Process.Signal(unix.SIGKILL)
+	ends(137, all[0])
+	site.Sleep(n.Ctx, e2e.HitBy)
+	late := n.start(inStep(7, 0, 0, 4), n.spin("60")...)
+	ready(late)
+	lives(append(all[1:], late)...)
+	n.clean()
+}
+
+// A rank tells the daemon to quit, as a script does at its end. The other ranks compute to their ends. While the daemon
+// waits for them, CUDA refuses new clients. After that, the keeper starts the daemon again.
+func TestQuitByASibling(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	waits := n.start(inStep(7, 0, 0, 4), n.wrap("sh", "-c", "echo waits; read line; exec "+n.CudaClient()+" spin -ms 1 -for 1")...)
+	n.Until("first rank", func() bool { return strings.Contains(waits.text(), "waits") || waits.over() })
+	before := n.daemons()
+	for range 3 {
+		quit := n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
+		ends(0, quit)
+		n.Until("end of the daemon", func() bool { return !before[0].Running() })
+		late := n.start(inStep(7, 0, 2, 4), n.spin("0.1")...)
+		ends(0, late)
+		if !strings.Contains(late.text(), " done ") {
+			t.Errorf("a late rank prints %s", late.text())
+		}
+		before = n.daemons()
+	}
+	computes := n.start(inStep(7, 0, 3, 4), n.spin("60")...)
+	ready(computes)
+	n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
+	n.Until("refusal of a client", func() bool {
+		refused := n.start(inStep(7, 0, 2, 4), n.wrap(n.CudaClient(), "spin", "-for", "0")...)
+		return refused.end() == 1 && strings.Contains(refused.text(), "err=805")
+	})
+	lives(computes)
+	n.Until("new daemon", func() bool { late := n.start(inStep(7, 0, 2, 4), n.spin("0")...); return late.end() == 0 })
+	_ = waits.cmd.Process.Signal(unix.SIGKILL)
+	n.clean()
+}
+
+// The user's shell names another daemon, for example that of the default directory. The ranks have their own daemon, and
+// the other one stays as it is.
+func TestDefaultDirectory(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	other := []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(n.home, "mps"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(n.home, "mps")}
+	ends(0, n.start(other, "sh", "-c", "mkdir -p mps; nvidia-cuda-mps-control -d; echo start_server -uid 2001 | nvidia-cuda-mps-control"))
+	theirs, err := n.Below(n.home + "/")
+	if err != nil || len(theirs) != 2 {
+		t.Fatalf("%v, %v", theirs, err)
+	}
+	p := n.start(other, n.spin("60")...)
+	ready(p)
+	if got := len(n.daemons()); got != 2 {
+		t.Errorf("%d processes of MPS below TMPDIR\n%s", got, n.state())
+	}
+	if want := "mpirun-wrap: another MPS server of yours (pid "; !strings.Contains(p.text(), want) {
+		t.Errorf("it prints %q, want %q", p.text(), want)
+	}
+	lives(p)
+	n.Until("end of the daemon", func() bool { return len(n.daemons()) == 0 })
+	if !theirs[0].Running() || !theirs[1].Running() {
+		t.Error("the other daemon has ended")
+	}
+	ends(0, n.start(other, "sh", "-c", "echo quit | nvidia-cuda-mps-control"))
+	n.clean()
+}
+
+// Eight ranks on four GPUs: two on each, with half of it. CUDA_VISIBLE_DEVICES chooses among the GPUs, and ranks with
+// different lists have different daemons.
+func TestFourGPUs(t *testing.T) {
+	n := newTestNode(t, node.H200, node.H200, node.H200, node.H200)
+	all := n.step(7, 0, 8, n.wrap("--share=even", n.CudaClient(), "info", "-v")...)
+	ends(0, all...)
+	count := map[string]int{}
+	for _, p := range all {
+		found := regexp.MustCompile(`err=0\(cudaSuccess\) sm=66 ndev=1 .* uuid=(\S+)`).FindStringSubmatch(p.text())
+		if found == nil {
+			t.Fatalf("a rank prints %s", p.text())
+		}
+		count[found[1]]++
+	}
+	for gpu := range 4 {
+		if got := count[string(n.UUID(gpu))]; got != 2 {
+			t.Errorf("%d ranks on GPU %d", got, gpu)
+		}
+	}
+	n.clean()
+	left := n.start([]string{"CUDA_VISIBLE_DEVICES=0,1"}, n.spin("60")...)
+	right := n.start([]string{"CUDA_VISIBLE_DEVICES=" + string(n.UUID(2))}, n.spin("60")...)
+	ready(left, right)
+	if got := len(n.daemons()); got != 4 {
+		t.Errorf("%d processes of MPS\n%s", got, n.state())
+	}
+	lives(left, right)
+	n.clean()
+}
+
+// Several launches at once and one after the other, without Slurm. The members of an ensemble share the GPU by slots.
+func TestWithoutALauncher(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	line := fmt.Sprintf("seq 24 | xargs -P8 -n1 %s sh -c 'exec %s info'", strings.Join(n.wrap("--slots=8", "--share=even"), " "), n.CudaClient())
+	p := n.start(nil, "sh", "-c", line)
+	ends(0, p)
+	eighth := regexp.MustCompile(`err=0\(cudaSuccess\) sm=1[68] `) // 66 TPCs are not divisible by 8
+	if got := len(eighth.FindAllString(p.text(), -1)); got != 24 {
+		t.Errorf("%d of 24 members had an eighth of the GPU:\n%s", got, p.text())
+	}
+	n.clean()
+}
+
+// A daemon that is killed is started again for the ranks that come. Those that computed get CUDA's error.
+func TestTheDaemonKilled(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	waits := n.start(inStep(7, 0, 0, 4), n.wrap("sleep", "100")...)
+	n.Until("daemon", func() bool { return len(n.daemons()) == 2 })
+	hit := n.start(inStep(7, 0, 1, 4), n.spin("60")...)
+	ready(hit)
+	before := n.daemons()
+	kill(before...)
+	ends(1, hit)
+	for _, p := range before { // until it has ended, a rank takes it for a daemon that serves
+		n.Gone(p)
+	}
+	if !strings.Contains(hit.text(), "err=806") {
+		t.Errorf("the rank prints %s", hit.text())
+	}
+	began := time.Now()
+	late := n.start(inStep(7, 0, 2, 4), n.spin("0.1")...)
+	ends(0, late)
+	t.Logf("a rank after the daemon's death has ended after %v: %s%s", time.Since(began), hit.text(), late.text())
+	_ = waits.cmd.Process.Signal(unix.SIGKILL)
+	n.clean()
+}

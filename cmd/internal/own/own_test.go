@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// gpuNode is the root of a node with these GPUs.
+func gpuNode(t *testing.T, models ...node.Model) string {
+	t.Helper()
+	root := t.TempDir()
+	if _, err := node.Create(root, models); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// Ranks share a daemon if they are of one step, on one node, with the same GPUs.
+func TestKey(t *testing.T) {
+	root := gpuNode(t, node.H200, node.H200)
+	base := []string{"SLURM_CLUSTER_NAME=c", "SLURMD_NODENAME=n1", "CUDA_VISIBLE_DEVICES=0,1"}
+	first := slurm.Task{JobID: 7, StepID: "0", LocalSize: 2}
+	name := func(env []string, task slurm.Task) string {
+		t.Helper()
+		s, err := NewStep(root, env, task, slurm.Binding{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("slurm-mps-%d-", os.Getuid()); len(s.name) != len(want)+16 || !strings.HasPrefix(s.name, want) {
+			t.Errorf("the folder's name is %s", s.name)
+		}
+		return s.name
+	}
+	ours := name(base, first)
+	for what, same := range map[string]string{
+		"another rank":           name(append(base, "SLURM_PROCID=1"), slurm.Task{JobID: 7, StepID: "0", LocalRank: 1, LocalSize: 2}),
+		"another launcher's":     name(base, slurm.Task{JobID: 7, StepID: "0", LocalSize: 9, Source: "hydra"}),
+		"the same GPUs, no list": name(base[:2], first),
+	} {
+		if same != ours {
+			t.Errorf("%s: %s, want %s", what, same, ours)
+		}
+	}
+	seen := map[string]string{ours: "the first rank"}
+	for what, other := range map[string]string{
+		"another step":    name(base, slurm.Task{JobID: 7, StepID: "1"}),
+		"another job":     name(base, slurm.Task{JobID: 8, StepID: "0"}),
+		"no job":          name(base, slurm.Task{}),
+		"another node":    name([]string{base[0], "SLURMD_NODENAME=n2", base[2]}, first),
+		"another cluster": name([]string{"SLURM_CLUSTER_NAME=d", base[1], base[2]}, first),
+		"one GPU":         name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=0"}, first),
+		"the other GPU":   name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=1"}, first),
+	} {
+		if seen[other] != "" {
+			t.Errorf("%s has the folder of %s", what, seen[other])
+		}
+		seen[other] = what
+	}
+}
+
+// Each step that --own cannot serve is refused with a reason.
+func TestNewStepRefuses(t *testing.T) {
+	task := slurm.Task{JobID: 7, StepID: "0", LocalSize: 2, Source: slurm.SourceStepd}
+	whole, cut := gpuNode(t, node.H200), gpuNode(t, node.H100SXM.Cut(node.H100Slice3))
+	for name, c := range map[string]struct {
+		root    string
+		env     []string
+		binding slurm.Binding
+		want    string
+	}{
+		"no GPU":          {t.TempDir(), nil, slurm.Binding{}, "cannot find a GPU: no GPU can be opened: is it a GPU node"},
+		"none visible":    {whole, []string{"CUDA_VISIBLE_DEVICES="}, slurm.Binding{}, `CUDA_VISIBLE_DEVICES is ""`},
+		"MIG":             {cut, nil, slurm.Binding{}, "is divided into MIG instances, and --own serves whole GPUs"},
+		"GPUs per task":   {whole, nil, slurm.Binding{OwnGPUs: 1}, "in place of --gpus-per-task"},
+		"tasks per a GPU": {whole, nil, slurm.Binding{TasksPerGPU: 2}, "cannot use --own: Slurm gives each task of this step GPUs of its own"},
+	} {
+		if _, err := NewStep(c.root, c.env, task, c.binding); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	alone := slurm.Task{JobID: 7, StepID: "0", LocalSize: 1, Source: slurm.SourceStepd}
+	if _, err := NewStep(whole, nil, alone, slurm.Binding{OwnGPUs: 1}); err != nil {
+		t.Errorf("a step of one task: %v", err)
+	}
+}
+
+// The rank that is the first with a name prints a message, and the others do not.
+func TestFirst(t *testing.T) {
+	m := &Member{dir: t.TempDir()}
+	if !m.first("x") || m.first("x") || !m.first("y") {
+		t.Error("not the first one alone")
+	}
+	gone := &Member{dir: filepath.Join(t.TempDir(), "gone")}
+	if gone.first("x") {
+		t.Error("a message for a step that has ended")
+	}
+}
+
+// Only the arguments of --own's own programs are taken from the user's.
+func TestMainLeavesOthersAlone(t *testing.T) {
+	for _, args := range [][]string{nil, {"./app"}, {"--own", "./app"}, {superviseMode}, {keepMode, "x"}, {pauseMode}, {gaugeMode, "x"}, {takeMode, "x"}} {
+		if code, is := Main(args, nil); is || code != 0 {
+			t.Errorf("%q: %d, %v", args, code, is)
+		}
+	}
+	if code, is := Main([]string{pauseMode, "soon"}, nil); !is || code != 1 {
+		t.Errorf("a wrong duration: %d, %v", code, is)
+	}
+}
