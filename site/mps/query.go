@@ -168,8 +168,8 @@ func (c ControlProgram) WaitServer(ctx context.Context, job lease.Job, d lease.D
 }
 
 // readBack compares the daemon's answer with the limits. The daemon prints one decimal of the ceiling (measured:
-// 33.333334 is 33.3), in a line for each set and get. It prints a line for each get of a limit of memory, and none for
-// start_server unless that fails.
+// 33.333334 is 33.3), in a line for each set and get. It prints a line for each get of a limit of memory, in whole GiB
+// (measured: 71577M is 69G), and none for start_server unless that fails.
 func readBack(d lease.Daemon, limits lease.Limits, answer []string) error {
 	questions := 1
 	if limits.Ceiling < whole {
@@ -183,7 +183,7 @@ func readBack(d lease.Daemon, limits lease.Limits, answer []string) error {
 		return userErrorf("cannot set ceiling of daemon of %s to %s percent: it answers %s", d.PipeDir, limits.Ceiling, excerpt(answer[questions-1]))
 	}
 	for i, mib := range limits.MemoryMiB {
-		if reported := answer[questions+i]; reported != fmt.Sprintf("%dM", mib) {
+		if reported := answer[questions+i]; reported != fmt.Sprintf("%dM", mib) && reported != fmt.Sprintf("%dG", mib/1024) {
 			return userErrorf("cannot limit memory of daemon of %s to %d MiB: it answers %s", d.PipeDir, mib, excerpt(reported))
 		}
 	}

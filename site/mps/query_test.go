@@ -152,7 +152,7 @@ func TestLimitsOfMemory(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	for answer, good := range map[string]bool{
-		"25.0|25.0|35788M|4096M": true, "25.0|25.0|35788M": false, "25.0|25.0|35788M|4G": false, "25.0|25.0|35788M|": false,
+		"25.0|25.0|35788M|4096M": true, "25.0|25.0|35788M": false, "25.0|25.0|34G|4G": true, "25.0|25.0|35G|4G": false, "25.0|25.0|35788M|": false,
 	} {
 		if err := readBack(lease.Daemon{}, limits, strings.Split(answer, "|")); (err == nil) != good {
 			t.Errorf("answer %q: %v", answer, err)

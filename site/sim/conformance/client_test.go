@@ -125,6 +125,9 @@ func TestMemoryLimit(t *testing.T) {
 	if got := d.ask("set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0"); got != "2G" {
 		t.Errorf("default: %q", got)
 	}
+	if got := d.ask("set_default_device_pinned_mem_limit 0 71577M\nget_default_device_pinned_mem_limit 0\nset_default_device_pinned_mem_limit 0 2G"); got != "69G" {
+		t.Errorf("default in MiB: %q", got)
+	}
 	limited("default set after the server's start", false)
 	d.ask(fmt.Sprintf("shutdown_server %d", server))
 	limited("next server", true)

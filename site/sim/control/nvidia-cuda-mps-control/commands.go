@@ -223,7 +223,17 @@ func (d *daemon) defaultPinned(words []string, _ arrival) answer {
 	if !set {
 		return answer{logged: []string{"No default pinned memory limit set for the device!"}}
 	}
-	return textAnswer(value)
+	return textAnswer(inGiB(value))
+}
+
+// inGiB returns a limit of MiB as the daemon prints it: whole GiB, rounded down (measured on an H200: 71577M is 69G).
+func inGiB(limit string) string {
+	mib, inMiB := strings.CutSuffix(limit, "M")
+	n, err := strconv.Atoi(mib)
+	if !inMiB || err != nil || n < 1024 {
+		return limit
+	}
+	return strconv.Itoa(n/1024) + "G"
 }
 
 func (d *daemon) setPinned(words []string, _ arrival) answer {
