@@ -295,11 +295,12 @@ func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 
-// startedByHelper reports whether a parent is one of the guard's own programs. What such a program starts is not a
-// client: a gauge of the user's reads the GPUs with nvidia-smi.
+// startedByHelper reports whether a parent is one of the guard's own programs, which lead sessions of their own. What
+// such a program starts is not a client: a gauge of the user's reads the GPUs with nvidia-smi.
 func (g *Guard) startedByHelper(parent int) bool {
-	stat, err := g.kernel.stat(parent)
-	return err == nil && stat.Parent == g.kernel.self
+	session, err1 := unix.Getsid(parent)
+	stat, err2 := g.kernel.stat(parent)
+	return err1 == nil && err2 == nil && session == parent && stat.Parent == g.kernel.self
 }
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error

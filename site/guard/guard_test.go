@@ -367,6 +367,27 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 	}
 }
 
+// What one of the guard's own programs starts is not a client.
+func TestWhatAHelperStartsIsNoClient(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	helper, err := startProgram("/bin/sh", "-c", "cd "+r.folder+"; ("+opens+waits+"); exit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { helper.in.Close(); <-helper.reaped }()
+	if line, err := bufio.NewReader(helper.out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("it prints %q, %v", line, err)
+	}
+	started := forks(r.folder, helper.proc.PID)
+	for pid := range started {
+		r.scanOne(pid)
+	}
+	if len(started) != 1 || len(r.living) != 0 || r.files != 0 {
+		t.Errorf("of %d processes, %d are clients with %d files", len(started), len(r.living), r.files)
+	}
+}
+
 // A scan may come while a client opens its files. Before the next scan, the client may fork, and the fork may be
 // scanned first. The new file still belongs to the client.
 func TestAForkThatIsFoundWithANewFile(t *testing.T) {

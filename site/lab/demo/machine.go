@@ -172,10 +172,11 @@ func (m *machine) modes() (names []string, err error) {
 
 // entry is a line in the log of our programs.
 type entry struct {
-	Program          string
-	Job              uint32
-	Step             string
-	Clients, Outside int // in a summary
+	Program string
+	Job     uint32
+	Step    string
+	Clients int `json:"clients_seen"` // in a summary, as Outside
+	Outside int
 }
 
 // logged returns the log entries of a program's step for a job.

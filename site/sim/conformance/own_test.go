@@ -5,6 +5,7 @@ package conformance
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -67,6 +68,11 @@ func withoutMPS(t *testing.T) []string {
 func TestSignals(t *testing.T) {
 	onlySimulated(t, "it was not measured")
 	all := []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+	for _, s := range all { // a signal that this process ignores, as below nohup, would be ignored by its children
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, s)
+		defer signal.Stop(caught)
+	}
 	t.Run("each ends the daemon", func(t *testing.T) {
 		for _, s := range all {
 			d := start(t)
