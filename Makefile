@@ -227,7 +227,7 @@ gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
 gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
 	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
-# mpirun-wrap --own on a kernel with Yama, in a virtual machine. It installs qemu, and takes 5 minutes on two cores.
+# mpirun-wrap --own on a kernel with Yama, in a virtual machine. It installs qemu, and takes 5 minutes.
 own-yama: ## try --own under each ptrace_scope of Yama, in a virtual machine
 	go run ./site/lab/room -build
 	site/lab/yama.sh $(BUILT) $(BUILT)/yama-results

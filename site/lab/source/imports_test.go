@@ -54,7 +54,7 @@ var packages = map[string][]string{
 	"site/doctor":           {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
 	"site/reap":             {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
 	"cmd/internal/command":  {"cmd/internal/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/internal/mpsctl":   {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/mpsctl":   {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/internal/tune":     {"cmd/internal/cli", "cmd/internal/command", "policy", "site", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 	"cmd/mpsctl":            {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/mpsctl", "cmd/internal/tune"},
 }
