@@ -295,11 +295,15 @@ func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 
-// startedByHelper reports whether a parent is one of the guard's own programs. What such a program starts is not a
-// client: a gauge of the user's reads the GPUs with nvidia-smi.
+// startedByHelper reports whether a parent is one of the guard's own programs, in the form without root: a child that
+// runs the guard's program. What it starts is not a client: such a gauge reads the GPUs with nvidia-smi.
 func (g *Guard) startedByHelper(parent int) bool {
 	stat, err := g.kernel.stat(parent)
-	return err == nil && stat.Parent == g.kernel.self
+	if err != nil || stat.Parent != g.kernel.self {
+		return false
+	}
+	same, err := g.kernel.sameProgram(g.kernel.self, parent)
+	return same && err == nil
 }
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error
