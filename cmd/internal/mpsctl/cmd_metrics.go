@@ -51,7 +51,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 		Use: "metrics", Short: "print this node's metrics for Prometheus", Long: metricsHelp,
 		Example: "  mpsctl metrics\n  mpsctl metrics --out /var/lib/slurm-mps/metrics/slurm-mps.prom\n" +
 			"  systemctl enable --now slurm-mps-metrics.timer",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, true)
 			if err != nil {

@@ -54,7 +54,6 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
 			"  mpsctl report 4711 --html report.html",
-		DisableFlagsInUseLine: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fmt.Errorf("cannot take %q: %s takes one job: see %s --help", args[1], c.CommandPath(), c.CommandPath())
