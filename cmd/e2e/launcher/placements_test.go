@@ -371,7 +371,8 @@ func (s *launchCluster) bound() {
 	}, "-n8", "--gpus=4", "--ntasks-per-gpu=2")
 	s.try([]launchCase{
 		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
-		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9}, func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
+		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9},
+			func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
 	}, "-n9", "--gpus=4")
 }
 
