@@ -25,8 +25,9 @@ func TestExplainFull(t *testing.T) {
 		not     string
 		is      error
 	}{
-		"blocks":    {"size=4k", 0, []string{"no space left on device: the file system at DIR is full: free space: df DIR"}, "inode", unix.ENOSPC},
-		"inodes":    {"nr_inodes=1", 0, []string{"no inode left: the file system at DIR has no room for another file: remove files: df -i DIR"}, "no space", unix.ENOSPC},
+		"blocks": {"size=4k", 0, []string{"no space left on device: the file system at DIR is full: free space: df DIR"}, "inode", unix.ENOSPC},
+		"inodes": {"nr_inodes=1", 0,
+			[]string{"no inode left: the file system at DIR has no room for another file: remove files: df -i DIR"}, "no space", unix.ENOSPC},
 		"read-only": {"size=4k", unix.MS_RDONLY, []string{"read-only file system: the file system at DIR can only be read: see dmesg"}, "full", unix.EROFS},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,8 @@ func TestReplace(t *testing.T) {
 	}
 	top := t.TempDir()
 	dir, victim := filepath.Join(top, "dir"), filepath.Join(top, "victim")
-	for _, err := range []error{os.Mkdir(dir, 0o755), os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, filepath.Join(dir, "file")), os.Symlink(dir, filepath.Join(top, "link"))} {
+	for _, err := range []error{os.Mkdir(dir, 0o755), os.WriteFile(victim, []byte("precious"), 0o600),
+		os.Symlink(victim, filepath.Join(dir, "file")), os.Symlink(dir, filepath.Join(top, "link"))} {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -75,7 +75,8 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 				if err != nil {
 					continue // the policy cannot name SMs
 				}
-				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, grant.Overlap, ceiling), n, func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
+				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, grant.Overlap, ceiling), n,
+					func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
 					t.Errorf("the policy's %s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 			}

@@ -28,35 +28,35 @@ const (
 // Changes returns the differences between the policy and a later one: first blocks that were added or removed, then
 // attributes.
 func (c *Compiled) Changes(later *Compiled) []Change {
-	was, is := c.outline(), later.outline()
+	older, newer := c.outline(), later.outline()
 	var changes []Change
-	for _, e := range was.entries {
-		if e.name == "" && !is.has(e.block) {
+	for _, e := range older.entries {
+		if e.name == "" && !newer.has(e.block) {
 			changes = append(changes, Change{How: Removed, What: e.block})
 		}
 	}
-	for _, e := range is.entries {
-		if !was.has(e.block) {
+	for _, e := range newer.entries {
+		if !older.has(e.block) {
 			changes = append(changes, Change{How: Added, What: e.path(), Is: e.text})
 		}
 	}
-	for _, e := range was.entries {
-		text, has := is.text[e.path()]
+	for _, e := range older.entries {
+		text, has := newer.text[e.path()]
 		switch {
-		case !is.has(e.block):
+		case !newer.has(e.block):
 		case !has:
 			changes = append(changes, Change{How: Removed, What: e.path(), Was: e.text})
 		case text != e.text:
 			changes = append(changes, Change{Changed, e.path(), e.text, text})
 		}
 	}
-	for _, e := range is.entries {
-		if was.has(e.block) && !was.has(e.path()) {
+	for _, e := range newer.entries {
+		if older.has(e.block) && !older.has(e.path()) {
 			changes = append(changes, Change{How: Added, What: e.path(), Is: e.text})
 		}
 	}
-	if before, after := was.rulesIn(is), is.rulesIn(was); before != after {
-		changes = append(changes, Change{Changed, "order of the rules", before, after})
+	if first, second := older.rulesIn(newer), newer.rulesIn(older); first != second {
+		changes = append(changes, Change{Changed, "order of the rules", first, second})
 	}
 	return changes
 }

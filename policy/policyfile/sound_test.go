@@ -68,7 +68,8 @@ func (a *author) of(k kind) string {
 func (a *author) risky(k kind) string {
 	switch k {
 	case number:
-		return a.pick("job.gpus[0]", "job.gpus[job.restart]", "[1, 2][job.ntasks]", "local.limit[job.account]", "[for g in job.gpus : g if g > 3][0]", "local.positions[1]")
+		return a.pick("job.gpus[0]", "job.gpus[job.restart]", "[1, 2][job.ntasks]", "local.limit[job.account]",
+			"[for g in job.gpus : g if g > 3][0]", "local.positions[1]")
 	case text:
 		return a.pick(`regex("[a-z]+", job.comment)`, "job.requested[1]", `regex("^$", job.user)`, "node.features[job.uid]")
 	}
@@ -77,7 +78,8 @@ func (a *author) risky(k kind) string {
 
 func (a *author) number() string {
 	if !a.deeper() {
-		words := []string{"0", "1", "2", "48", "100", "0.1", "1e15", "0.5", "job.id", "job.uid", "job.ntasks", "job.restart", "gpu.memory", "node.gpus", "local.five", "local.big", "-3"}
+		words := []string{"0", "1", "2", "48", "100", "0.1", "1e15", "0.5", "job.id", "job.uid", "job.ntasks",
+			"job.restart", "gpu.memory", "node.gpus", "local.five", "local.big", "-3"}
 		if a.loop {
 			words = append(words, "x", "i")
 		}

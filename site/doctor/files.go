@@ -162,7 +162,7 @@ func script(file string) Script {
 }
 
 // started returns the first of our programs whose path is in a script.
-func started(content string) (name, by string) {
+func started(content string) (name, program string) {
 	for line := range strings.Lines(content) {
 		if strings.HasPrefix(strings.TrimSpace(line), "#") {
 			continue

@@ -42,9 +42,10 @@ func TestJudge(t *testing.T) {
 		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []inspect.Kind{"guard"}},
 		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []inspect.Kind{"control-groups"}},
 		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []inspect.Kind{"guard"}},
-		"an older driver":                   {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} }, []inspect.Kind{"guard"}},
-		"a driver that is new enough":       {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},
-		"versions that do not say":          {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+		"an older driver": {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} },
+			[]inspect.Kind{"guard"}},
+		"a driver that is new enough": {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},
+		"versions that do not say":    {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
 		n := sound()
 		n.Programs = nil

@@ -26,7 +26,8 @@ func newNode(t *testing.T, models ...string) Node {
 	put("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (u@h)\nGCC version:  gcc 12.2.0\n")
 	for i, model := range models {
 		bus := fmt.Sprintf("0000:%d0:00.0", i+1)
-		put("proc/driver/nvidia/gpus/"+bus+"/information", fmt.Sprintf("Model: \t\t %s\nIRQ:   \t\t 255\nGPU UUID: \t GPU-%d%d\nBus Location: \t %s\nDevice Minor: \t %d\n", model, i, i, bus, 7-i))
+		put("proc/driver/nvidia/gpus/"+bus+"/information",
+			fmt.Sprintf("Model: \t\t %s\nIRQ:   \t\t 255\nGPU UUID: \t GPU-%d%d\nBus Location: \t %s\nDevice Minor: \t %d\n", model, i, i, bus, 7-i))
 		put("sys/bus/pci/devices/"+bus+"/numa_node", fmt.Sprintf("%d\n", i/2))
 		put(fmt.Sprintf("dev/nvidia%d", 7-i), "")
 	}

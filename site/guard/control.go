@@ -44,7 +44,7 @@ const (
 
 // Running returns the guard of a job, with pid 0 if none runs.
 func (c Control) Running(job uint32) (site.Process, error) {
-	if has, err := c.Store.HasGuard(job); !has {
+	if known, err := c.Store.HasGuard(job); !known {
 		return site.Process{}, err
 	}
 	lock, guard, err := c.take(context.Background(), job, 0)
@@ -156,7 +156,7 @@ const signing = time.Second
 // End ends the guard of a job and returns when all of the guard's files are closed. A missing guard is not an error. A
 // guard that starts later finds its lease closing and ends.
 func (c Control) End(ctx context.Context, job uint32) error {
-	if has, err := c.Store.HasGuard(job); !has { // on a full file system, no lock file could be made
+	if known, err := c.Store.HasGuard(job); !known { // on a full file system, no lock file could be made
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)

@@ -114,7 +114,8 @@ func TestOtherProcessesDoNotFillTheConnector(t *testing.T) {
 }
 
 func TestAtLeast(t *testing.T) {
-	for release, want := range map[string]bool{"6.15.0": true, "6.18.44-fc": true, "7.0": true, "6.8.0-40-generic": false, "4.18.0-553.el8_10.x86_64": false, "": false} {
+	for release, want := range map[string]bool{"6.15.0": true, "6.18.44-fc": true, "7.0": true,
+		"6.8.0-40-generic": false, "4.18.0-553.el8_10.x86_64": false, "": false} {
 		if atLeast(release, 6, 15) != want {
 			t.Errorf("%q: %v", release, !want)
 		}

@@ -199,12 +199,12 @@ func (g *Guard) Run() {
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
-		until := g.wakeUp()
-		if now := time.Now(); until.Before(now) {
-			until = now
+		deadline := g.wakeUp()
+		if now := time.Now(); deadline.Before(now) {
+			deadline = now
 		}
-		g.Promise(until)
-		seen := g.events.wait(until)
+		g.Promise(deadline)
+		seen := g.events.wait(deadline)
 		now := time.Now()
 		g.kernel.asks.begin()
 		g.takers.begin()
@@ -262,22 +262,22 @@ func (g *Guard) finish() {
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp() time.Time {
 	next := g.scans.next
-	by := func(t time.Time) {
+	earliest := func(t time.Time) {
 		if t.Before(next) {
 			next = t
 		}
 	}
 	if len(g.dead)+len(g.closing) > 0 {
-		by(g.nextCheck)
+		earliest(g.nextCheck)
 	}
 	if g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 {
-		by(g.usage.lastUse.Add(usageStays + time.Millisecond))
+		earliest(g.usage.lastUse.Add(usageStays + time.Millisecond))
 	}
 	if verify := g.nextVerify(); !verify.IsZero() {
-		by(verify)
+		earliest(verify)
 	}
 	if g.changed {
-		by(g.lastSave.Add(saveEvery))
+		earliest(g.lastSave.Add(saveEvery))
 	}
 	return next
 }

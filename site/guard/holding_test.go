@@ -509,7 +509,8 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
+	u := usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1),
+		gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
 		c.died, c.namespaced = now, in

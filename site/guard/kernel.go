@@ -68,8 +68,8 @@ func newKernel(o Options) *kernel {
 	return k
 }
 
-func (k *kernel) path(of kind) string {
-	if of == controlFile {
+func (k *kernel) path(wanted kind) string {
+	if wanted == controlFile {
 		return filepath.Join(k.folder, "nvidiactl")
 	}
 	return filepath.Join(k.folder, "nvidia-uvm")
@@ -185,9 +185,9 @@ func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
 
 // compare reports whether a descriptor of this process and a descriptor of another process are the same open file.
 // The error is EBADF if the other process has closed its descriptor. It is called within ask.
-func (k *kernel) compare(own, pid, number int) (bool, error) {
+func (k *kernel) compare(fd, pid, number int) (bool, error) {
 	const kcmpFile = 0
-	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(own), uintptr(number), 0)
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(fd), uintptr(number), 0)
 	if errno != 0 {
 		return false, errno
 	}

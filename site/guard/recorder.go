@@ -53,9 +53,9 @@ func (g *Guard) startRecorder() {
 }
 
 // send writes the events to the recorder's stdin, each as a line of JSON, until there are no more.
-func (r *recorder) send(in io.WriteCloser) {
-	defer in.Close()
-	lines := json.NewEncoder(in)
+func (r *recorder) send(stdin io.WriteCloser) {
+	defer stdin.Close()
+	lines := json.NewEncoder(stdin)
 	for e := range r.events {
 		if lines.Encode(e) != nil {
 			return // the recorder has ended

@@ -50,7 +50,8 @@ func TestReleaseReason(t *testing.T) {
 		{"in order, with room", beside(func(s *situation) { s.inOrder = true }), "", false},
 		{"in order, with less than half of the room", beside(func(s *situation) { s.inOrder, s.roomy = true, false }), endedWell, false},
 		{"in order, and the room is known soon", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = 0, true, false, true }), "", false},
-		{"in order, and the room is not known in time", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = knowBy, true, false, true }), endedWell, false},
+		{"in order, and the room is not known in time",
+			beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = knowBy, true, false, true }), endedWell, false},
 
 		{"in order, and the room was there before, and is not known in time", beside(func(s *situation) {
 			s.age, s.inOrder, s.roomy, s.pending, s.roomBefore = knowBy, true, false, true, true

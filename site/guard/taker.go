@@ -320,15 +320,15 @@ func reply(socket, fd int, code unix.Errno) error {
 // receive receives a message and the file sent with it, or -1.
 func receive(socket, flags int) (message []byte, fd int, err error) {
 	message, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4))
-	n, with := 0, 0
+	n, size := 0, 0
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		n, with, _, _, err = unix.Recvmsg(socket, message, rights, flags|unix.MSG_CMSG_CLOEXEC)
+		n, size, _, _, err = unix.Recvmsg(socket, message, rights, flags|unix.MSG_CMSG_CLOEXEC)
 	}
 	if err != nil {
 		return nil, -1, fmt.Errorf("cannot receive from socket: %w", err)
 	}
 	fd = -1
-	messages, _ := unix.ParseSocketControlMessage(rights[:with])
+	messages, _ := unix.ParseSocketControlMessage(rights[:size])
 	for i := range messages {
 		if files, err := unix.ParseUnixRights(&messages[i]); err == nil && len(files) == 1 {
 			fd = files[0]

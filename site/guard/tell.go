@@ -39,13 +39,13 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 		return
 	}
 	neighbours := g.neighboursOf(c)
-	near := neighbours[0]
+	nearest := neighbours[0]
 	for _, other := range neighbours { // the launcher's own, if possible
-		if mine, best := other.group == c.group, near.group == c.group; mine && !best || mine == best && other.proc.PID < near.proc.PID {
-			near = other
+		if mine, best := other.group == c.group, nearest.group == c.group; mine && !best || mine == best && other.proc.PID < nearest.proc.PID {
+			nearest = other
 		}
 	}
-	pidfd, err := unix.FcntlInt(uintptr(near.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	pidfd, err := unix.FcntlInt(uintptr(nearest.pidfd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return
 	}
@@ -63,9 +63,9 @@ func (g *Guard) endText(c *client, neighbours int) string {
 	if name == "" {
 		name = fmt.Sprintf("process %d", c.proc.PID)
 	}
-	how, where := "with ", "its GPU"
+	link, where := "with ", "its GPU"
 	if c.exit.raw&0x7f != 0 {
-		how = "by "
+		link = "by "
 	}
 	if i := bits.TrailingZeros64(c.gpus); i < len(g.Minors) {
 		where = fmt.Sprintf("GPU %d", g.Minors[i])
@@ -74,7 +74,7 @@ func (g *Guard) endText(c *client, neighbours int) string {
 	if neighbours == 1 {
 		verb = "goes"
 	}
-	return fmt.Sprintf("slurm-mps: %s ended %s%s while %s had work; its %s %s on\n", name, how, c.exit, where, site.Count(neighbours, "neighbour"), verb)
+	return fmt.Sprintf("slurm-mps: %s ended %s%s while %s had work; its %s %s on\n", name, link, c.exit, where, site.Count(neighbours, "neighbour"), verb)
 }
 
 // tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a

@@ -241,11 +241,11 @@ func (u *usages) workedAfter(c *client) bool {
 
 // pending reports whether gpu-usage will soon print a line about the time after a client's death.
 func (u *usages) pending(c *client, now time.Time) bool {
-	since := c.died
-	if u.started.After(since) {
-		since = u.started
+	begin := c.died
+	if u.started.After(begin) {
+		begin = u.started
 	}
-	return (u.starting || u.gauge != nil && u.asOf.Before(c.died)) && now.Sub(since) < usageStart
+	return (u.starting || u.gauge != nil && u.asOf.Before(c.died)) && now.Sub(begin) < usageStart
 }
 
 // addUsage adds the usage of a dead client's GPUs to a situation.

@@ -267,15 +267,15 @@ func (d *diagnosis) daemon(j Job, daemon Daemon) {
 	if j.Ceiling == 0 || daemon.Ceiling == nil {
 		return
 	}
-	reported, who := *daemon.Ceiling, "servers to come"
+	reported, source := *daemon.Ceiling, "servers to come"
 	for _, s := range daemon.Servers {
 		if above(s.Percent, j.Ceiling) {
-			reported, who = s.Percent, fmt.Sprintf("server pid %d", s.PID)
+			reported, source = s.Percent, fmt.Sprintf("server pid %d", s.PID)
 		}
 	}
 	if above(reported, j.Ceiling) {
 		const what = "%s let a client have %.1f %% of a GPU, and the ceiling granted is %s %%: the job's user has set it"
-		d.add(j.finding(CeilingLifted, fmt.Sprintf(what, who, reported, j.Ceiling), "talk to the user; "+
+		d.add(j.finding(CeilingLifted, fmt.Sprintf(what, source, reported, j.Ceiling), "talk to the user; "+
 			"to end it, requeue or cancel the job: clients that are connected keep what they have").in(daemon.PID, place))
 	}
 }
@@ -290,12 +290,12 @@ func (d *diagnosis) client(j Job, held Held, c Client) {
 		return
 	}
 	if share := d.smallestShare(j, held); share != 0 && c.Percent == 0 {
-		has := "no share of its own"
+		actual := "no share of its own"
 		if c.ignored != "" {
-			has = "the percentage " + c.ignored + ", which CUDA ignores"
+			actual = "the percentage " + c.ignored + ", which CUDA ignores"
 		}
 		const what = "%s has %s, and the rule's share among %d clients is %d SMs"
-		d.process(j, held.UUID, c.PID, ClientWithoutShare, fmt.Sprintf(what, c.Command, has, len(held.Clients), share),
+		d.process(j, held.UUID, c.PID, ClientWithoutShare, fmt.Sprintf(what, c.Command, actual, len(held.Clients), share),
 			"ask the user to start it with mpirun-wrap, or whether no share was meant: --share=none")
 	}
 	if j.Memory != "" && j.Memory != "none" && c.MemoryMiB == nil {
@@ -413,9 +413,9 @@ func (d *diagnosis) judgeDaemons() {
 func (n Node) ending(p mps.Process) string {
 	const after = "that ends its servers and every program that computes through them, and later ones run without MPS"
 	kill := fmt.Sprintf("; only if it does not answer (%[2]s): kill -9 %[1]d", p.PID, after)
-	whose, as := "", fmt.Sprintf("sudo -u '#%d' ", p.UID)
+	whose, sudo := "", fmt.Sprintf("sudo -u '#%d' ", p.UID)
 	if !n.Root {
-		whose, as, kill = "if it is yours, ", "", ""
+		whose, sudo, kill = "if it is yours, ", "", ""
 	}
 	dir := p.PipeDir
 	if dir == "" {
@@ -425,7 +425,7 @@ func (n Node) ending(p mps.Process) string {
 		return whose + "to end it, have its control program tell it to quit" + kill
 	}
 	return fmt.Sprintf("%sto end it when its clients have ended: echo quit | %senv CUDA_MPS_PIPE_DIRECTORY=%s "+
-		"nvidia-cuda-mps-control%s", whose, as, dir, kill)
+		"nvidia-cuda-mps-control%s", whose, sudo, dir, kill)
 }
 
 const defaultPipeDir = "/tmp/nvidia-mps"

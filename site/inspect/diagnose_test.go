@@ -110,7 +110,8 @@ func TestJudge(t *testing.T) {
 		{"its ticket is gone", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].ticketErr = nil, lease.ErrNotFound }, "lease-without-ticket at job 7"},
 		{"its claim is gone", func(n *Node) { n.claims = nil }, "lease-without-claim at job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"its claim is gone, for who may not know", func(n *Node) { n.claims, n.Root = nil, false }, ""},
-		{"a claim without a lease", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) }, "claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
+		{"a claim without a lease", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) },
+			"claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
 		{"a claim of an earlier boot", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6, Err: lease.ErrStaleBoot}) }, ""},
 		{"a ticket without a lease", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticket: &lease.Ticket{}})
@@ -142,7 +143,8 @@ func TestJudge(t *testing.T) {
 		{"a client of another daemon", func(n *Node) {
 			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{PID: 300, Kind: KindClient, Name: "python"})
 		}, "client-of-another-daemon at pid 300, job 7, GPU 0 (" + string(gpuA) + ")"},
-		{"a client without a share", func(n *Node) { n.Jobs[0].Devices[0].Clients[1].Percent = 0 }, "client-without-share at pid 201, job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"a client without a share", func(n *Node) { n.Jobs[0].Devices[0].Clients[1].Percent = 0 },
+			"client-without-share at pid 201, job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"a client whose limits are not known", func(n *Node) {
 			c := &n.Jobs[0].Devices[0].Clients[1]
 			c.Percent, c.MemoryMiB, c.Unknown = 0, nil, "the process has ended"
@@ -161,7 +163,8 @@ func TestJudge(t *testing.T) {
 			n.Jobs[0].ticket.Grant.Share = policy.ShareNone
 			n.Jobs[0].Devices[0].Clients[0].Percent = 0
 		}, ""},
-		{"a client without a limit of memory", func(n *Node) { n.Jobs[0].Devices[0].Clients[0].MemoryMiB = nil }, "client-without-memory-limit at pid 200, job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"a client without a limit of memory", func(n *Node) { n.Jobs[0].Devices[0].Clients[0].MemoryMiB = nil },
+			"client-without-memory-limit at pid 200, job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"a rule that limits no memory", func(n *Node) { n.Jobs[0].Devices[0].Clients[0].MemoryMiB, n.Jobs[0].Memory = nil, "none" }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -206,5 +206,18 @@ func (n Node) GPU(uuid site.UUID) (GPU, bool) {
 	return GPU{}, false
 }
 
+// Clients returns how many processes are clients of the jobs' daemons. A client of several devices counts once.
+func (n Node) Clients() int {
+	pids := map[int]bool{}
+	for _, j := range n.Jobs {
+		for _, held := range j.Devices {
+			for _, c := range held.Clients {
+				pids[c.PID] = true
+			}
+		}
+	}
+	return len(pids)
+}
+
 // String returns "GPU 0", or the name of an instance.
 func (g GPU) String() string { return short(g.Index, g.UUID) }

@@ -102,26 +102,26 @@ type files struct {
 // merge returns the jobs of all lists in order, with the lists that contain each. A job with only a lock is left out:
 // its prolog has not written anything yet.
 func merge(leases, tickets, dirs, locked []uint32) []files {
-	has := map[uint32]*files{}
+	found := map[uint32]*files{}
 	note := func(jobs []uint32, mark func(*files)) {
 		for _, job := range jobs {
-			if has[job] == nil {
-				has[job] = &files{job: job}
+			if found[job] == nil {
+				found[job] = &files{job: job}
 			}
-			mark(has[job])
+			mark(found[job])
 		}
 	}
 	note(leases, func(f *files) { f.lease = true })
 	note(tickets, func(f *files) { f.ticket = true })
 	note(dirs, func(f *files) { f.dir = true })
 	for _, job := range locked {
-		if has[job] != nil {
-			has[job].lock = true
+		if found[job] != nil {
+			found[job].lock = true
 		}
 	}
 	var all []files
-	for _, job := range slices.Sorted(maps.Keys(has)) {
-		all = append(all, *has[job])
+	for _, job := range slices.Sorted(maps.Keys(found)) {
+		all = append(all, *found[job])
 	}
 	return all
 }

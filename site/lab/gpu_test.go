@@ -71,7 +71,8 @@ func stubbedRun(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command("tar", "-C", filepath.Join(dir, "bundle"), "-cJf", filepath.Join(dir, "pack/slurm-bundle.tar.xz"), "slurm").CombinedOutput(); err != nil {
+	if out, err := exec.Command("tar", "-C", filepath.Join(dir, "bundle"), "-cJf",
+		filepath.Join(dir, "pack/slurm-bundle.tar.xz"), "slurm").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return dir

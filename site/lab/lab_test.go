@@ -579,7 +579,8 @@ func TestTwoClusters(t *testing.T) {
 		t.Fatalf("both clusters have port %d", a.base)
 	}
 	for _, s := range []scene{a, b} {
-		if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_CONF"); got != fmt.Sprintf("%d %s\n", firstJob(s.base), confPath(s.Dir())) {
+		if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c",
+			"echo $SLURM_JOB_ID $SLURM_CONF"); got != fmt.Sprintf("%d %s\n", firstJob(s.base), confPath(s.Dir())) {
 			t.Errorf("the step printed %q", got)
 		}
 	}

@@ -180,7 +180,8 @@ func TestSlurmConf(t *testing.T) {
 	for _, tc := range []struct {
 		constrain     bool
 		release, want string
-	}{{true, "24.11", "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"}, {false, "22.05", "CgroupPlugin=cgroup/v1\n"}, {false, "24.11", "CgroupPlugin=disabled\n"}} {
+	}{{true, "24.11", "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"}, {false, "22.05",
+		"CgroupPlugin=cgroup/v1\n"}, {false, "24.11", "CgroupPlugin=disabled\n"}} {
 		if got := cgroupConf(Options{ConstrainDevices: tc.constrain}, tc.release); got != tc.want {
 			t.Errorf("cgroup.conf for %s is %q", tc.release, got)
 		}

@@ -109,17 +109,17 @@ func newSearch(uid uint32, d lease.Daemon) search { return search{uid, d, time.N
 // be read is unrelated, because no daemon of ours refuses that.
 func (s search) at(pids []int) []candidate {
 	all := make([]candidate, len(pids))
-	var own, others []int // indices; the daemon's own processes are read first, so that no other can use up the time
+	var ours, others []int // indices; the daemon's own processes are read first, so that no other can use up the time
 	for i, pid := range pids {
 		switch all[i].relation = s.quickCheck(pid); {
 		case all[i].relation != member:
 		case pid == s.daemon.Proc.PID || startedBy(pid, s.daemon):
-			own = append(own, i)
+			ours = append(ours, i)
 		default:
 			others = append(others, i)
 		}
 	}
-	s.read(pids, own, all)
+	s.read(pids, ours, all)
 	s.read(pids, others, all)
 	return all
 }

@@ -162,7 +162,8 @@ func (c ControlProgram) WaitServer(ctx context.Context, job lease.Job, d lease.D
 			return nil
 		}
 		if !site.Sleep(ctx, 5*time.Millisecond) {
-			return userErrorf("the daemon of %s has no server after %v: is the GPU used by another process in EXCLUSIVE_PROCESS mode?%s", d.PipeDir, serverStart, logTail(d.LogDir, job.UID))
+			return userErrorf("the daemon of %s has no server after %v: is the GPU used by another process in EXCLUSIVE_PROCESS mode?%s", d.PipeDir,
+				serverStart, logTail(d.LogDir, job.UID))
 		}
 	}
 }

@@ -55,18 +55,18 @@ func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, 
 
 // begin starts the program with a built environment. Nothing is inherited.
 func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*controlRun, error) {
-	in, question, err := os.Pipe()
+	stdin, question, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close()
-	output, out, err := os.Pipe()
+	defer stdin.Close()
+	output, stdout, err := os.Pipe()
 	if err != nil {
 		question.Close()
 		return nil, err
 	}
-	defer out.Close()
-	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{in, out, out}, c.IgnoreSignals...)
+	defer stdout.Close()
+	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{stdin, stdout, stdout}, c.IgnoreSignals...)
 	if err != nil {
 		question.Close()
 		output.Close()

@@ -19,7 +19,8 @@ func TestParseState(t *testing.T) {
 	if err != nil || !slices.EqualFunc(state.Servers, []Server{{PID: 624}}, func(a, b Server) bool { return a.PID == b.PID }) {
 		t.Fatalf("%+v, %v", state, err)
 	}
-	if got, want := strings.Join(questions(state.Servers, 2), "|"), "get_server_status 624|get_active_thread_percentage 624|get_device_pinned_mem_limit 624 0|get_server_status 624|get_device_pinned_mem_limit 624 1|get_server_status 624|ps|get_default_active_thread_percentage"; got != want {
+	if got, want := strings.Join(questions(state.Servers, 2),
+		"|"), "get_server_status 624|get_active_thread_percentage 624|get_device_pinned_mem_limit 624 0|get_server_status 624|get_device_pinned_mem_limit 624 1|get_server_status 624|ps|get_default_active_thread_percentage"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	answer := strings.Split(`ACTIVE

@@ -170,7 +170,8 @@ func (r root) hook(program string) (code int, output string) {
 func (r root) rank() *exec.Cmd {
 	r.t.Helper()
 	env := []string{"SLURM_JOB_ID=7", "LD_LIBRARY_PATH=/opt/sim/lib"}
-	cmd := r.command(env, "exec setpriv --reuid 2001 --regid 2001 --clear-groups mpirun-wrap --local-rank=0 --local-size=1 /opt/sim/bin/cuda-client spin -ms 1 -for 300 >/tmp/rank.out 2>&1")
+	cmd := r.command(env,
+		"exec setpriv --reuid 2001 --regid 2001 --clear-groups mpirun-wrap --local-rank=0 --local-size=1 /opt/sim/bin/cuda-client spin -ms 1 -for 300 >/tmp/rank.out 2>&1")
 	if err := cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}

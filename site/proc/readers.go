@@ -51,7 +51,7 @@ func eachUpTo[T any](
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	answers, asked := make([]answer[T], len(procs)), map[int]*reader{}
-	came := make(chan answer[T], len(procs))
+	answered := make(chan answer[T], len(procs))
 	for i, p := range procs {
 		answers[i].err = ErrLate
 		one := r.begin(ctx, p, limit)
@@ -63,16 +63,16 @@ func eachUpTo[T any](
 			a := answer[T]{index: i}
 			a.value, a.err = take(ctx, p)
 			r.end(one)
-			came <- a
+			answered <- a
 		}()
 	}
 	for len(asked) > 0 {
 		var a answer[T]
 		select {
-		case a = <-came:
+		case a = <-answered:
 		case <-ctx.Done():
 			select {
-			case a = <-came:
+			case a = <-answered:
 			default:
 				for _, one := range asked {
 					r.leave(one)

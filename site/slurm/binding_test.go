@@ -181,7 +181,8 @@ func TestReadBindingRefuses(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %d", value, got, err, want)
 		}
 	}
-	if got, err := ReadBinding(NewEnv([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil || got.TasksPerGPU != 2 || !slices.Equal(got.GPUs, []int{1, 3}) {
+	if got, err := ReadBinding(NewEnv([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil ||
+		got.TasksPerGPU != 2 || !slices.Equal(got.GPUs, []int{1, 3}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -9,7 +9,8 @@ import (
 
 // keyValue reads the same from a text as Slurm's own pattern.
 func FuzzKeyValue(f *testing.F) {
-	for _, seed := range []string{"A=b", ` a.b_1 += "x y" c=d`, `A="x"y z`, `A="x`, "A= \t=b", "A=", "=b", "A-=b", "A -+=b", `A=""`, "é=1", "A=\xff\v\x00 b", "NodeName", "A\v=b", `A="b"` + "\vc"} {
+	for _, seed := range []string{"A=b", ` a.b_1 += "x y" c=d`, `A="x"y z`, `A="x`, "A= \t=b", "A=", "=b", "A-=b",
+		"A -+=b", `A=""`, "é=1", "A=\xff\v\x00 b", "NodeName", "A\v=b", `A="b"` + "\vc"} {
 		f.Add(seed)
 	}
 	pattern := regexp.MustCompile(`^\s*([[:alnum:]_.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?:\s|$)`)

@@ -15,11 +15,14 @@ func TestParseNamespace(t *testing.T) {
 		want       Namespace
 	}{
 		{"only a base", defaults, Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
-		{"folders", defaults + "  dirs: \"/dev/shm,/var/tmp\"\n  clone_ns_flags: \"CLONE_NEWPID\"\n", Namespace{[]string{"/dev/shm", "/var/tmp"}, "/var/nvme", "x:6"}},
+		{"folders", defaults + "  dirs: \"/dev/shm,/var/tmp\"\n  clone_ns_flags: \"CLONE_NEWPID\"\n",
+			Namespace{[]string{"/dev/shm", "/var/tmp"}, "/var/nvme", "x:6"}},
 		{"a list", defaults + "  dirs: ['/run', /tmp]\n", Namespace{[]string{"/run", "/tmp"}, "/var/nvme", "x:6"}},
 		{"this node", defaults + "node_confs:\n  - nodes: [\"n[1-2]\", n4]\n    options:\n      dirs: /run\n", Namespace{[]string{"/run"}, "/var/nvme", "x:9"}},
-		{"another node", defaults + "node_confs:\n- nodes: \"n[2-3],n5\"\n  options:\n    dirs: /run\n    base_path: /b\n", Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
-		{"a size each", defaults + "  dir_confs:\n    - path: /tmp\n      tmpfs: true\n    - path: /dev/shm\n", Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x:6"}},
+		{"another node", defaults + "node_confs:\n- nodes: \"n[2-3],n5\"\n  options:\n    dirs: /run\n    base_path: /b\n",
+			Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
+		{"a size each", defaults + "  dir_confs:\n    - path: /tmp\n      tmpfs: true\n    - path: /dev/shm\n",
+			Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x:6"}},
 		{"nothing", "", Namespace{[]string{"/tmp", "/dev/shm"}, "", "x"}},
 	} {
 		if got, err := parseNamespace(strings.NewReader(c.text), "x", "n1"); err != nil || !reflect.DeepEqual(got, c.want) {

@@ -60,7 +60,8 @@ func TestResolve(t *testing.T) {
 			"File=/dev/nvidia0\n", "gpu:2", Job{GPUs: []int{0, 1}}, minors(1, 0)},
 		{"nvml", "AutoDetect=nvml\n", "-", Job{GPUs: []int{2, 0}}, []DeviceRef{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
 		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{GPUs: []int{3}}, []DeviceRef{{By: ByMinorOrder, N: 3}}},
-		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7", Job{GPUs: []int{3, 4}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
+		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7",
+			Job{GPUs: []int{3, 4}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
 		{"env_uuid", "AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{1}, UUIDs: []site.UUID{gpuA}, Visible: []string{gpuA}}, []DeviceRef{{By: ByUUID, UUID: gpuA}}},
 	}
 	for _, tt := range tests {
@@ -92,16 +93,22 @@ func TestResolveRefuses(t *testing.T) {
 		{files4, "gpu:a:4", Job{GPUs: []int{0}}, pre + "of the GPUs in /e/gres.conf none has a File= and a type that " +
 			"slurm.conf gives node n1: make Type= and Gres= agree"},
 		{files4, "-", Job{GPUs: []int{1, 0, 1}}, pre + "SLURM_JOB_GPUS names position 1 twice"},
-		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in gres.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
+		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{GPUs: []int{1}}, pre +
+			"node n1 has GPU types a and b in gres.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
 		{"AutoDetect=nvml\n", "gpu:b:1,gpu:a:1", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in slurm.conf, " +
 			"and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
 		{"AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{2}}, pre + "position 2, but slurm.conf gives node n1 2 GPUs"},
 		{"AutoDetect=rsmi\n", "-", Job{GPUs: []int{0}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position " +
 			"means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later"},
-		{"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1\n", "-", Job{GPUs: []int{0}}, pre + "position 0 is MultipleFiles= (/e/gres.conf:1), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml"},
-		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, Visible: []string{migA, "1"}}, pre + `CUDA_VISIBLE_DEVICES is "` + migA + `,1", a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
-		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, UUIDs: []site.UUID{gpuA}, Visible: []string{migA, gpuA}}, pre + `CUDA_VISIBLE_DEVICES is "` + migA + `,` + gpuA[:23] + `"…, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
-		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, pre + "SLURM_JOB_GPUS names 1 devices and CUDA_VISIBLE_DEVICES 2"},
+		{"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1\n", "-", Job{GPUs: []int{0}}, pre +
+			"position 0 is MultipleFiles= (/e/gres.conf:1), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml"},
+		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, Visible: []string{migA, "1"}}, pre +
+			`CUDA_VISIBLE_DEVICES is "` + migA + `,1", a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
+		{"AutoDetect=nvml\n", "-",
+			Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, UUIDs: []site.UUID{gpuA}, Visible: []string{migA, gpuA}}, pre +
+				`CUDA_VISIBLE_DEVICES is "` + migA + `,` + gpuA[:23] + `"…, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
+		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, pre +
+			"SLURM_JOB_GPUS names 1 devices and CUDA_VISIBLE_DEVICES 2"},
 		{"AutoDetect=nvml\n", "-", Job{MIG: []site.UUID{migA, migA}, Visible: []string{migA, migA}}, pre + "CUDA_VISIBLE_DEVICES names " + migA + " twice"},
 	}
 	for _, tt := range tests {
@@ -118,7 +125,8 @@ func TestResolveRefuses(t *testing.T) {
 func gpus(inOrder ...int) []site.Device {
 	var devices []site.Device
 	for i, minor := range inOrder {
-		devices = append(devices, site.Device{UUID: site.UUID(fmt.Sprintf("GPU-%d", minor)), Name: "NVIDIA H200", Minor: minor, BusID: fmt.Sprintf("00000000:%02X:00.0", 7+i*8)})
+		devices = append(devices,
+			site.Device{UUID: site.UUID(fmt.Sprintf("GPU-%d", minor)), Name: "NVIDIA H200", Minor: minor, BusID: fmt.Sprintf("00000000:%02X:00.0", 7+i*8)})
 	}
 	return devices
 }
@@ -209,8 +217,10 @@ func TestPickRefuses(t *testing.T) {
 			"NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
 		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: PCI order differs from minor order, " +
 			"and slurm.conf (not read) is needed to tell how many of the 2 GPUs Slurm uses: set SLURM_CONF"},
-		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
-		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: ByPCI, N: 0}, gpus(0, 1), pre + "place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
+		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre +
+			"place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
+		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: ByPCI, N: 0}, gpus(0, 1), pre +
+			"place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
@@ -219,7 +229,8 @@ func TestPickRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
+	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}},
+		gpus(1, 0)); message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
 		t.Errorf("got %v", err)
 	}
 }

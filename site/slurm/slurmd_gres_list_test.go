@@ -27,7 +27,8 @@ func TestParseGresList(t *testing.T) {
 		{"22.05", "slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[2-3] (null)\n", []int{2, 3}, ""},
 		{"26.05", "[2026-11-23T01:32:00.164] error: Node configuration differs from hardware\n" +
 			"[2026-11-23T01:32:00.215] Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[2-3] Links=(null) Flags=HAS_FILE\n", []int{2, 3}, ""},
-		{"22.05 refuses", "slurmd: error: Parse error in file gres.conf line 1\nslurmd: fatal: error opening gres.conf\n", nil, "Parse error in file gres.conf line 1; error opening gres.conf"},
+		{"22.05 refuses", "slurmd: error: Parse error in file gres.conf line 1\nslurmd: fatal: error opening gres.conf\n",
+			nil, "Parse error in file gres.conf line 1; error opening gres.conf"},
 		{"26.05 refuses", "[2026-11-23T01:32:00.284] error: Parse error in file gres.conf line " +
 			"1\n[2026-11-23T01:32:00.284] fatal: error opening gres.conf\n", nil, "Parse error in file gres.conf line 1; error opening gres.conf"},
 		{"no GPU", "[2026-11-23T01:32:00.364] s_p_parse_file: file \"gres.conf\" is empty\n", nil, ""},

@@ -125,7 +125,8 @@ func TestBrokenFiles(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for name, ok := range map[string]bool{"app": true, "my-app_1.2": true, "größe": true, "": false, "a b": false, "#app": false, "a\n": false, "a\u202e": false, strings.Repeat("a", 101): false} {
+	for name, ok := range map[string]bool{"app": true, "my-app_1.2": true, "größe": true, "": false, "a b": false,
+		"#app": false, "a\n": false, "a\u202e": false, strings.Repeat("a", 101): false} {
 		if err := (Key{Program: name}).Check(); (err == nil) != ok {
 			t.Errorf("%q: %v", name, err)
 		}

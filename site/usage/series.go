@@ -11,8 +11,8 @@ import (
 const Unknown = -1
 
 // NoSample returns a sample without a known percentage.
-func NoSample(at time.Time) Sample {
-	return Sample{At: at, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+func NoSample(t time.Time) Sample {
+	return Sample{At: t, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 }
 
 // Add adds a sample to a GPU of a job that began at a time. If there are MaxSamples already, Add merges each two
@@ -20,8 +20,8 @@ func NoSample(at time.Time) Sample {
 func (g *GPU) Add(began time.Time, s Sample) {
 	n := len(g.Samples)
 	if n > 1 && g.covers(began, n-1) < time.Duration(g.Resolution)*time.Second*9/10 {
-		before := g.Samples[n-1]
-		g.Samples[n-1] = merged(before, g.covers(began, n-1), s, s.At.Sub(before.At))
+		last := g.Samples[n-1]
+		g.Samples[n-1] = merged(last, g.covers(began, n-1), s, s.At.Sub(last.At))
 		return
 	}
 	if n >= MaxSamples {

@@ -475,7 +475,7 @@ func TestAJobWithoutHold(t *testing.T) {
 func TestShortClientsOneAfterAnother(t *testing.T) {
 	s := e2e.NewShared(t)
 	neighbour := s.Neighbour()
-	for i := range policy.Clients + policy.Clients/2 {
+	for i := range policy.Clients + policy.Clients/8 {
 		if out := s.Start("spin", "-ms", "1", "-for", "0.05").Ends(); !strings.Contains(out, "done") {
 			t.Fatalf("client %d: %s", i+1, out)
 		}

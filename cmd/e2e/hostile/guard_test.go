@@ -67,7 +67,8 @@ func (w *watch) foreign() (found []string) {
 			}
 		}
 		device := slices.Contains([]string{w.device("nvidiactl"), w.device("nvidia-uvm")}, target)
-		own := w.before[file] || target == "/dev/null" || strings.HasPrefix(target, "/proc") || strings.HasPrefix(target, "/sys/fs/cgroup") || target == "anon_inode:[pidfd]" || strings.HasPrefix(target, w.Paths().Run())
+		own := w.before[file] || target == "/dev/null" || strings.HasPrefix(target, "/proc") ||
+			strings.HasPrefix(target, "/sys/fs/cgroup") || target == "anon_inode:[pidfd]" || strings.HasPrefix(target, w.Paths().Run())
 		if !device && !own {
 			found = append(found, file)
 		}

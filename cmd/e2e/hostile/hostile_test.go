@@ -402,7 +402,8 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 		{"a file of root's", `for i in 1 2 3 4 5 6 7 8 9 0; do test -e $CUDA_MPS_LOG_DIRECTORY/control.log && exit 1; sleep 0.2; done`, ""},
 		{"a fifo", `mkfifo $CUDA_MPS_LOG_DIRECTORY/control.log`, ""},
 		{"a folder", `mkdir $CUDA_MPS_LOG_DIRECTORY/control.log`, ""},
-		{"a file on lease", `cd $CUDA_MPS_LOG_DIRECTORY; echo ` + words + ` >control.log; PROGRAM lease control.log >said & until grep -q . said; do sleep 0.05; done; grep -q ready said || exec sleep 60`, ""},
+		{"a file on lease", `cd $CUDA_MPS_LOG_DIRECTORY; echo ` + words +
+			` >control.log; PROGRAM lease control.log >said & until grep -q . said; do sleep 0.05; done; grep -q ready said || exec sleep 60`, ""},
 		{"one line without an end", `yes ` + words + ` | tr -d '\n' | head -c 3000000 >$CUDA_MPS_LOG_DIRECTORY/control.log`, words},
 		{"escapes", `printf '\033[2J\302\23331m\n' >$CUDA_MPS_LOG_DIRECTORY/control.log`, `\\x1b[2J`},
 	} {
@@ -439,6 +440,7 @@ func (a attack) linkInPlaceOf(path, content string) {
 // read, and the machine's /proc and /sys, to which the root has links.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
+	a.Facts(`usage_interval = "0s"`) // a report, which its user may read, would come some time later
 	seven, eight := a.Job(7, "0"), a.Job(8, "1")
 	eight.UID, eight.GID = e2e.OtherUID, e2e.OtherUID
 	folders := map[uint32]folders{e2e.UID: a.opens(seven), e2e.OtherUID: a.opens(eight)}
@@ -460,7 +462,8 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 			t.Errorf("uid %d can\n%s\nwant\n%s", user, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
-	if after := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets")); after != before {
+	if after := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) +
+		a.account(filepath.Join(a.Paths().Run(), "tickets")); after != before {
 		t.Errorf("was\n%sis\n%s", before, after)
 	}
 	a.withstands(eight, "epilog")
@@ -547,7 +550,8 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_STEP_GPUS", "SLURM_HET_JOB_ID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_GPUS_PER_TASK"} {
+	for _, name := range []string{"SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_STEP_GPUS", "SLURM_HET_JOB_ID",
+		"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_GPUS_PER_TASK"} {
 		env := e2e.With(task, name, "0\nexport LD_PRELOAD=/tmp/x.so")
 		if out := linesOf(env); strings.Contains(out, "LD_PRELOAD") {
 			t.Errorf("%s: %q", name, out)
@@ -603,7 +607,8 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 		var ranks []*exec.Cmd
 		for rank := range 2 {
 			cmd := exec.CommandContext(a.Ctx, filepath.Join(a.Bin, "mpirun-wrap"), append([]string{"--root", a.Root}, args...)...)
-			cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x"}
+			cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+				fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x"}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -1111,7 +1116,8 @@ func TestHostileDescriptors(t *testing.T) {
 	if strings.Count(files, "pipe:") < 6 {
 		t.Errorf("the program was started less than twice, so the test checks too little:\n%s", files)
 	}
-	for _, want := range []string{"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n", "CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n"} {
+	for _, want := range []string{"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
+		"CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n"} {
 		if strings.Count(status, want) != strings.Count(status, "Name:") {
 			t.Errorf("status lacks %q:\n%s", want, status)
 		}

@@ -188,7 +188,8 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 	}
 	atOnce(t, []wait{
 		{"daemon, server and client are stopped", func(p testNode) func() { everythingStopped(p); return nil }, 0},
-		{"daemon, server and client are stopped, and NVML hangs", func(p testNode) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
+		{"daemon, server and client are stopped, and NVML hangs",
+			func(p testNode) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
 		{"NVML hangs when it is opened", func(p testNode) func() { p.hang("nvmlInit_v2"); return p.answer }, 1},
 		{"NVML hangs when it sets the mode", func(p testNode) func() { p.hang("nvmlDeviceSetComputeMode"); return p.answer }, 1},
 		{"the control program hangs", func(p testNode) func() { p.Control(`exec sleep 900`); return nil }, 0},
@@ -293,7 +294,7 @@ func TestASmallRun(t *testing.T) {
 	for _, n := range inodes {
 		t.Run(fmt.Sprintf("%d inodes", n), func(t *testing.T) { try(t, 0, n) })
 	}
-	if many := opened - few; !named(t) && (few == 0 || few == len(blocks) || many == 0 || many == len(inodes)) {
+	if many := opened - few; !e2e.Named(t) && (few == 0 || few == len(blocks) || many == 0 || many == len(inodes)) {
 		t.Errorf("of %d prologs %d opened, and of %d prologs %d: want some of each to fail and some to open", len(blocks), few, len(inodes), many)
 	}
 }

@@ -162,7 +162,7 @@ func TestAPrologWhoseEffectsFail(t *testing.T) {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
-			failures := p.failures(job, "prolog", e2e.Everything && s == shapes[0] || named(t), nil)
+			failures := p.failures(job, "prolog", e2e.Everything && s == shapes[0] || e2e.Named(t), nil)
 			p.Must(0, job, "epilog")
 			sweep(t, s, some(t, s, failures, 20), func(p testNode, f failure) (reached bool) {
 				job := s.job(p)
@@ -187,7 +187,7 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 	s := shapes[0]
 	p := s.stand(t)
 	none := p.Job(7, "")
-	failures := p.failures(none, "prolog", e2e.Everything || named(t), nil)
+	failures := p.failures(none, "prolog", e2e.Everything || e2e.Named(t), nil)
 	p.Must(0, none, "epilog")
 	sweep(t, s, sample(t, failures, 3), func(p testNode, f failure) (reached bool) {
 		none := p.Job(7, "")
@@ -212,7 +212,7 @@ func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
 			p.Must(0, job, "prolog")
-			failures := p.failures(job, "epilog", e2e.Everything && s == shapes[0] || named(t), nil)
+			failures := p.failures(job, "epilog", e2e.Everything && s == shapes[0] || e2e.Named(t), nil)
 			sweep(t, s, some(t, s, failures, 20), func(p testNode, f failure) (reached bool) {
 				job := s.job(p)
 				p.Booted()
@@ -270,7 +270,7 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 		}
 	}
 	job := s.job(p)
-	failures := p.failures(job, "prolog", e2e.Everything || named(t), noTicket(p))
+	failures := p.failures(job, "prolog", e2e.Everything || e2e.Named(t), noTicket(p))
 	p.Must(0, job, "epilog")
 	begun := slices.IndexFunc(failures, func(f failure) bool { return strings.Contains(f.Name, "/tickets/") })
 	sweep(t, s, sample(t, failures[begun:], 8), func(p testNode, f failure) (reached bool) {
@@ -369,7 +369,7 @@ func (p testNode) nvmlCalls(job testnode.Job, program string) []nvmlCall {
 		if name, ok := p.nvmlFunction(e); ok {
 			at := found.Add(name)
 			for i, code := range codes {
-				if e2e.Everything || named(p.T) || i == len(all)%len(codes) {
+				if e2e.Everything || e2e.Named(p.T) || i == len(all)%len(codes) {
 					all = append(all, nvmlCall{at, code})
 				}
 			}

@@ -40,7 +40,7 @@ var shapes = []shape{{"job", 1}, {"gpu", 1}, {"job", 4}, {"gpu", 4}}
 // shapesFor returns the shapes for which there is time: all of them in the sweep, and if -run names one. Otherwise it
 // returns the simplest job, and the one with the most GPUs and daemons.
 func shapesFor(t *testing.T) []shape {
-	if e2e.Everything || named(t) {
+	if e2e.Everything || e2e.Named(t) {
 		return shapes
 	}
 	return []shape{shapes[0], shapes[len(shapes)-1]}
@@ -188,7 +188,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	t.Parallel()
 	for _, s := range shapes {
-		if s != shapes[0] && !e2e.Everything && !named(t) {
+		if s != shapes[0] && !e2e.Everything && !e2e.Named(t) {
 			continue
 		}
 		t.Run(s.String(), func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 			job := s.job(p)
 			points, every := p.Points(job, "prolog"), 20
 			p.Must(0, job, "epilog")
-			if s != shapes[0] && !named(t) {
+			if s != shapes[0] && !e2e.Named(t) {
 				points, every = e2e.Nth(points, 8), 8
 			}
 			var pairs atomic.Int32
@@ -205,7 +205,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 				reached = p.Killed(job, "prolog", first, p.Booted)
 				seconds := p.Points(job, "epilog")
 				p.Quiet()
-				if s != shapes[0] && !named(p.T) {
+				if s != shapes[0] && !e2e.Named(p.T) {
 					seconds = e2e.Nth(seconds, every)
 				}
 				for _, second := range sample(p.T, seconds, 5) {

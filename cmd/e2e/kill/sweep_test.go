@@ -3,9 +3,7 @@
 package kill_test
 
 import (
-	"flag"
 	"fmt"
-	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,19 +12,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
-
-// named reports whether -run names a subtest of this test. The test then tries all points, because any of them may
-// have that name.
-func named(t *testing.T) bool {
-	for pattern := range strings.SplitSeq(flag.Lookup("test.run").Value.String(), "|") {
-		test, _, _ := strings.Cut(pattern, "/")
-		this, _ := regexp.MatchString(test, e2e.TestOf(t))
-		if this && strings.Count(pattern, "/") > strings.Count(t.Name(), "/") {
-			return true
-		}
-	}
-	return false
-}
 
 // subtest returns a name for a point. The name has no slash, because -run splits names at slashes.
 func subtest(point fmt.Stringer) string { return strings.ReplaceAll(point.String(), "/", ":") }
@@ -45,7 +30,7 @@ const thinner = 6
 
 // sample returns one of each every × thinner points. It returns all of them in the sweep, and if -run names a point.
 func sample[P any](t *testing.T, points []P, every int) []P {
-	if e2e.Everything || named(t) {
+	if e2e.Everything || e2e.Named(t) {
 		return points
 	}
 	return e2e.Nth(points, min(every*thinner, max(len(points)/2, 1)))
@@ -105,7 +90,7 @@ func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(testNode,
 	if n == 0 {
 		t.Errorf("none of %d points has the name that -run gives", len(points))
 	}
-	if !named(t) {
+	if !e2e.Named(t) {
 		e2e.Report(t, t.Name(), n, int(failed.Load()), time.Since(began))
 	}
 	if int(missed.Load()) > mayMiss(n) {

@@ -96,6 +96,7 @@ type launchCluster struct {
 	name     string   // the first part of the names of its recordings
 	uuids    []string // the UUIDs of every node's GPUs, in Slurm's order
 	confined bool     // each task can open only its own GPUs
+	half     int      // 1 and 2: in make test, every second launch from the first or from the second one; 0: all
 }
 
 func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
@@ -147,12 +148,24 @@ func (s *launchCluster) command(l launchCase, number int) string {
 // try runs all launches in one job and compares each rank's placement with its plan.
 func (s *launchCluster) try(launches []launchCase, args ...string) {
 	s.T.Helper()
+	launches = s.some(launches)
 	if !lab.HasPMIx(os.Getenv("SLURM_BUNDLE")) {
 		launches = slices.DeleteFunc(launches, func(l launchCase) bool { return strings.Contains(l.line, "--mpi=pmix") })
 	}
 	id := s.Batch(s.script(launches), args...)
 	s.Ended(id)
 	s.judge(launches, s.Output(id))
+}
+
+// some returns half of the launches, or all in the sweep, if -run names one, and if they are recorded.
+func (s *launchCluster) some(launches []launchCase) (chosen []launchCase) {
+	if s.half == 0 || len(launches) == 1 || e2e.Everything || e2e.Named(s.T) || *recordTo != "" {
+		return launches
+	}
+	for i := s.half - 1; i < len(launches); i += 2 {
+		chosen = append(chosen, launches[i])
+	}
+	return chosen
 }
 
 // script returns a script that runs all launches, one after another.
@@ -285,9 +298,13 @@ func TestPlacementsOnOneNode(t *testing.T) {
 	}, "-n5", "--gres=gpu:2")
 }
 
-// If Slurm binds GPUs to single tasks, the tasks keep these GPUs.
+// If Slurm binds GPUs to single tasks, the tasks keep these GPUs. In make test, this test has one half of the launches,
+// and TestPlacementsOfConfinedTasks the other.
 func TestPlacementsOfBoundTasks(t *testing.T) {
-	newLaunchCluster(t, "bound", lab.Options{SameName: true}).bound()
+	e2e.JoinSweep(t, "points")
+	s := newLaunchCluster(t, "bound", lab.Options{SameName: true})
+	s.half = 1
+	s.bound()
 }
 
 // The shell of salloc is a step of its own. The programs that it starts are placed as in a batch script, and the
@@ -323,7 +340,10 @@ func TestPlacementsOfAnArray(t *testing.T) {
 // If Slurm confines tasks to their own devices, its variables number these devices from 0 in every task. The devices
 // that a process may open then decide which GPU it has.
 func TestPlacementsOfConfinedTasks(t *testing.T) {
-	newLaunchCluster(t, "confined", lab.Options{SameName: true, ConstrainDevices: true}).bound()
+	e2e.JoinSweep(t, "points")
+	s := newLaunchCluster(t, "confined", lab.Options{SameName: true, ConstrainDevices: true})
+	s.half = 2
+	s.bound()
 }
 
 // bound tries every way in which Slurm binds GPUs to tasks.
@@ -371,7 +391,8 @@ func (s *launchCluster) bound() {
 	}, "-n8", "--gpus=4", "--ntasks-per-gpu=2")
 	s.try([]launchCase{
 		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
-		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9}, func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
+		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9},
+			func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
 	}, "-n9", "--gpus=4")
 }
 
@@ -419,7 +440,9 @@ func (s *launchCluster) ofDaemon(all int) int {
 
 // Every launcher places ranks on three nodes, which get different numbers of ranks.
 func TestPlacementsOnThreeNodes(t *testing.T) {
+	e2e.JoinSweep(t, "points")
 	s := newLaunchCluster(t, "three", lab.Options{Nodes: 3, UTSNodes: true})
+	s.half = 1
 	uneven, more := []int{2, 2, 1}, []int{3, 1, 1}
 	s.try([]launchCase{
 		{"srun", "srun -n5 WRAP", "", uneven, round(2)},

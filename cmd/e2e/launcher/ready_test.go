@@ -110,7 +110,8 @@ func TestRanksWithoutMPS(t *testing.T) {
 	stale := []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_VISIBLE_DEVICES=3"}
 	ranks := p.LaunchAs(e2e.UID, 2, stale, "sh", "-c", `env | grep CUDA; exec "$0" info`, p.CudaClient())
 	codes, said := ranks.End()
-	want := fmt.Sprintf("mpirun-wrap: running without MPS, as this site's policy allows: cannot use MPS on %s: its control daemon (%s) is gone\n", p.UUID(0), d.Proc)
+	want := fmt.Sprintf("mpirun-wrap: running without MPS, as this site's policy allows: cannot use MPS on %s: its control daemon (%s) is gone\n",
+		p.UUID(0), d.Proc)
 	if fmt.Sprint(codes) != "[0 0]" || !slices.Equal(said, []string{want}) {
 		t.Errorf("codes %d, %q, want %q", codes, said, want)
 	}

@@ -20,7 +20,8 @@ func TestACutShareIsSaidOnce(t *testing.T) {
 		{"raised", "--share=1sm true", "mpirun-wrap: share 1sm is less than a client can have: it gets 8 of 132 SMs\n"},
 		{"exact", "--share=20sm true", ""},
 		{"policy", "true", ""},
-		{"memory", "--mem=100G true", "mpirun-wrap: memory 102400M for each of 4 ranks is more than their GPU has (143155 MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU\n"},
+		{"memory", "--mem=100G true",
+			"mpirun-wrap: memory 102400M for each of 4 ranks is more than their GPU has (143155 MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU\n"},
 	} {
 		ranks := p.LaunchAs(e2e.UID, 4, []string{"PMIX_NAMESPACE=" + c.launch}, strings.Fields(c.line)...)
 		codes, said := ranks.End()

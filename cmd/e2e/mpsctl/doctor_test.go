@@ -422,24 +422,36 @@ func (w healthyNode) copyOf(program string) string {
 }
 
 var planted = []faultPlanted{
-	{name: "a prolog that may be executed and not read", kind: "program-mode", plant: func(w healthyNode) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog", do: "chmod 755 BIN/prolog", mends: true},
-	{name: "a task-prolog for root alone", kind: "program-mode", plant: func(w healthyNode) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
-	{name: "no wrapper", kind: "program-missing", plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "install it: docs/operator.md"},
-	{name: "a wrapper of another user", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(w.own("mpirun-wrap"), e2e.UID, e2e.GID)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
-	{name: "a folder of programs for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
-	{name: "a folder of scripts of another user", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), e2e.UID, e2e.GID)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
+	{name: "a prolog that may be executed and not read", kind: "program-mode",
+		plant: func(w healthyNode) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog", do: "chmod 755 BIN/prolog", mends: true},
+	{name: "a task-prolog for root alone", kind: "program-mode",
+		plant: func(w healthyNode) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
+	{name: "no wrapper", kind: "program-missing",
+		plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "install it: docs/operator.md"},
+	{name: "a wrapper of another user", kind: "not-roots-own",
+		plant: func(w healthyNode) { w.change(os.Chown(w.own("mpirun-wrap"), e2e.UID, e2e.GID)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
+	{name: "a folder of programs for all to write", kind: "not-roots-own",
+		plant: func(w healthyNode) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
+	{name: "a folder of scripts of another user", kind: "not-roots-own",
+		plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), e2e.UID, e2e.GID)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
 
-	{name: "a policy with a mistake", kind: "policy", plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
-	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},
-	{name: "a policy of another user", kind: "policy", plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), e2e.UID, e2e.GID)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
-	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
-	{name: "a site file with a mistake", kind: "site-file", plant: func(w healthyNode) { w.Write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
+	{name: "a policy with a mistake", kind: "policy",
+		plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
+	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) },
+		where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},
+	{name: "a policy of another user", kind: "policy",
+		plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), e2e.UID, e2e.GID)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
+	{name: "a folder of the policy for all to write", kind: "not-roots-own",
+		plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
+	{name: "a site file with a mistake", kind: "site-file",
+		plant: func(w healthyNode) { w.Write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
 
 	{name: "a control program of another driver", kind: "control-version", plant: func(w healthyNode) {
 		w.change(appendTo(w.copyOf("nvidia-cuda-mps-control"), "\x00555.42.06\x00"))
 		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
 	}, where: "DIR/nvidia-cuda-mps-control", do: "reboot the node"},
-	{name: "no control program", kind: "control-missing", plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
+	{name: "no control program", kind: "control-missing",
+		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
 	{name: "a control program that is not executable", kind: "control-mode", plant: func(w healthyNode) {
 		path := w.copyOf("nvidia-cuda-mps-control")
 		w.change(os.Chmod(path, 0o644))
@@ -448,37 +460,58 @@ var planted = []faultPlanted{
 	{name: "no folder of libraries", kind: "library-path", plant: func(w healthyNode) {
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library")
 	}, where: "/nowhere", do: "set library_path in ROOT/etc/slurm-mps/site.hcl"},
-	{name: "no NVML", kind: "nvml", plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
-	{name: "a driver that does not start", kind: "nvml", plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
+	{name: "no NVML", kind: "nvml",
+		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
+	{name: "a driver that does not start", kind: "nvml",
+		plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
 
-	{name: "a GPU that is lost", kind: "gpu-unreadable", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
-	{name: "MIG", kind: "mig-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
-	{name: "a GPU that is exclusive without a lease", kind: "exclusive-without-lease", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
+	{name: "a GPU that is lost", kind: "gpu-unreadable",
+		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
+	{name: "MIG", kind: "mig-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) },
+		where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
+	{name: "a GPU that is exclusive without a lease", kind: "exclusive-without-lease",
+		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
 
-	{name: "a line of slurm.conf without a value", kind: "slurm-conf", plant: func(w healthyNode) { w.sets("Prolog") }, where: "CONF/slurm.conf", do: "correct that line"},
-	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Conf)) }, where: "CONF/slurm.conf", do: "name it: mpsctl doctor --slurm-conf FILE"},
-	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
-	{name: "an epilog of another user", kind: "hook-not-ours", plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
-	{name: "our prolog as the epilog", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
-	{name: "no TaskProlog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write TaskProlog=BIN/task-prolog in CONF/slurm.conf"},
-	{name: "a prolog that is not there", kind: "hook-missing", plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or write Prolog=BIN/prolog"},
-	{name: "a script that may not be read", kind: "hook-mode", plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
-	{name: "a prolog that is not the last", kind: "hook-order", plant: func(w healthyNode) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
-	{name: "an epilog that is not the first", kind: "hook-order", plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
-	{name: "no PrologFlags=", kind: "prolog-flags-alloc", plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
+	{name: "a line of slurm.conf without a value", kind: "slurm-conf", plant: func(w healthyNode) { w.sets("Prolog") },
+		where: "CONF/slurm.conf", do: "correct that line"},
+	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Conf)) },
+		where: "CONF/slurm.conf", do: "name it: mpsctl doctor --slurm-conf FILE"},
+	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nProlog=", "\n#") },
+		where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
+	{name: "an epilog of another user", kind: "hook-not-ours",
+		plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+	{name: "our prolog as the epilog", kind: "hook-not-ours",
+		plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+	{name: "no TaskProlog=", kind: "hook-not-ours",
+		plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write TaskProlog=BIN/task-prolog in CONF/slurm.conf"},
+	{name: "a prolog that is not there", kind: "hook-missing",
+		plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or write Prolog=BIN/prolog"},
+	{name: "a script that may not be read", kind: "hook-mode",
+		plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
+	{name: "a prolog that is not the last", kind: "hook-order",
+		plant: func(w healthyNode) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
+	{name: "an epilog that is not the first", kind: "hook-order",
+		plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
+	{name: "no PrologFlags=", kind: "prolog-flags-alloc",
+		plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") },
+		where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w healthyNode) {
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
 	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
-	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Gres())) }, where: "gres.conf", do: "write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
-	{name: "an unknown word in gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.edit(w.Gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
-	{name: "a GPU that is not there", kind: "gres-differs", plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
+	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Gres())) },
+		where: "gres.conf", do: "write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
+	{name: "an unknown word in gres.conf", kind: "gres-conf",
+		plant: func(w healthyNode) { w.edit(w.Gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
+	{name: "a GPU that is not there", kind: "gres-differs",
+		plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
 	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w healthyNode) {
 		w.edit(w.Conf, "Gres=gpu:2", "Gres=gpu:3")
 		w.Write(w.Gres(), "AutoDetect=nvml\n")
 	}, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
-	{name: "gres/shard", kind: "gres-shard", plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
+	{name: "gres/shard", kind: "gres-shard",
+		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.Write(w.container(), "BasePath=/var/x\n")
@@ -487,20 +520,26 @@ var planted = []faultPlanted{
 		w.sets("NamespaceType=namespace/linux")
 		w.Write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
 	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs in namespace.yaml"},
-	{name: "no plugin", kind: "spank-plugin", plant: func(w healthyNode) { w.change(os.Remove(w.plugstack() + ".d/slurm-mps.conf")) }, where: "CONF/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "no plugstack.conf", kind: "spank-plugin", plant: func(w healthyNode) { w.sets("PlugStackConfig=/nowhere/plugstack.conf") }, where: "/nowhere/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "a plugin that is gone", kind: "spank-plugin", plant: func(w healthyNode) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "no plugin", kind: "spank-plugin",
+		plant: func(w healthyNode) { w.change(os.Remove(w.plugstack() + ".d/slurm-mps.conf")) }, where: "CONF/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "no plugstack.conf", kind: "spank-plugin",
+		plant: func(w healthyNode) { w.sets("PlugStackConfig=/nowhere/plugstack.conf") }, where: "/nowhere/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "a plugin that is gone", kind: "spank-plugin",
+		plant: func(w healthyNode) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
 	{name: "a plugin of another user", kind: "not-roots-own", plant: func(w healthyNode) {
 		w.change(os.Chown(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"), e2e.UID, e2e.GID))
 	}, where: "DIR/slurm_mps.so", do: "chown root:root DIR/slurm_mps.so", mends: true},
-	{name: "devices for all", kind: "devices-open", plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
+	{name: "devices for all", kind: "devices-open",
+		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
 
 	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w healthyNode) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
 		w.change(os.Chmod(w.Paths().Run(), 0o777))
 	}, where: "ROOT/run/slurm-mps", do: "chown root:root ROOT/run/slurm-mps && chmod 755 ROOT/run/slurm-mps", mends: true},
-	{name: "folders of a job without a lease", kind: "directory-without-lease", plant: func(w healthyNode) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
-	{name: "a torn lease", kind: "lease-unreadable", plant: func(w healthyNode) { w.Write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
+	{name: "folders of a job without a lease", kind: "directory-without-lease",
+		plant: func(w healthyNode) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
+	{name: "a torn lease", kind: "lease-unreadable",
+		plant: func(w healthyNode) { w.Write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
 }
 
 // appendTo appends a text to a file.
@@ -549,7 +588,8 @@ func (w healthyNode) found(d diagnosis, f faultPlanted) {
 		w.T.Fatalf("found %+v", d)
 	}
 	got := d.Findings[0]
-	if got.Kind != f.kind || !strings.Contains(got.Where, w.words(f.where)) || !strings.HasPrefix(got.Do, w.words(f.do)) || got.What == "" || !slices.Contains([]string{"fault", "warning"}, got.Level) {
+	if got.Kind != f.kind || !strings.Contains(got.Where, w.words(f.where)) ||
+		!strings.HasPrefix(got.Do, w.words(f.do)) || got.What == "" || !slices.Contains([]string{"fault", "warning"}, got.Level) {
 		w.T.Errorf("got  %+v\nwant %s  %s\n do: %s", got, f.kind, w.words(f.where), w.words(f.do))
 	}
 }
@@ -620,7 +660,8 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.Conf, "--node", healthyName, "--slurmd", "none")...)
+	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource",
+		"--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.Conf, "--node", healthyName, "--slurmd", "none")...)
 	out, err := exec.CommandContext(w.Ctx, "/bin/sh", line...).Output()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -656,7 +697,8 @@ func TestDoctorOfANodeWithWarnings(t *testing.T) {
 	w := newHealthyNode(t)
 	w.Write(w.cgroup(), "ConstrainDevices=no\n")
 	result := w.doctor("-v")
-	if result.Code != 0 || !strings.Contains(result.Output, "\n  ~   a job can open only its own GPUs\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
+	if result.Code != 0 || !strings.Contains(result.Output, "\n  ~   a job can open only its own GPUs\n") ||
+		!strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	if strict := w.doctor("--strict"); strict.Code != 1 || !strings.HasSuffix(strict.Output, "\n~ 1 warning\n") {
@@ -666,7 +708,8 @@ func TestDoctorOfANodeWithWarnings(t *testing.T) {
 		Checked struct{ Checks int }
 		Checks  []struct{ What, Result string }
 	}
-	if err := json.Unmarshal([]byte(w.doctor("-v", "--json").Output), &said); err != nil || len(said.Checks) != said.Checked.Checks || said.Checks[0].Result != "ok" {
+	if err := json.Unmarshal([]byte(w.doctor("-v", "--json").Output), &said); err != nil ||
+		len(said.Checks) != said.Checked.Checks || said.Checks[0].Result != "ok" {
 		t.Errorf("%v: %+v", err, said)
 	}
 	// A user's change of the user's own daemon is a warning and not a fault of the node.

@@ -61,7 +61,8 @@ func TestASummaryOfEachJob(t *testing.T) {
 		t.Errorf("summaries %+v\nwant      %+v", all, want)
 	}
 	after := p.Ctl("metrics").Output
-	for _, line := range []string{"closed_jobs_total 2", "clients_total 3", "clients_at_epilog_total 3", "terminated_clients_total 3", "faults_total 0", `jobs{phase="open"} 0`} {
+	for _, line := range []string{"closed_jobs_total 2", "clients_total 3", "clients_at_epilog_total 3",
+		"terminated_clients_total 3", "faults_total 0", `jobs{phase="open"} 0`} {
 		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("no %s in\n%s", line, after)
 		}
@@ -87,7 +88,8 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	if took := time.Since(began); took > 15*time.Second || said.Code != 0 {
 		t.Errorf("mpsctl metrics took %v: code %d", took, said.Code)
 	}
-	for _, line := range []string{`daemons{state="serving"} 1`, `daemons{state="wedged"} 16`, "unanswered_daemons 16", `jobs{phase="open"} 2`, `findings{kind="daemon-wedged"} 16`} {
+	for _, line := range []string{`daemons{state="serving"} 1`, `daemons{state="wedged"} 16`, "unanswered_daemons 16",
+		`jobs{phase="open"} 2`, `findings{kind="daemon-wedged"} 16`} {
 		if !strings.Contains(said.Output, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("no %s in\n%s", line, said.Output)
 		}

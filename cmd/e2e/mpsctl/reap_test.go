@@ -442,7 +442,9 @@ func (p testNode) atGate(do func(), program string) {
 	if err := os.Remove(gate + ".open"); err != nil {
 		p.T.Fatal(err)
 	}
-	p.Write(p.Paths().ConfigFile(), strings.Replace(e2e.Read(p.T, p.Paths().ConfigFile()), filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
+	p.Write(p.Paths().ConfigFile(),
+		strings.Replace(e2e.Read(p.T, p.Paths().ConfigFile()),
+			filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
 }
 
 // If reap is killed, the next reap finishes, and so does an epilog of the same job.

@@ -505,7 +505,8 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 			s.start(own, 0)
 			s.bare("CUDA_MPS_PIPE_DIRECTORY=" + own)
 		}, "client-of-another-daemon daemon-not-of-a-lease process-without-mps"}, // the process is that daemon's server
-		{"a client without a share", []string{"overlap = 1"}, func(s scene) { s.Ranks(2, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-share"},
+		{"a client without a share", []string{"overlap = 1"},
+			func(s scene) { s.Ranks(2, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-share"},
 		{"a client with a share that CUDA ignores", []string{"overlap = 1"}, func(s scene) {
 			s.Ranks(2, "spin", "-ms", "1", "-for", "100")
 			s.bare(s.pipe(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=0")
@@ -514,11 +515,13 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 			s.Ranks(2, "spin", "-ms", "1", "-for", "100")
 			s.bare(s.pipe(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=80")
 		}, ""},
-		{"a client without a limit of memory", []string{`memory = "4G"`, `share = "none"`}, func(s scene) { s.Client(7, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-memory-limit"},
+		{"a client without a limit of memory", []string{`memory = "4G"`, `share = "none"`},
+			func(s scene) { s.Client(7, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-memory-limit"},
 		{"a limit that names a GPU that is not seen", []string{`memory = "4G"`, `share = "none"`}, func(s scene) {
 			s.bare(s.pipe(), fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=%s=4G,%s=4G", s.UUID(0), s.UUID(1)))
 		}, "client-without-memory-limit"},
-		{"a ceiling that was lifted", []string{"ceiling = 50"}, func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
+		{"a ceiling that was lifted", []string{"ceiling = 50"},
+			func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
 		{"an exclusive GPU without a lease", nil, func(s scene) { s.mode(1, node.ExclusiveProcess) }, "exclusive-without-lease"},
 		{"a daemon of slurm-mps without a lease", nil, func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "daemon-without-lease"},
 		{"a user's own daemon", nil, func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, "daemon-not-of-a-lease"},
@@ -576,7 +579,8 @@ func TestStatusForAUser(t *testing.T) {
 	if !slices.Contains(s.Unseen, "the leases of other users: root's to read (jobs 8, 9)") || len(s.Findings) != 0 {
 		t.Errorf("unseen %q, found %+v", s.Unseen, s.Findings)
 	}
-	if code, out := p.MpsctlAs(2003, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") || !strings.Contains(out, "another job") || strings.Contains(out, "hpc1") {
+	if code, out := p.MpsctlAs(2003, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") ||
+		!strings.Contains(out, "another job") || strings.Contains(out, "hpc1") {
 		t.Errorf("status of a third user: code %d\n%s", code, out)
 	}
 	if code, out := p.MpsctlAs(e2e.UID, "audit"); code != 1 || !strings.Contains(out, "\nnot seen\n  the leases of other users: root's to read (jobs 8, 9)\n") {
@@ -672,7 +676,8 @@ func TestAThousandLeases(t *testing.T) {
 	for i := range 999 {
 		owner := lease.Job{ID: uint32(i + 1001), UID: e2e.UID, GID: e2e.GID, User: "hpc1"}
 		l := lease.Lease{Job: owner, Phase: lease.Opened, Rule: "mps", CreatedAt: time.Now(), Daemons: []lease.Daemon{s.daemon}}
-		if err := errors.Join(store.Create(s.Ctx, l), store.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Grant: policy.DefaultGrant(), Daemons: l.Daemons})); err != nil {
+		if err := errors.Join(store.Create(s.Ctx, l),
+			store.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Grant: policy.DefaultGrant(), Daemons: l.Daemons})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -714,11 +719,13 @@ func TestMpsctlUsage(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"status", "audit", "plan"} {
-		if result := p.Ctl(command, "--help"); result.Code != 0 || !strings.Contains(result.Output, "Examples:\n  mpsctl "+command) || !strings.Contains(result.Output, "--json") {
+		if result := p.Ctl(command, "--help"); result.Code != 0 ||
+			!strings.Contains(result.Output, "Examples:\n  mpsctl "+command) || !strings.Contains(result.Output, "--json") {
 			t.Errorf("help of %s: code %d\n%s", command, result.Code, result.Output)
 		}
 	}
-	if result := p.Ctl("__complete", "status", "--"); !strings.Contains(result.Output, "--watch\t") || !strings.Contains(result.Output, "--no-queries\t") || !strings.Contains(result.Output, "--json\t") {
+	if result := p.Ctl("__complete", "status", "--"); !strings.Contains(result.Output, "--watch\t") ||
+		!strings.Contains(result.Output, "--no-queries\t") || !strings.Contains(result.Output, "--json\t") {
 		t.Errorf("flags of status complete to %s", result.Output)
 	}
 }
@@ -841,7 +848,8 @@ func TestStatusWithoutADriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := s.status()
-	if want := []string{"the GPUs: cannot initialise NVML: Driver Not Loaded"}; !slices.Equal(got.Unseen, want) || got.Jobs[0].Daemons[0].State != "serving" || len(got.Findings) != 0 {
+	if want := []string{"the GPUs: cannot initialise NVML: Driver Not Loaded"}; !slices.Equal(got.Unseen, want) ||
+		got.Jobs[0].Daemons[0].State != "serving" || len(got.Findings) != 0 {
 		t.Errorf("unseen %q, %+v", got.Unseen, got)
 	}
 }

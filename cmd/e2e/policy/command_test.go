@@ -125,7 +125,8 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 	p.Write(p.Paths().Policy(), strings.Replace(teaching, `"chem"`, `"physics"`, 1))
 	result := p.Ctl("policy", "explain", "--job", "7")
 	want := `! its prolog decided by rule "chemistry": the policy has changed since.`
-	if result.Code != 0 || !strings.Contains(result.Output, want) || !strings.Contains(result.Output, `startswith(job.account, "physics")`) || !strings.Contains(result.Output, `job.account = "chem-a"`) {
+	if result.Code != 0 || !strings.Contains(result.Output, want) ||
+		!strings.Contains(result.Output, `startswith(job.account, "physics")`) || !strings.Contains(result.Output, `job.account = "chem-a"`) {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	p.Must(0, job, "epilog")
@@ -207,7 +208,8 @@ case "wrong" {
 		{[]string{"fmt", "--check"}, 0, ""},
 		{[]string{"fmt"}, 0, teaching},
 		{[]string{"test", cases}, 0, "1 case passed, 0 failed\n"},
-		{[]string{"test", failing}, 1, "FAIL " + failing + ":2: case \"wrong\"\n     the rule that decides is \"all\", expected \"chemistry\"\n0 cases passed, 1 failed\n"},
+		{[]string{"test", failing}, 1, "FAIL " + failing +
+			":2: case \"wrong\"\n     the rule that decides is \"all\", expected \"chemistry\"\n0 cases passed, 1 failed\n"},
 		{[]string{"test", "--json", "--policy", good, failing}, 1, `"failed":1}`},
 		{[]string{"test"}, 1, "0 cases passed, 1 failed\n"},
 		{[]string{"test", alone}, 1, "mpsctl: cannot test " + alone + ": there is no policy.hcl beside it: name the policy with --policy\n"},
@@ -258,7 +260,8 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := p.Ctl(append([]string{"policy", "explain"}, args...)...)
-			text := "$ mpsctl policy explain " + strings.ReplaceAll(strings.Join(args, " "), "a100&mps", "'a100&mps'") + "\n" + strings.ReplaceAll(got.Output, p.Root, "")
+			text := "$ mpsctl policy explain " + strings.ReplaceAll(strings.Join(args, " "), "a100&mps", "'a100&mps'") + "\n" +
+				strings.ReplaceAll(got.Output, p.Root, "")
 			if got.Code != 0 {
 				t.Errorf("code %d:\n%s", got.Code, text)
 			}
@@ -395,7 +398,8 @@ func TestJSONIsNotEscaped(t *testing.T) {
 	}
 	for _, path := range sources {
 		// A gauge answers the guard, and no reader.
-		if !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(path, "/gauge.go") && path != "../../../cmd/internal/cli/json.go" && strings.Contains(e2e.Read(t, path), "json.NewEncoder(") {
+		if !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(path, "/gauge.go") &&
+			path != "../../../cmd/internal/cli/json.go" && strings.Contains(e2e.Read(t, path), "json.NewEncoder(") {
 			t.Errorf("%s writes JSON itself: use cli.WriteJSON", path)
 		}
 	}

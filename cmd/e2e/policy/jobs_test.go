@@ -82,8 +82,10 @@ rule "mine" {
 		{"0,1", "small", []string{"SLURM_JOB_EXTRA=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
 		{"0", "mine", []string{"SPANK_MPS=overlap=3"}, "cannot take overlap=3: the rule gives 2, and an option can only narrow that"},
 		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
-		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"}, `cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want ` + strings.Join(policy.OptionNames(), ", ")},
-		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` + strings.Repeat("x", 64) + `"…: 100000 bytes, want at most 512`},
+		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"},
+			`cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want ` + strings.Join(policy.OptionNames(), ", ")},
+		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` +
+			strings.Repeat("x", 64) + `"…: 100000 bytes, want at most 512`},
 		{"0", "", []string{"SLURM_JOB_PARTITION=other"}, "no rule of this site's policy is for this job"},
 	} {
 		job := p.Job(7, c.gpus)
@@ -134,7 +136,8 @@ rule "none" {
 		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Grant.Memory, ticket.RefusalReason)
 	}
 	var asked policy.Request
-	if err := json.Unmarshal(p.Lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 || asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
+	if err := json.Unmarshal(p.Lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 ||
+		asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
 		t.Errorf("the lease has the request %+v, %v", asked, err)
 	}
 	p.Must(0, job, "epilog")
@@ -243,7 +246,8 @@ func TestKeepLogs(t *testing.T) {
 		{"never", kill, false}, {"on_failure", func(testNode) {}, false}, {"on_failure", kill, true}, {"always", func(testNode) {}, true},
 	} {
 		t.Run(fmt.Sprint(c.keep, c.kept), func(t *testing.T) {
-			p := newTestNode(t, triggered+fmt.Sprintf("rule \"r\" {\n  when = true\n  grant {\n    keep_logs = %q\n    scope = \"gpu\"\n  }\n}\n", c.keep), node.H200, node.H200)
+			p := newTestNode(t, triggered+fmt.Sprintf("rule \"r\" {\n  when = true\n  grant {\n    keep_logs = %q\n    scope = \"gpu\"\n  }\n}\n", c.keep),
+				node.H200, node.H200)
 			p.Must(0, p.Job(7, "0,1"), "prolog")
 			said := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[1].LogDir, "control.log"))
 			c.trouble(p)
@@ -289,7 +293,8 @@ func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 
 // keep_logs follows no link, because the user owns the folder from which root reads the logs.
 func TestKeepLogsFollowsNoLink(t *testing.T) {
-	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200, node.H200, node.H200, node.H200)
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200,
+		node.H200, node.H200, node.H200)
 	secret := filepath.Join(filepath.Dir(p.Root), "secret")
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
@@ -335,7 +340,8 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 		}
 	}
 	got := e2e.Read(t, filepath.Join(p.kept(7), "3", "control.log"))
-	if head := fmt.Sprintf("(%d bytes before this are not kept)\n", len(long)-4<<20); !strings.HasPrefix(got, head) || len(got) != len(head)+4<<20 || !strings.HasSuffix(got, "the end\n") {
+	if head := fmt.Sprintf("(%d bytes before this are not kept)\n", len(long)-4<<20); !strings.HasPrefix(got, head) ||
+		len(got) != len(head)+4<<20 || !strings.HasSuffix(got, "the end\n") {
 		t.Errorf("%d bytes are kept: %.80q", len(got), got)
 	}
 }

@@ -127,9 +127,11 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 		{"no program", rank, nil, 125, "cannot run a program: none is given: see mpirun-wrap --help"},
 		{"a wrong flag", rank, []string{"--shares", "x"}, 125, "cannot read flags: unknown flag: --shares: did you mean --share?"},
 		{"a wrong value", rank, []string{"--gpu", "best", "true"}, 125, `cannot read --gpu: it is "best": want auto, block, cyclic, nearest, all or inherit`},
-		{"a wrong variable", e2e.With(rank, "SLURM_MPS_GPU", "best"), []string{"true"}, 125, `cannot read SLURM_MPS_GPU: it is "best": want auto, block, cyclic, nearest, all or inherit`},
+		{"a wrong variable", e2e.With(rank, "SLURM_MPS_GPU", "best"), []string{"true"}, 125,
+			`cannot read SLURM_MPS_GPU: it is "best": want auto, block, cyclic, nearest, all or inherit`},
 		{"a rank by hand that is none", rank, []string{"--local-rank", "2", "true"}, 125, "cannot place rank 2: --local-rank needs --local-size"},
-		{"outside of Slurm", []string{"PATH=/bin"}, []string{"true"}, 125, "cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
+		{"outside of Slurm", []string{"PATH=/bin"}, []string{"true"}, 125,
+			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
 		{"another job", e2e.With(rank, "SLURM_JOB_ID", "8"), []string{"true"}, 125,
 			"cannot find ticket of job 8 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"not found", rank, []string{"nonexistent"}, 127, "cannot run nonexistent: not found in PATH"},
@@ -142,7 +144,8 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 		}
 	}
 	off := append(e2e.With(e2e.With(rank, "SLURM_MPS", "off"), "SLURM_JOB_ID", "8"), "CUDA_MPS_PIPE_DIRECTORY=/x")
-	if result, err := p.Run(p.Ctx, off, "mpirun-wrap", "sh", "-c", `echo "[$CUDA_VISIBLE_DEVICES$CUDA_MPS_PIPE_DIRECTORY]"`); err != nil || result.Output != "[]\n" {
+	if result, err := p.Run(p.Ctx, off, "mpirun-wrap", "sh", "-c",
+		`echo "[$CUDA_VISIBLE_DEVICES$CUDA_MPS_PIPE_DIRECTORY]"`); err != nil || result.Output != "[]\n" {
 		t.Errorf("switched off: %+v, %v", result, err)
 	}
 	dry := fmt.Sprintf(`{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_CLIENT_PRIORITY":null,"CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":null,"CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}`+"\n",
@@ -160,7 +163,8 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	}
 	p.Gone(daemon.Proc)
 	result, err := p.Run(p.Ctx, rank, "mpirun-wrap", "true")
-	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again\n", daemon.Devices[0], daemon.Proc)
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again\n",
+		daemon.Devices[0], daemon.Proc)
 	if err != nil || result.Code != 125 || result.Output != want {
 		t.Errorf("got  %+v, %v\nwant %s", result, err, want)
 	}
@@ -198,7 +202,8 @@ func TestTaskProlog(t *testing.T) {
 		{"mpirun's daemon", append(e2e.With(e2e.With(e2e.With(task, "SLURM_LOCALID", "0"), "SLURM_GTIDS", "1"), "SLURM_STEP_TASKS_PER_NODE", "1(x2)"), "_=/usr/bin/mpirun"), all},
 		{"quarter", append(slices.Clone(batch), "SLURM_MPS_SHARE=25%"), strings.ReplaceAll(want, "=50", "=24.242425")},
 		{"rank with a wrong variable", append(slices.Clone(task), "SLURM_MPS_MEM=much"), "export SLURM_MPS_TOLD="},
-		{"first rank with a wrong variable", append(e2e.With(task, "SLURM_LOCALID", "0"), "SLURM_MPS_MEM=much"), "print slurm-mps: cannot read SLURM_MPS_MEM: it is \"much\": "},
+		{"first rank with a wrong variable", append(e2e.With(task, "SLURM_LOCALID", "0"), "SLURM_MPS_MEM=much"),
+			"print slurm-mps: cannot read SLURM_MPS_MEM: it is \"much\": "},
 		{"off", append(e2e.With(task, "SLURM_LOCALID", "0"), "SLURM_MPS=off"), off},
 		{"job without MPS and a wrong variable", append(e2e.With(task, "SLURM_JOB_ID", "8"), "SLURM_MPS_MEM=much"), ""},
 	} {
@@ -209,7 +214,8 @@ func TestTaskProlog(t *testing.T) {
 		}
 	}
 	result, err := p.Run(p.Ctx, append(slices.Clone(task), "SLURM_MPS=off"), "mpirun-wrap", "true")
-	if err != nil || result.Code != 125 || !strings.HasPrefix(result.Output, "mpirun-wrap: "+strings.TrimSuffix(strings.TrimPrefix(off, "print slurm-mps: "), "\n")) {
+	if err != nil || result.Code != 125 ||
+		!strings.HasPrefix(result.Output, "mpirun-wrap: "+strings.TrimSuffix(strings.TrimPrefix(off, "print slurm-mps: "), "\n")) {
 		t.Errorf("mpirun-wrap with SLURM_MPS=off: %+v, %v", result, err)
 	}
 }

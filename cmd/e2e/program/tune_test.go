@@ -121,7 +121,8 @@ func TestTuneOtherwise(t *testing.T) {
 	}
 	result = p.tune("--json", "--launcher=env X='1 2'", "--repeats=2", "--seconds=1", "--share=40%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
 	var r tuned
-	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || result.Code != 0 || r.Use != "50%" || len(r.Rules) != 3 || r.Rules[0].Rule != "even" || r.Rules[1].Median != 2 || r.Rules[2].Median != 10 {
+	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || result.Code != 0 || r.Use != "50%" ||
+		len(r.Rules) != 3 || r.Rules[0].Rule != "even" || r.Rules[1].Median != 2 || r.Rules[2].Median != 10 {
 		t.Errorf("%v: %+v", err, result)
 	}
 	result = p.tune("--json", "--ranks=1", "--repeats=2", "--seconds=1s", "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM", "never")
@@ -198,8 +199,10 @@ func TestTuneStops(t *testing.T) {
 		want string
 	}{
 		{[]string{"--ranks=2,4", "--", "PROGRAM", "fails"}, "first run failed (2 ranks, none): exit status 3, and it printed nothing\n"},
-		{[]string{"--ranks=2,4", "--seconds=1s", "--rate", "speed ([0-9]+)", "--", "PROGRAM"}, `--rate "speed ([0-9]+)" found no number within 1s; the last line of stdout is "rate `},
-		{[]string{"--launcher=env X={ranks}", "--ranks=1,2", "--rate", "speed ([0-9]+)", "--", "PROGRAM", "fails"}, "first run failed (1 rank, none): exit status 3, and it printed nothing\n"},
+		{[]string{"--ranks=2,4", "--seconds=1s", "--rate", "speed ([0-9]+)", "--", "PROGRAM"},
+			`--rate "speed ([0-9]+)" found no number within 1s; the last line of stdout is "rate `},
+		{[]string{"--launcher=env X={ranks}", "--ranks=1,2", "--rate", "speed ([0-9]+)", "--", "PROGRAM", "fails"},
+			"first run failed (1 rank, none): exit status 3, and it printed nothing\n"},
 		{[]string{"--ranks=2,49", "--", "PROGRAM"}, "mps-tune: cannot tune 49 ranks: the GPUs of this job take 48: give --ranks 48 or less"},
 		{[]string{"--", "PROGRAM"}, "mps-tune: cannot tune: no number of ranks is given"},
 		{[]string{"--ranks=2", "--save", "--", "PROGRAM"}, "mps-tune: cannot save: neither XDG_CONFIG_HOME nor HOME is an absolute path: set HOME\n"},
@@ -253,14 +256,16 @@ func TestTuneRemembers(t *testing.T) {
 		return stdout + stderr
 	}
 	for ranks, sms := range map[string]string{"4": "66"} {
-		if out, said := wrap(ranks, "--share=tuned", "-v"); !strings.Contains(out, ", "+sms+" of 132 SMs") || !strings.Contains(out, "(tuned: "+home+"/config/slurm-mps/tuned)") {
+		if out, said := wrap(ranks, "--share=tuned", "-v"); !strings.Contains(out, ", "+sms+" of 132 SMs") ||
+			!strings.Contains(out, "(tuned: "+home+"/config/slurm-mps/tuned)") {
 			t.Errorf("%s ranks: %s%s", ranks, out, said)
 		}
 		if out := planned(ranks); !strings.Contains(out, `"sms":`+sms) {
 			t.Errorf("plan of %s ranks: %s", ranks, out)
 		}
 	}
-	missing := `cannot find the tuned share of "program" with 3 ranks on each H200: no line of ` + home + "/config/slurm-mps/tuned or " + p.Root + "/etc/slurm-mps/tuned has it: "
+	missing := `cannot find the tuned share of "program" with 3 ranks on each H200: no line of ` + home +
+		"/config/slurm-mps/tuned or " + p.Root + "/etc/slurm-mps/tuned has it: "
 	if out, said := wrap("3", "--share=tuned"); out != "" || !strings.HasPrefix(said, "mpirun-wrap: "+missing) {
 		t.Errorf("%s%s\nwant %s", out, said, missing)
 	}
@@ -273,7 +278,8 @@ func TestTuneRemembers(t *testing.T) {
 			t.Errorf("%q: %s%s", c, out, said)
 		}
 	}
-	if out := p.Ctl("plan", "--gpu", "H200", "--ranks", "3", "--share", "tuned"); out.Code != 2 || !strings.Contains(out.Output, "a plan has no program: name it: --share tuned:NAME") {
+	if out := p.Ctl("plan", "--gpu", "H200", "--ranks", "3", "--share", "tuned"); out.Code != 2 ||
+		!strings.Contains(out.Output, "a plan has no program: name it: --share tuned:NAME") {
 		t.Errorf("%+v", out)
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")

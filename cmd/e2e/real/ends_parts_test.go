@@ -41,7 +41,8 @@ func (l *endsLane) runClients(until time.Time) {
 	_, worked := s.heard(endsFirst)
 	_, all := s.heard(regexp.MustCompile(`^first kernel `))
 	_, failed := s.heard(regexp.MustCompile(`a client ends with|err=[^0]|\b401\b`))
-	line := fmt.Sprintf("%s: %d clients of one server, %d at a time, in %s s: %d worked, %d failed, %d neighbours live", l.method, len(all), endsAtATime, endsSeconds(took), len(worked), len(failed), l.alive(time.Time{}))
+	line := fmt.Sprintf("%s: %d clients of one server, %d at a time, in %s s: %d worked, %d failed, %d neighbours live",
+		l.method, len(all), endsAtATime, endsSeconds(took), len(worked), len(failed), l.alive(time.Time{}))
 	l.record.tell(l.gpu, line, fmt.Sprintln(failed)+l.testimony())
 	if len(failed) > 0 || len(worked) != len(all) || len(worked) == 0 || l.alive(time.Time{}) != 2 {
 		l.t.Errorf("%s: %v", line, failed[:min(5, len(failed))])
@@ -169,7 +170,8 @@ func (l *endsLane) crash(table *os.File, kind, ending string) {
 	for what, took := range map[string]time.Duration{"its parent knows": known, "srun has ended": ended} {
 		fmt.Fprintf(table, "%s,%s,%s,%.1f\n", kind, ending, what, float64(took.Microseconds())/1e3)
 	}
-	l.record.tell(l.gpu, fmt.Sprintf("%s: %s ends by %s: its parent knows after %v, srun has ended after %v", l.method, kind, ending, known.Round(time.Millisecond), ended.Round(time.Millisecond)), "")
+	l.record.tell(l.gpu, fmt.Sprintf("%s: %s ends by %s: its parent knows after %v, srun has ended after %v", l.method,
+		kind, ending, known.Round(time.Millisecond), ended.Round(time.Millisecond)), "")
 	if endsReal() && known > 50*time.Millisecond {
 		l.t.Errorf("the end of %s by %s is known after %v", kind, ending, known)
 	}
@@ -214,7 +216,8 @@ func (l *endsLane) freed(table *os.File, kind string) {
 	var took time.Duration
 	back := l.wait(30*time.Second, func() bool { used := l.used(); took = time.Since(began); return used <= idle+16 })
 	fmt.Fprintf(table, "%s,kill,memory of %d MiB is free,%.1f\n", kind, busy-idle, float64(took.Microseconds())/1e3)
-	l.record.tell(l.gpu, fmt.Sprintf("%s: the only client (%s) is killed: %d MiB of memory are free after %s s: %v", l.method, kind, busy-idle, endsSeconds(took), back), "")
+	l.record.tell(l.gpu, fmt.Sprintf("%s: the only client (%s) is killed: %d MiB of memory are free after %s s: %v",
+		l.method, kind, busy-idle, endsSeconds(took), back), "")
 	if !back || took > freedWithin {
 		l.t.Errorf("the memory of the only client is free after %v: %v", took, back)
 	}
@@ -239,7 +242,8 @@ func newEndsMemory(t *testing.T) *endsMemory {
 	t.Helper()
 	m := &endsMemory{}
 	var whys []string
-	for _, try := range []struct{ dir, file string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}, {"/sys/fs/cgroup/unified", "memory.max"}} {
+	for _, try := range []struct{ dir, file string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+		{"/sys/fs/cgroup", "memory.max"}, {"/sys/fs/cgroup/unified", "memory.max"}} {
 		err := m.use(t, try.dir, try.file)
 		if err == nil {
 			return m

@@ -71,7 +71,8 @@ func (r *endsRecord) add(rows []endsRow) {
 	defer r.mutex.Unlock()
 	for _, row := range rows {
 		r.rows = append(r.rows, row)
-		_ = r.table.Write([]string{row.at.UTC().Format("2006-01-02T15:04:05.000Z"), r.machine, fmt.Sprint(row.gpu), row.method, row.how, fmt.Sprint(row.atOnce), row.kind,
+		_ = r.table.Write([]string{row.at.UTC().Format("2006-01-02T15:04:05.000Z"), r.machine, fmt.Sprint(row.gpu),
+			row.method, row.how, fmt.Sprint(row.atOnce), row.kind,
 			row.ending, fmt.Sprintf("%.3f", row.inFlight), fmt.Sprint(row.before), fmt.Sprint(row.alive), endsSeconds(row.died), fmt.Sprint(row.client),
 			endsSeconds(row.clientTook), endsSeconds(row.end), row.note})
 	}
@@ -113,9 +114,11 @@ func (r *endsRecord) summary(missing []string) string {
 			}
 		}
 		fmt.Fprintf(&out, "\n%s: %d endings; after %d of them a neighbour was dead, after %d the new client failed\n", method, len(rows), harmed, failed)
-		fmt.Fprintf(&out, "endings with all neighbours alive, of all:\n%s", endsTable(rows, func(row endsRow) string { return row.kind }, func(row endsRow) string { return row.ending }))
-		fmt.Fprintf(&out, "by how they were started and how many at once:\n%s", endsTable(rows, func(row endsRow) string { return fmt.Sprintf("%s, %s", row.how, endsCrowd(row.atOnce)) },
-			func(row endsRow) string { return row.ending }))
+		fmt.Fprintf(&out, "endings with all neighbours alive, of all:\n%s",
+			endsTable(rows, func(row endsRow) string { return row.kind }, func(row endsRow) string { return row.ending }))
+		fmt.Fprintf(&out, "by how they were started and how many at once:\n%s",
+			endsTable(rows, func(row endsRow) string { return fmt.Sprintf("%s, %s", row.how, endsCrowd(row.atOnce)) },
+				func(row endsRow) string { return row.ending }))
 		var took []time.Duration
 		for _, row := range rows {
 			if row.client {

@@ -309,7 +309,8 @@ func (e *ends) judge(t *testing.T) {
 		switch row.method {
 		case "guard":
 			if row.harmed() {
-				t.Errorf("%s by %s, %d at once, ends by %s: %d of %d neighbours live\n%s", row.kind, row.how, row.atOnce, row.ending, row.alive, row.before, e.again(t, row))
+				t.Errorf("%s by %s, %d at once, ends by %s: %d of %d neighbours live\n%s", row.kind, row.how, row.atOnce,
+					row.ending, row.alive, row.before, e.again(t, row))
 			}
 			if !row.client {
 				t.Errorf("%s by %s ends by %s: the new client fails\n%s", row.kind, row.how, row.ending, e.again(t, row))
@@ -644,7 +645,8 @@ func (l *endsLane) mpirun(ranks int, program ...string) *endsStream {
 			from.Close()
 		}
 	}()
-	_, err := fmt.Fprintf(l.commands, "exec >%s 2>&1; echo leader $$; exec mpirun.openmpi --oversubscribe --bind-to none -np %d %s\n", out, ranks, strings.Join(program, " "))
+	_, err := fmt.Fprintf(l.commands,
+		"exec >%s 2>&1; echo leader $$; exec mpirun.openmpi --oversubscribe --bind-to none -np %d %s\n", out, ranks, strings.Join(program, " "))
 	if err != nil {
 		l.t.Fatal(err)
 	}

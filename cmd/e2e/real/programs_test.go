@@ -50,7 +50,8 @@ func newPrograms(t *testing.T) *realPrograms {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: p.gpus, CPUs: 96, Features: "mps", PrologFlags: "Alloc", SameName: true, Bundle: os.Getenv("SLURM_BUNDLE"), DevDir: "/dev"}
+	o := lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: p.gpus, CPUs: 96, Features: "mps", PrologFlags: "Alloc",
+		SameName: true, Bundle: os.Getenv("SLURM_BUNDLE"), DevDir: "/dev"}
 	o.GresConf = fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", p.gpus-1)
 	o.Prolog, o.Epilog, o.TaskProlog = machine.Command("prolog"), machine.Command("epilog"), machine.Command("task-prolog")
 	if p.Cluster, err = lab.Start(p.ctx, o); err != nil {
@@ -142,7 +143,8 @@ func TestRealPrograms(t *testing.T) {
 		{"cupy", half, "$PROGRAMS cupy_work", `cupy: sms=66 `, 1},
 		{"jax", half, "$PROGRAMS jax_work", fmt.Sprintf(`jax: %d devices`, p.gpus), 1},
 		{"a shell of Python, as a notebook's kernel", half, "$PROGRAMS python_shell", `cell: 1000 66`, 1},
-		{"device by local rank", "", "srun -n4 mpirun-wrap --gpu=all $PROGRAMS by_local_rank", fmt.Sprintf(`rank \d of %d devices: sms=%d `, p.gpus, 132*p.gpus/4), 4},
+		{"device by local rank", "", "srun -n4 mpirun-wrap --gpu=all $PROGRAMS by_local_rank",
+			fmt.Sprintf(`rank \d of %d devices: sms=%d `, p.gpus, 132*p.gpus/4), 4},
 		{"lightning", "", "srun -n4 mpirun-wrap $PROGRAMS lightning", fmt.Sprintf(`lightning: sms=%d steps=100`, 132*p.gpus/4), 4},
 		{"jax by ranks", "", "srun -n4 mpirun-wrap $PROGRAMS jax_work", `jax: 1 devices`, 4},
 		{"mpi4py", "", "mpirun.openmpi -np 4 --oversubscribe --bind-to none mpirun-wrap $PROGRAMS mpi_buffers", `mpi4py: rank \d of 4: right`, 4},
@@ -176,7 +178,8 @@ func TestRealEnsemble(t *testing.T) {
 		name, script string
 		mps          bool
 	}{
-		{"slots by xargs", slots, true}, {"one srun", steps, true}, {"slots by parallel", fmt.Sprintf("seq %d | parallel -j16 mpirun-wrap --slots=16 $PROGRAMS member 60 '#'", members), true},
+		{"slots by xargs", slots, true}, {"one srun", steps, true}, {"slots by parallel",
+			fmt.Sprintf("seq %d | parallel -j16 mpirun-wrap --slots=16 $PROGRAMS member 60 '#'", members), true},
 		{"time-slicing", shared, false}, {"one srun again", steps, true}, {"slots by xargs again", slots, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -189,7 +192,8 @@ func TestRealEnsemble(t *testing.T) {
 			if c.mps {
 				args = append(args, "--constraint=mps")
 			}
-			script := "out=/tmp/members.$SLURM_JOB_ID began=$(date +%s%3N)\n" + c.script + " >$out 2>&1\necho took $(($(date +%s%3N) - began)) ms\ngrep -c '^member' $out; sort $out | uniq -c | head -12; rm $out"
+			script := "out=/tmp/members.$SLURM_JOB_ID began=$(date +%s%3N)\n" + c.script +
+				" >$out 2>&1\necho took $(($(date +%s%3N) - began)) ms\ngrep -c '^member' $out; sort $out | uniq -c | head -12; rm $out"
 			out, _ := q.run(script, args...)
 			if !strings.Contains(out, fmt.Sprintf("\n%d\n", members)) {
 				t.Errorf("not every member has ended well")

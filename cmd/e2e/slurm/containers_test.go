@@ -74,7 +74,8 @@ func TestContainers(t *testing.T) {
 		run(t, "", "srun container /run/slurm-mps mpirun-wrap ./app")
 		run(t, "", "SLURM_MPS_EXCHANGE=1 srun container /run/slurm-mps mpirun-wrap ./app")
 		run(t, "", "srun mpirun-wrap container '' ./app", "sm=132")
-		run(t, "", "srun container '' mpirun-wrap ./app", ": there is no folder /run/slurm-mps/tickets here: in a container, mount /run/slurm-mps; if the site has not installed slurm-mps, give --own; elsewhere,")
+		run(t, "", "srun container '' mpirun-wrap ./app",
+			": there is no folder /run/slurm-mps/tickets here: in a container, mount /run/slurm-mps; if the site has not installed slurm-mps, give --own; elsewhere,")
 	})
 	_, section, _ := strings.Cut(e2e.Read(t, "../../../docs/recipes.md"), "\n## Containers\n")
 	section, _, _ = strings.Cut(section, "\n## ")

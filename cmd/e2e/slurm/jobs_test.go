@@ -49,7 +49,8 @@ func TestRanksUnderSlurm(t *testing.T) {
 		name, command, gres string
 		want                []int
 	}{
-		{"two programs in one mpirun", "mpirun.openmpi -np 1 " + wrapper + "--share=60% " + c.Client() + " info : -np 3 " + c.Wrap("info"), "--gres=gpu:1", []int{18, 18, 18, 78}},
+		{"two programs in one mpirun", "mpirun.openmpi -np 1 " + wrapper + "--share=60% " + c.Client() + " info : -np 3 " +
+			c.Wrap("info"), "--gres=gpu:1", []int{18, 18, 18, 78}},
 		{"weights", "srun -n4 bash -c 'exec " + wrapper + "--share=weight:$((SLURM_LOCALID+1)) " + c.Client() + " info'", "--gres=gpu:1", []int{14, 26, 40, 52}},
 		{"a variable for all", "SLURM_MPS_SHARE=overlap:2 srun -n4 " + c.Wrap("info"), "--gres=gpu:1", []int{66, 66, 66, 66}},
 		{"blocks", "srun -n3 " + wrapper + "--gpu=block " + c.Client() + " info", "--gres=gpu:2", []int{66, 66, 132}},

@@ -36,7 +36,8 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	c, err := lab.Start(ctx, lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: 2, Features: "mps,a100,h200", Extra: []string{plugin + "=lua", "GresTypes=gpu,shard,mps"}})
+	c, err := lab.Start(ctx,
+		lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: 2, Features: "mps,a100,h200", Extra: []string{plugin + "=lua", "GresTypes=gpu,shard,mps"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,8 @@ func (c *cluster) dies() {
 		"setsid " + c.Wrap("spin -ms 1 -for 100") + " >/dev/null & sleep 0.5",
 	}, "\n"), "-n2", "--gres=gpu:1")
 	c.Ended(id)
-	if out := c.Output(id); !strings.Contains(out, "neighbour=0") || !regexp.MustCompile(fmt.Sprintf(`"job":%d,"step":"summary".*"held":[1-9]`, id)).MatchString(c.Log()) {
+	if out := c.Output(id); !strings.Contains(out, "neighbour=0") ||
+		!regexp.MustCompile(fmt.Sprintf(`"job":%d,"step":"summary".*"held":[1-9]`, id)).MatchString(c.Log()) {
 		c.T.Errorf("the neighbour of a rank that died: %s\n%s", out, c.Log())
 	}
 }

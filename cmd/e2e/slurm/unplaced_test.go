@@ -21,7 +21,8 @@ func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 		{"child that sees one of two GPUs", "", "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES##*,} CLIENT info", "err=0(cudaSuccess) sm=132 ndev=1", ""},
 		{"below the ceiling", "ceiling = 25", "CLIENT info", "err=0(cudaSuccess) sm=32 ndev=2", ""},
 		{"ranks of mpirun without the wrapper", "", "mpirun -np 2 --oversubscribe CLIENT info", "err=0(cudaSuccess) sm=132 ndev=2", "err=46"},
-		{"ranks of the wrapper in the same job", `memory = "even"`, "srun -n2 WRAP info; mpirun -np 2 --oversubscribe WRAP info", "err=0(cudaSuccess) sm=132 ndev=1", "ndev=2"},
+		{"ranks of the wrapper in the same job", `memory = "even"`,
+			"srun -n2 WRAP info; mpirun -np 2 --oversubscribe WRAP info", "err=0(cudaSuccess) sm=132 ndev=1", "ndev=2"},
 		{"denied", `unplaced = "deny"`, "CLIENT info", "err=46", "err=0"},
 		{"refused", "", "srun -n2 true", "slurm-mps: this job has no MPS: ", ""},
 	} {

@@ -266,7 +266,8 @@ func (s *soak) report(took time.Duration) {
 		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
 	}
 	summary := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs started again, %d pairs of jobs of gres/shard, %.1f s was the greatest age of metrics, %d takers were stuck at most. Found: %s. Faults: %s.",
-		s.seed, jobs, s.planned, s.given, s.judged, s.repaired, s.late, s.restarted, s.shards, s.oldest.Seconds(), s.stuck, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+		s.seed, jobs, s.planned, s.given, s.judged, s.repaired, s.late, s.restarted, s.shards, s.oldest.Seconds(), s.stuck, strings.Join(byWrong,
+			", "), strings.Join(byFault, "; "))
 	if s.restarted*100 > jobs+100 {
 		s.T.Errorf("%d of %d jobs were started again: Slurm aborts more steps than expected", s.restarted, jobs)
 	}

@@ -221,7 +221,8 @@ func (s step) launch(j plannedJob, wrapper string) string {
 	case "hydra":
 		return fmt.Sprintf("mpiexec.hydra -n %d %s", s.ranks, wrapper)
 	}
-	return fmt.Sprintf(`srun --overlap --mpi=none --gres=gpu:%d -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`, j.gpus, s.ranks, wrapper)
+	return fmt.Sprintf(`srun --overlap --mpi=none --gres=gpu:%d -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`,
+		j.gpus, s.ranks, wrapper)
 }
 
 // A seed always gives the same jobs. In 1,000 jobs every fault occurs, and no job has more ranks than a GPU takes.

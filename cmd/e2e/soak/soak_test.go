@@ -182,7 +182,8 @@ func (s *soak) start(o lab.Options) {
 // not find the processes that a launcher leaves when Slurm kills it.
 func (s *soak) options() lab.Options {
 	prefix, all := "soak"+os.Getenv("SOAK_NAME"), sharedNodes+aloneNodes+1
-	o := lab.Options{Dir: filepath.Join(s.Top, "lab"), Prefix: prefix, Nodes: all, GresOf: map[string]string{fmt.Sprint(prefix, all): "gpu:4,shard:8"}, UTSNodes: true, BootIDs: true,
+	o := lab.Options{Dir: filepath.Join(s.Top, "lab"), Prefix: prefix, Nodes: all,
+		GresOf: map[string]string{fmt.Sprint(prefix, all): "gpu:4,shard:8"}, UTSNodes: true, BootIDs: true,
 		ConstrainDevices: true, GPUs: len(e2e.GPUsOfANode), CPUs: 256, Features: "mps", PrologFlags: "Alloc", Bundle: os.Getenv("SLURM_BUNDLE")}
 	for _, line := range shortTimeouts {
 		o.Extra = append(o.Extra, strings.ReplaceAll(line, "%D", o.Dir))

@@ -128,6 +128,14 @@ func (call *Invocation) Print(name string, answer any, text func(Screen) string)
 	return WriteError(name, err)
 }
 
+// PrintFindings prints an answer like Print. If the answer has findings, it then ends the command with their exit code.
+func (call *Invocation) PrintFindings(name string, answer any, text func(Screen) string, found bool) error {
+	if err := call.Print(name, answer, text); err != nil || !found {
+		return err
+	}
+	return cli.ErrFindings
+}
+
 // WriteError returns the error of printing an answer. The error is not a mistake in usage.
 func WriteError(name string, err error) error {
 	if err == nil {

@@ -39,10 +39,11 @@ func fill(text string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// finish fills the help texts of a command and its subcommands, and completes the values of their flags. A flag for a
-// number or a name has no completions, unless its command has registered some: not even file names.
+// finish fills the help texts of a command and its subcommands, whose usage lines have flags only as they are written,
+// and completes the values of their flags. A flag for a number or a name has no completions, unless its command has registered some: not even file names.
 func finish(c *cobra.Command) {
 	c.Long = fill(c.Long)
+	c.DisableFlagsInUseLine = !c.HasSubCommands() && c.Name() != "help"
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		value, _ := pflag.UnquoteUsage(f)
 		switch _, registered := c.GetFlagCompletionFunc(f.Name); {

@@ -63,20 +63,20 @@ func (l *log) read() (faults []fault) {
 // line reads one line. If a client is killed while a kernel runs, it disconnects first, and then the server names a
 // neighbour of this client (measured: docs/decisions/034). So a client that has just disconnected is the cause.
 func (l *log) line(line []byte) (f fault, ok bool) {
-	said, ok := serverlog.Parse(line)
+	entry, ok := serverlog.Parse(line)
 	if !ok {
 		return f, false
 	}
-	if pid, ok := said.Disconnected(); ok {
-		l.ended, l.endAt = pid, said.At()
+	if pid, ok := entry.Disconnected(); ok {
+		l.ended, l.endAt = pid, entry.At()
 	}
-	if pid, ok := said.Failed(); ok {
+	if pid, ok := entry.Failed(); ok {
 		l.failed = pid
 	}
-	if !said.Fault() {
+	if !entry.Fault() {
 		return f, false
 	}
-	f = fault{at: said.At(), pid: l.failed}
+	f = fault{at: entry.At(), pid: l.failed}
 	if l.ended != 0 && f.at.Sub(l.endAt) < usage.HarmTime {
 		f.pid = l.ended
 	}

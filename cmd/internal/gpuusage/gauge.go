@@ -19,10 +19,10 @@ const gaugeTimeout = 10 * time.Second
 
 // readQuestions sends on the lines of a reader. A question that comes while another one waits has the same answer. At
 // the end it calls ended.
-func readQuestions(in io.Reader, ended func()) <-chan bool {
+func readQuestions(input io.Reader, ended func()) <-chan bool {
 	questions := make(chan bool, 1)
 	go func() {
-		for lines := bufio.NewScanner(in); lines.Scan(); {
+		for lines := bufio.NewScanner(input); lines.Scan(); {
 			select {
 			case questions <- true:
 			default:

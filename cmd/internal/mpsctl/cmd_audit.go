@@ -5,7 +5,6 @@
 package mpsctl
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -35,8 +34,8 @@ can see everything.`
 func auditCommand(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "audit", Short: "find what uses this node's GPUs past the policy", Long: auditHelp,
-		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Example: "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
+		Args:    command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, true)
 			if err != nil {
@@ -44,9 +43,9 @@ func auditCommand(call *command.Invocation) *cobra.Command {
 			}
 			ctx, stop := command.SignalContext()
 			defer stop()
-			n, found := reader.Inspect(ctx, inspect.Violations)
-			if ctx.Err() != nil {
-				return cli.RuntimeError{Err: errors.New("cannot print audit: interrupted")}
+			n, found, err := look(ctx, reader, "audit", inspect.Violations)
+			if err != nil {
+				return err
 			}
 			return printAudit(call, newReport(n, found))
 		},
@@ -74,21 +73,16 @@ type seen struct {
 
 func newReport(n inspect.Node, found []inspect.Finding) auditReport {
 	r := auditReport{Node: n.Name, Time: n.Time, Findings: found, Unseen: unseen(n)}
-	clients, processes := map[int]bool{}, map[int]bool{}
+	processes := map[int]bool{}
 	for _, j := range n.Jobs {
 		r.Seen.Daemons += len(j.Daemons)
-		for _, held := range j.Devices {
-			for _, c := range held.Clients {
-				clients[c.PID] = true
-			}
-		}
 	}
 	for _, g := range n.GPUs {
 		for _, p := range g.Processes {
 			processes[p.PID] = true
 		}
 	}
-	r.Seen.GPUs, r.Seen.Jobs, r.Seen.Clients, r.Seen.Processes = len(n.GPUs), len(n.Jobs), len(clients), len(processes)
+	r.Seen.GPUs, r.Seen.Jobs, r.Seen.Clients, r.Seen.Processes = len(n.GPUs), len(n.Jobs), n.Clients(), len(processes)
 	r.Complete = len(r.Unseen) == 0
 	return r
 }
@@ -117,13 +111,7 @@ func unseen(n inspect.Node) []string {
 }
 
 func printAudit(call *command.Invocation, r auditReport) error {
-	if err := call.Print("audit", r, r.text); err != nil {
-		return err
-	}
-	if len(r.Findings) > 0 || !r.Complete {
-		return cli.ErrFindings
-	}
-	return nil
+	return call.PrintFindings("audit", r, r.text, len(r.Findings) > 0 || !r.Complete)
 }
 
 // text is the report for people.

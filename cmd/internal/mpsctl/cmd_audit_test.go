@@ -25,12 +25,15 @@ func looked(unseen ...string) inspect.Node {
 	return inspect.Node{
 		Name: "gpu01", Time: time.Date(2026, 3, 12, 14, 3, 12, 0, time.UTC), Root: true, Incomplete: append([]string{}, unseen...),
 		Jobs: []inspect.Job{{
-			ID: 4711, Devices: []inspect.Held{{UUID: "GPU-1", Clients: []inspect.Client{client(4301), client(4302)}}, {UUID: "GPU-2", Clients: []inspect.Client{client(4301)}}},
+			ID: 4711, Devices: []inspect.Held{{UUID: "GPU-1", Clients: []inspect.Client{client(4301), client(4302)}},
+				{UUID: "GPU-2", Clients: []inspect.Client{client(4301)}}},
 			Daemons: []inspect.Daemon{{PID: 4242, State: inspect.Serves}},
 		}},
 		GPUs: []inspect.GPU{
-			{UUID: "GPU-1", Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer}, {PID: 4301, Kind: inspect.KindClient}, {PID: 4302, Kind: inspect.KindClient}}},
-			{UUID: "GPU-2", Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer}, {PID: 4301, Kind: inspect.KindClient}, {PID: 5000, Kind: inspect.KindCompute}}},
+			{UUID: "GPU-1", Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer},
+				{PID: 4301, Kind: inspect.KindClient}, {PID: 4302, Kind: inspect.KindClient}}},
+			{UUID: "GPU-2", Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer},
+				{PID: 4301, Kind: inspect.KindClient}, {PID: 5000, Kind: inspect.KindCompute}}},
 		},
 	}
 }
@@ -73,10 +76,12 @@ func TestWhatIsMissed(t *testing.T) {
 		spoil func(*inspect.Node)
 		want  string
 	}{
-		"nothing":                    {func(*inspect.Node) {}, ""},
-		"a daemon that hangs":        {func(n *inspect.Node) { n.Jobs[0].Daemons[0].State = inspect.NoAnswer }, "the clients of job 4711: its daemon (pid 4242) is wedged: see mpsctl status"},
+		"nothing": {func(*inspect.Node) {}, ""},
+		"a daemon that hangs": {func(n *inspect.Node) { n.Jobs[0].Daemons[0].State = inspect.NoAnswer },
+			"the clients of job 4711: its daemon (pid 4242) is wedged: see mpsctl status"},
 		"a daemon that has no users": {func(n *inspect.Node) { n.Jobs[0].Daemons[0].State = inspect.Gone }, ""},
-		"a client's limits":          {func(n *inspect.Node) { n.Jobs[0].Devices[0].Clients[1].Unknown = "not yours to read" }, "the limits of client 4302 of job 4711: not yours to read"},
+		"a client's limits": {func(n *inspect.Node) { n.Jobs[0].Devices[0].Clients[1].Unknown = "not yours to read" },
+			"the limits of client 4302 of job 4711: not yours to read"},
 	} {
 		n := looked()
 		c.spoil(&n)
@@ -99,7 +104,8 @@ func TestAuditJSON(t *testing.T) {
 		"node": "gpu01", "time": "2026-03-12T14:03:12Z", "complete": true, "errors": []any{},
 		"counts": map[string]any{"gpus": 2., "jobs": 1., "daemons": 1., "clients": 2., "processes": 4.},
 		"findings": []any{
-			map[string]any{"kind": "process-without-mps", "job": 4711., "gpu": "GPU-2", "pid": 5000., "where": planted[0].Where, "what": planted[0].What, "fix": planted[0].Fix},
+			map[string]any{"kind": "process-without-mps", "job": 4711., "gpu": "GPU-2", "pid": 5000.,
+				"where": planted[0].Where, "what": planted[0].What, "fix": planted[0].Fix},
 			map[string]any{"kind": "daemon-not-of-a-lease", "pid": 6000., "where": planted[1].Where, "what": planted[1].What, "fix": planted[1].Fix},
 		},
 	}

@@ -38,7 +38,7 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 		Use: "doctor", Short: "find what would make a job fail on this node", Long: doctorHelp,
 		Example: "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n" +
 			"  mpsctl doctor --json | jq -r '.findings[].fix'",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Args: command.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if conf != "" && !filepath.IsAbs(conf) {
 				return fmt.Errorf("cannot use --slurm-conf %q: give an absolute path", conf)
@@ -92,13 +92,8 @@ func findSlurmConf(named string) string {
 }
 
 func printDoctor(call *command.Invocation, r doctor.Report, strict bool) error {
-	if err := call.Print("findings", r, func(s command.Screen) string { return doctorText(r, s) }); err != nil {
-		return err
-	}
-	if r.Failed(strict) {
-		return cli.ErrFindings
-	}
-	return nil
+	text := func(s command.Screen) string { return doctorText(r, s) }
+	return call.PrintFindings("findings", r, text, r.Failed(strict))
 }
 
 // doctorText is the report for people: the parts that were read on one line, then the findings.

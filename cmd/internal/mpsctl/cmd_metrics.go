@@ -51,7 +51,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 		Use: "metrics", Short: "print this node's metrics for Prometheus", Long: metricsHelp,
 		Example: "  mpsctl metrics\n  mpsctl metrics --out /var/lib/slurm-mps/metrics/slurm-mps.prom\n" +
 			"  systemctl enable --now slurm-mps-metrics.timer",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, true)
 			if err != nil {
@@ -167,13 +167,13 @@ func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 		}
 	}
 	for _, g := range n.GPUs {
-		labels, here := []string{"gpu", fmt.Sprint(g.Index), "uuid", string(g.UUID)}, 0
+		labels, connected := []string{"gpu", fmt.Sprint(g.Index), "uuid", string(g.UUID)}, 0
 		for _, p := range g.Processes {
 			if p.Kind == inspect.KindClient {
-				here++
+				connected++
 			}
 		}
-		clients.samples = append(clients.samples, sample{labels, float64(here)})
+		clients.samples = append(clients.samples, sample{labels, float64(connected)})
 		held.samples = append(held.samples, sample{labels, map[bool]float64{true: 1}[g.Held]})
 	}
 	for _, f := range found {

@@ -44,7 +44,8 @@ func TestText(t *testing.T) {
 	n := inspect.Node{
 		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
 		GPUs: []inspect.GPU{
-			{Index: 0, UUID: site.UUID("GPU-a"), Held: true, Processes: []inspect.Process{{Kind: inspect.KindClient}, {Kind: inspect.KindServer}, {Kind: inspect.KindClient}}},
+			{Index: 0, UUID: site.UUID("GPU-a"), Held: true,
+				Processes: []inspect.Process{{Kind: inspect.KindClient}, {Kind: inspect.KindServer}, {Kind: inspect.KindClient}}},
 			{Index: 1, UUID: site.UUID(`GPU-"b`)},
 		},
 		Incomplete: []string{"x"},
@@ -52,8 +53,10 @@ func TestText(t *testing.T) {
 	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
 		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports), ended.families()))
 	}
-	r := usage.Report{Job: 7, Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300}, BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
-		{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
+	r := usage.Report{Job: 7,
+		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300},
+			BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
+			{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
 	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, figures: figures{"seconds": 1.5, "paused_ms": 250}})
 	golden.Compare(t, "testdata/metrics.prom", got)
 	if strings.Contains(got, "slurm_mps_gpu_dram_ratio{") || strings.Contains(got, "GPU-c") {

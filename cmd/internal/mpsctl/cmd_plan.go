@@ -37,8 +37,8 @@ func planCommand(call *command.Invocation) *cobra.Command {
 	var picture string
 	c := &cobra.Command{
 		Use: "plan --gpu NAME --ranks N", Short: "print what each rank would get", Long: planHelp,
-		Example:               "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Example: "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
+		Args:    command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			q, err := withTuned(q, tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME")), call.Paths.Tuned())
 			if err != nil {

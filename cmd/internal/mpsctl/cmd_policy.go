@@ -53,8 +53,5 @@ func refused(call *command.Invocation, err error) error {
 		_ = bad.Write(&b, s.Colour) // a Builder takes everything
 		return b.String()
 	}
-	if err := call.Print("policy", wrong{false, bad.Diagnostics()}, text); err != nil {
-		return err
-	}
-	return cli.ErrFindings
+	return call.PrintFindings("policy", wrong{false, bad.Diagnostics()}, text, true)
 }

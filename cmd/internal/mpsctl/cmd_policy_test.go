@@ -86,11 +86,15 @@ rule "mig" {
 		want []string // in the answer
 		not  string
 	}{
-		{"--user root --gpu H200", []string{`Granted by rule "students"`, "share          = 25%\n", "ceiling        = 100                default\n", "\n\n" + others}, "job.groups is taken"},
-		{"--user nobody-knows-me", []string{"\n! cannot look up user \"nobody-knows-me\": user: unknown user nobody-knows-me: give --uid, --gid and --groups\n! job.groups is taken as []: give --user or --groups\n"}, "students\" decides"},
+		{"--user root --gpu H200",
+			[]string{`Granted by rule "students"`, "share          = 25%\n", "ceiling        = 100                default\n", "\n\n" + others}, "job.groups is taken"},
+		{"--user nobody-knows-me",
+			[]string{"\n! cannot look up user \"nobody-knows-me\": user: unknown user nobody-knows-me: give --uid, --gid and --groups\n! job.groups is taken as []: give --user or --groups\n"}, "students\" decides"},
 		{"--groups root --features a --gpu H200", []string{`Granted by rule "students"`}, "job.groups is taken"},
-		{"--groups none --features a --gpu H200", []string{`Granted by rule "rest"`, "memory         = 16384M             gpu.model = \"H200\"\n"}, "features is taken"},
-		{"--groups none --features a --gpu H200 --mig", []string{`Granted by rule "mig"`, "! gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less\n"}, ""},
+		{"--groups none --features a --gpu H200",
+			[]string{`Granted by rule "rest"`, "memory         = 16384M             gpu.model = \"H200\"\n"}, "features is taken"},
+		{"--groups none --features a --gpu H200 --mig",
+			[]string{`Granted by rule "mig"`, "! gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less\n"}, ""},
 		{"--groups none", []string{"! gpu.model and gpu.product are taken as \"\", gpu.sms and gpu.memory as 0: give --gpu\n"}, ""},
 	} {
 		code, out, complaint := runRoot(policyCommand, strings.Fields("policy explain --constraint mps --policy "+file+" "+c.args)...)
@@ -103,7 +107,8 @@ rule "mig" {
 			t.Errorf("%s: %q in\n%s", c.args, c.not, out)
 		}
 	}
-	if code, _, complaint := runRoot(policyCommand, "policy", "explain", "--policy", file, "--mps", "share=even"); code != 2 || !strings.Contains(complaint, "write --mps=share=even") {
+	if code, _, complaint := runRoot(policyCommand, "policy", "explain", "--policy", file, "--mps",
+		"share=even"); code != 2 || !strings.Contains(complaint, "write --mps=share=even") {
 		t.Errorf("a value apart from --mps: code %d: %s", code, complaint)
 	}
 }

@@ -36,8 +36,8 @@ func reapCommand(call *command.Invocation) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use: "reap [--job ID] [--dry-run]", Short: "close what ended jobs have left", Long: reapHelp,
-		Example:               "  mpsctl reap --dry-run\n  mpsctl reap\n  mpsctl reap --job 4711",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Example: "  mpsctl reap --dry-run\n  mpsctl reap\n  mpsctl reap --job 4711",
+		Args:    command.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("job") && job == 0 {
 				return errors.New("cannot reap job 0: give the number of a job: see mpsctl reap --help")
@@ -74,14 +74,8 @@ func runReap(call *command.Invocation, job uint32, dry bool) error {
 		return cli.RuntimeError{Err: err}
 	}
 	report := reapReport{dry, results}
-	if err := call.Print("reaping", report, report.text); err != nil {
-		return err
-	}
 	undone := func(r reap.Result) bool { return r.Failed != "" || r.Action == reap.Leave }
-	if slices.ContainsFunc(results, undone) {
-		return cli.ErrFindings
-	}
-	return nil
+	return call.PrintFindings("reaping", report, report.text, slices.ContainsFunc(results, undone))
 }
 
 // reapReport is the result of a reaping.

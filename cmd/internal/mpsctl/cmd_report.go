@@ -54,7 +54,6 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
 			"  mpsctl report 4711 --html report.html",
-		DisableFlagsInUseLine: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fmt.Errorf("cannot take %q: %s takes one job: see %s --help", args[1], c.CommandPath(), c.CommandPath())
@@ -187,8 +186,8 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 		age(until.Sub(r.Begin)))))
 	b.WriteString(screen.Wrap("", screen.Bold(r.Verdict())) + "\n")
 	shares := ""
-	if had := r.Shares(); had != "" {
-		shares = "; the clients had " + had
+	if share := r.Shares(); share != "" {
+		shares = "; the clients had " + share
 	}
 	b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
 		site.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
@@ -247,12 +246,12 @@ func legend(screen command.Screen) string {
 }
 
 // clockOf returns a time of a job, with the day if that is not the day of its begin.
-func clockOf(at, begin time.Time) string {
-	at, begin = at.Local(), begin.Local()
-	if at.YearDay() != begin.YearDay() || at.Year() != begin.Year() {
-		return at.Format(time.DateTime)
+func clockOf(t, begin time.Time) string {
+	t, begin = t.Local(), begin.Local()
+	if t.YearDay() != begin.YearDay() || t.Year() != begin.Year() {
+		return t.Format(time.DateTime)
 	}
-	return at.Format(time.TimeOnly)
+	return t.Format(time.TimeOnly)
 }
 
 // maxIncidents is the number of incidents that are printed one by one. The others are only counted.

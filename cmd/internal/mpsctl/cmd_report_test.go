@@ -40,7 +40,8 @@ func reported() usage.Report {
 		},
 		Faults: []usage.Fault{{At: at(60), GPU: 1, PID: 4303}},
 	}
-	for n, figures := range []usage.Sample{{SMUtil: 96, SMActive: 31, DRAM: 12, UsedMiB: 14336, Clients: 4}, {SMUtil: 90.4, SMActive: 28, DRAM: -1, UsedMiB: 9000, Clients: 4}} {
+	for n, figures := range []usage.Sample{{SMUtil: 96, SMActive: 31, DRAM: 12, UsedMiB: 14336, Clients: 4},
+		{SMUtil: 90.4, SMActive: 28, DRAM: -1, UsedMiB: 9000, Clients: 4}} {
 		g := usage.GPU{Index: n, UUID: gpu0, Name: "NVIDIA H200", SMs: 132, MemoryMiB: 143771, Source: "GPM",
 			Resolution: 10, EnergyJ: 1476000}
 		for minute := 1; minute <= 75; minute++ {

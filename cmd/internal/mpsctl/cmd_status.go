@@ -7,7 +7,7 @@ package mpsctl
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -39,7 +39,7 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 		Use: "status", Short: "print this node's jobs, GPUs, daemons and clients", Long: statusHelp,
 		Example: "  mpsctl status\n  mpsctl status --watch\n" +
 			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
-		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, !silent)
 			if err != nil {
@@ -63,20 +63,23 @@ type viewer interface {
 	Inspect(context.Context, func([]inspect.Finding) []inspect.Finding) (inspect.Node, []inspect.Finding)
 }
 
-var errInterrupted = errors.New("cannot print status: interrupted")
+// look reads a node for a command that prints it. An interrupted command prints nothing.
+func look(
+	ctx context.Context, reader viewer, name string, reported func([]inspect.Finding) []inspect.Finding,
+) (inspect.Node, []inspect.Finding, error) {
+	n, found := reader.Inspect(ctx, reported)
+	if ctx.Err() != nil {
+		return n, nil, cli.RuntimeError{Err: fmt.Errorf("cannot print %s: interrupted", name)}
+	}
+	return n, found, nil
+}
 
 func once(ctx context.Context, call *command.Invocation, reader viewer) error {
-	n, found := reader.Inspect(ctx, inspect.Disagreements)
-	if ctx.Err() != nil {
-		return cli.RuntimeError{Err: errInterrupted}
-	}
-	if err := printStatus(call, n, found); err != nil {
+	n, found, err := look(ctx, reader, "status", inspect.Disagreements)
+	if err != nil {
 		return err
 	}
-	if len(found) > 0 || n.Root && len(n.Incomplete) > 0 {
-		return cli.ErrFindings
-	}
-	return nil
+	return printStatus(call, n, found)
 }
 
 const interval = 2 * time.Second
@@ -115,6 +118,6 @@ type statusReport struct {
 }
 
 func printStatus(call *command.Invocation, n inspect.Node, found []inspect.Finding) error {
-	return call.Print("status", statusReport{n, found},
-		func(s command.Screen) string { return statusText(n, found, s) })
+	text := func(s command.Screen) string { return statusText(n, found, s) }
+	return call.PrintFindings("status", statusReport{n, found}, text, len(found) > 0 || n.Root && len(n.Incomplete) > 0)
 }

@@ -55,7 +55,7 @@ func addHelp(root *cobra.Command) {
 
 func versionCommand(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "print the version", Args: command.NoArgs, DisableFlagsInUseLine: true,
+		Use: "version", Short: "print the version", Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(call.Out, cli.Version())
 			return command.WriteError("version", err)
@@ -96,7 +96,7 @@ func completionCommand(call *command.Invocation) *cobra.Command {
 		Example: "  mpsctl completion bash >/etc/bash_completion.d/mpsctl\n" +
 			"  mpsctl completion zsh >\"${fpath[1]}/_mpsctl\"\n" +
 			"  mpsctl completion fish >~/.config/fish/completions/mpsctl.fish",
-		DisableFlagsInUseLine: true, ValidArgs: []string{"bash", "zsh", "fish"},
+		ValidArgs: []string{"bash", "zsh", "fish"},
 		Args: func(_ *cobra.Command, args []string) error {
 			known := len(args) == 1 || len(args) == 2 && args[1] == "mps-tune"
 			if known && shells[args[0]] != nil {

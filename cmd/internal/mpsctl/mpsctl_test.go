@@ -106,7 +106,8 @@ func TestCompletion(t *testing.T) {
 	if _, out, _ := runRoot(printsFlags, "__complete", "completion", ""); !strings.HasPrefix(out, "bash\nzsh\nfish\n") {
 		t.Errorf("shells complete to %q", out)
 	}
-	if _, out, _ := runRoot(printsFlags, "__complete", ""); !strings.Contains(out, "end\n") || !strings.Contains(out, "completion\t") || strings.Contains(out, "no-help") {
+	if _, out, _ := runRoot(printsFlags, "__complete", ""); !strings.Contains(out, "end\n") ||
+		!strings.Contains(out, "completion\t") || strings.Contains(out, "no-help") {
 		t.Errorf("commands complete to %q", out)
 	}
 }

@@ -29,8 +29,7 @@ It exits with 0 if the policy has been applied, and with 1 if it was refused: th
 func apply(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "apply FILE", Short: "check and test a policy, and put it into use", Long: applyHelp,
-		Example:               "  mpsctl policy apply new/policy.hcl",
-		DisableFlagsInUseLine: true,
+		Example: "  mpsctl policy apply new/policy.hcl",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return errors.New("cannot apply: name one file: see mpsctl policy apply --help")
@@ -71,10 +70,7 @@ func applyFile(call *command.Invocation, file string) error {
 		text := func(s command.Screen) string {
 			return a.Tests.text(s) + "Nothing has changed: " + path + " stays as it is.\n"
 		}
-		if err := call.Print("policy", a, text); err != nil {
-			return err
-		}
-		return cli.ErrFindings
+		return call.PrintFindings("policy", a, text, true)
 	}
 	now, status := policyfile.ReadPolicy(call.Paths)
 	if now != nil {

@@ -28,8 +28,7 @@ It exits with 0 if the policy can be used, and with 1 if it cannot.`
 func check(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "check [FILE|DIR]...", Short: "check whether a policy can be used", Long: checkHelp,
-		Example:               "  mpsctl policy check\n  mpsctl policy check policy.hcl policy.d/chem.hcl",
-		DisableFlagsInUseLine: true,
+		Example: "  mpsctl policy check\n  mpsctl policy check policy.hcl policy.d/chem.hcl",
 		RunE: func(_ *cobra.Command, paths []string) error {
 			compiled, err := load(call, paths)
 			if err != nil {
@@ -78,8 +77,7 @@ func format(call *command.Invocation) *cobra.Command {
 	var write, compare bool
 	c := &cobra.Command{
 		Use: "fmt [--write|--check] [FILE]...", Short: "print a policy in HCL's own form", Long: formatHelp,
-		Example:               "  mpsctl policy fmt --write policy.hcl\n  mpsctl policy fmt --check policy.d/*.hcl",
-		DisableFlagsInUseLine: true,
+		Example: "  mpsctl policy fmt --write policy.hcl\n  mpsctl policy fmt --check policy.d/*.hcl",
 		Args: func(*cobra.Command, []string) error {
 			if write && compare {
 				return errors.New("cannot format with --write and --check: give one of them")

@@ -37,7 +37,6 @@ func explain(call *command.Invocation) *cobra.Command {
 		Use: "explain [flags]", Short: "print what a job would get, and why", Long: explainHelp,
 		Example: "  mpsctl policy explain --user ana --partition edu --gpus 2 --constraint mps\n" +
 			"  mpsctl policy explain --constraint 'a100&mps' --gpu H200 --ranks 7\n  mpsctl policy explain --job 4711",
-		DisableFlagsInUseLine: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 && c.Flags().Changed("mps") { // as in srun, its value never stands apart
 				return fmt.Errorf("cannot take %q: if it is the value of --mps, write --mps=%s", args[0], args[0])

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -26,8 +25,7 @@ func test(call *command.Invocation) *cobra.Command {
 	var paths []string
 	c := &cobra.Command{
 		Use: "test [--policy FILE|DIR] [FILE]...", Short: "run a policy's own tests", Long: testHelp,
-		Example:               "  mpsctl policy test /etc/slurm-mps/policy_test.hcl",
-		DisableFlagsInUseLine: true,
+		Example: "  mpsctl policy test /etc/slurm-mps/policy_test.hcl",
 		RunE: func(_ *cobra.Command, files []string) error {
 			if len(files) == 0 {
 				files = []string{filepath.Join(filepath.Dir(call.Paths.Policy()), "policy_test.hcl")}
@@ -59,13 +57,7 @@ func testAll(call *command.Invocation, files, paths []string) error {
 		}
 		all.add(compiled.Run(cases))
 	}
-	if err := call.Print("policy", all, all.text); err != nil {
-		return err
-	}
-	if all.Failed > 0 {
-		return cli.ErrFindings
-	}
-	return nil
+	return call.PrintFindings("policy", all, all.text, all.Failed > 0)
 }
 
 // tested is the results of all cases.

@@ -39,16 +39,8 @@ func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) 
 }
 
 func (v *view) head() {
-	clients := map[int]bool{}
-	for _, j := range v.Jobs {
-		for _, held := range j.Devices {
-			for _, c := range held.Clients {
-				clients[c.PID] = true
-			}
-		}
-	}
 	v.line("%s  %s  %s, %s, %s", v.screen.Bold(v.Name), v.Time.Format("2006-01-02 15:04:05"),
-		site.Count(len(v.GPUs), "GPU"), site.Count(len(v.Jobs), "job"), site.Count(len(clients), "client"))
+		site.Count(len(v.GPUs), "GPU"), site.Count(len(v.Jobs), "job"), site.Count(v.Clients(), "client"))
 }
 
 func (v *view) job(j inspect.Job) {

@@ -58,7 +58,7 @@ func Command(call *command.Invocation) *cobra.Command {
 	var rules []string
 	c := &cobra.Command{
 		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the number of ranks and the share that are best for a program",
-		Long: help, DisableFlagsInUseLine: true,
+		Long: help,
 		Example: "  mps-tune --rate 'speed: ([0-9.]+)' -- ./app\n" +
 			"  mps-tune --ranks 4,8,16 --save -- ./app input.dat\n" +
 			"  mps-tune --launcher 'srun -n {ranks}' --rate gromacs -- gmx_mpi mdrun -nsteps 20000",

@@ -66,8 +66,8 @@ type listener struct {
 }
 
 // listen reads lines until the end. A line ends with a newline or, as in a progress bar, with a carriage return.
-func (l *listener) listen(from io.Reader, stderr bool) {
-	lines := bufio.NewScanner(from)
+func (l *listener) listen(stream io.Reader, stderr bool) {
+	lines := bufio.NewScanner(stream)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)
 	lines.Split(splitLine)
 	rank, begins := noRank, true

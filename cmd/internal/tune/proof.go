@@ -94,9 +94,9 @@ func tail(t float64, degrees int) float64 {
 		}
 		sum += term
 	}
-	within := sin * sum
+	inner := sin * sum
 	if odd == 1 {
-		within = (angle + sin*sum) * 2 / math.Pi
+		inner = (angle + sin*sum) * 2 / math.Pi
 	}
-	return (1 - within) / 2
+	return (1 - inner) / 2
 }

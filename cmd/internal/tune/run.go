@@ -94,16 +94,16 @@ func (q question) runs() int { return 1 + len(q.cells())*q.repeats }
 
 // plan describes how many runs there are and how long they take.
 func (q question) plan() string {
-	runs, each, about := q.runs(), "each until the program ends", ""
+	runs, length, total := q.runs(), "each until the program ends", ""
 	if q.ends() {
-		each, about = fmt.Sprintf("%v each", q.lasts), fmt.Sprintf("about %v, ", time.Duration(runs)*q.lasts)
+		length, total = fmt.Sprintf("%v each", q.lasts), fmt.Sprintf("about %v, ", time.Duration(runs)*q.lasts)
 	}
 	ranks := ""
 	if q.counts[0] != unknown {
 		ranks = strings.Trim(strings.ReplaceAll(fmt.Sprint(q.counts), " ", ", "), "[]") + " ranks × "
 	}
 	return fmt.Sprintf("%s: %s%s × %s and one to warm up, %s: %sat most %v (--within)", site.Count(runs, "run"), ranks,
-		site.Count(len(q.rules), "share"), site.Count(q.repeats, "time"), each, about, q.within)
+		site.Count(len(q.rules), "share"), site.Count(q.repeats, "time"), length, total, q.within)
 }
 
 // sample is one run.
@@ -255,9 +255,9 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	r.cmd.WaitDelay = time.Second // a descendant of the program may keep the pipes open
 	var heard sync.WaitGroup
 	stream := func(stderr bool) *io.PipeWriter {
-		out, in := io.Pipe()
-		heard.Go(func() { r.heard.listen(out, stderr) })
-		return in
+		reader, writer := io.Pipe()
+		heard.Go(func() { r.heard.listen(reader, stderr) })
+		return writer
 	}
 	stdout, stderr := stream(false), stream(true)
 	r.cmd.Stdout, r.cmd.Stderr = stdout, stderr
@@ -293,9 +293,9 @@ func (r *ranks) awaitEnd() {
 // mayRun waits for the time of a run. A copy that ends earlier has printed all that it will print. A copy that fails
 // ends the run.
 func (q question) mayRun(ctx context.Context, copies []*ranks) error {
-	over := time.After(q.lasts)
+	timeout := time.After(q.lasts)
 	if len(q.launcher) > 0 { // the ranks of a launcher end by themselves
-		over = time.After(q.limit)
+		timeout = time.After(q.limit)
 	}
 	ended := make(chan *ranks, len(copies))
 	for _, r := range copies {
@@ -306,7 +306,7 @@ func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	}
 	for range copies {
 		select {
-		case <-over:
+		case <-timeout:
 			return nil
 		case <-ctx.Done():
 			return nil
@@ -423,6 +423,6 @@ func wrappers(self string, err error) []string {
 	if err != nil {
 		return []string{installed}
 	}
-	here := filepath.Dir(self)
-	return []string{filepath.Join(here, "mpirun-wrap"), filepath.Join(here, "../bin/mpirun-wrap"), installed}
+	folder := filepath.Dir(self)
+	return []string{filepath.Join(folder, "mpirun-wrap"), filepath.Join(folder, "../bin/mpirun-wrap"), installed}
 }

@@ -60,15 +60,19 @@ func TestChoose(t *testing.T) {
 		proved bool
 		why    string
 	}{
-		"one is far ahead":                        {[3][]float64{{10, 11, 12, 11}, {20, 21, 22, 20}, {15, 15, 15, 15}}, "even", true, "it is proved to be faster than the site's own share, overlap:2, by 37 %"},
-		"ahead by little, and in every run":       {[3][]float64{{100, 100, 100}, {102, 102.1, 102.2}, {100, 100, 100.1}}, "even", true, "it is proved to be faster than the site's own share, overlap:2, by 2 %"},
+		"one is far ahead": {[3][]float64{{10, 11, 12, 11}, {20, 21, 22, 20}, {15, 15, 15, 15}},
+			"even", true, "it is proved to be faster than the site's own share, overlap:2, by 37 %"},
+		"ahead by little, and in every run": {[3][]float64{{100, 100, 100}, {102, 102.1, 102.2}, {100, 100, 100.1}},
+			"even", true, "it is proved to be faster than the site's own share, overlap:2, by 2 %"},
 		"ahead by less than is worth a flag":      {[3][]float64{{100, 100, 100}, {100.5, 100.5, 100.5}, {100, 100, 100}}, "overlap:2", false, tie},
 		"the ranges overlap":                      {[3][]float64{{10, 10, 10}, {20, 21, 22}, {20.5, 20.6, 21.5}}, "overlap:2", false, tie},
 		"ahead in the median, with noise":         {[3][]float64{{94, 80, 95, 94, 85}, {100, 90, 104, 99, 80}, {87, 86, 95, 90, 88}}, "overlap:2", false, tie},
 		"noise, and the site's rule is far below": {[3][]float64{{20, 20.3, 25}, {20, 20.5, 21}, {10, 15, 30}}, "overlap:2", false, tie},
-		"far ahead, but in one run each":          {[3][]float64{{10}, {20}, {15}}, "overlap:2", false, "the site's own share, because one run of each proves nothing: --repeats 5 measures again"},
-		"the site's rule failed":                  {[3][]float64{{10, 10}, {12, 12}, nil}, "even", false, "the site's own share failed, and this one was the fastest of the others"},
-		"all failed":                              {[3][]float64{}, "", false, "no share could be run: the reasons are above"},
+		"far ahead, but in one run each": {[3][]float64{{10}, {20}, {15}}, "overlap:2", false,
+			"the site's own share, because one run of each proves nothing: --repeats 5 measures again"},
+		"the site's rule failed": {[3][]float64{{10, 10}, {12, 12}, nil}, "even", false,
+			"the site's own share failed, and this one was the fastest of the others"},
+		"all failed": {[3][]float64{}, "", false, "no share could be run: the reasons are above"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var samples []sample
@@ -257,7 +261,8 @@ func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 		var out bytes.Buffer
 		_, err := q.measure(t.Context(), &out)
 		told := strings.Count(out.String(), "\n")
-		if want := "cannot tune: the first run failed (2 ranks, none): " + c.want; err == nil || took.ReplaceAllString(err.Error(), "after TIME") != want || told != 1 {
+		if want := "cannot tune: the first run failed (2 ranks, none): " + c.want; err == nil ||
+			took.ReplaceAllString(err.Error(), "after TIME") != want || told != 1 {
 			t.Errorf("%v, told %d lines, want %s", err, told, want)
 		}
 	}
@@ -273,7 +278,8 @@ func TestMeasureGoesOn(t *testing.T) {
 	var out bytes.Buffer
 	samples, err := q.measure(t.Context(), &out)
 	told := strings.Split(out.String(), "\n")
-	if err != nil || len(samples) != 7 || told[0] != "9 runs: 1, 2 ranks × 2 shares × 2 times and one to warm up, each until the program ends: at most 1m0s (--within)" {
+	if err != nil || len(samples) != 7 ||
+		told[0] != "9 runs: 1, 2 ranks × 2 shares × 2 times and one to warm up, each until the program ends: at most 1m0s (--within)" {
 		t.Fatalf("%d samples, %q, %v", len(samples), told, err)
 	}
 	for _, s := range samples {

@@ -145,7 +145,8 @@ func (f floor) makeDirs(n int) (string, error) {
 func (f floor) ask(ctx context.Context, dir, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, f.Control, args...)
 	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"),
+		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}
 	if f.Visible != "" {
 		cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+f.Visible)
 	}

@@ -58,8 +58,9 @@ type set struct {
 func main() {
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
-	only := flag.String("only", "", "acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; growth: only ranks at once, on simulated GPUs; "+
-		"trace: a picture of where the time goes, into the folder of -json, with perf")
+	only := flag.String("only", "",
+		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; growth: only ranks at once, on simulated GPUs; "+
+			"trace: a picture of where the time goes, into the folder of -json, with perf")
 	flag.Parse()
 	if flag.Arg(0) == "floor" {
 		floorMain()

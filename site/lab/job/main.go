@@ -154,7 +154,8 @@ func (d *demo) startSlurm(ctx context.Context) (err error) {
 		return err
 	}
 	version, err := d.cluster.Run(ctx, d.user, "sinfo", "--version")
-	fmt.Printf("A real %s is up on it after %d ms, with our prolog, epilog and task-prolog.\n\n", strings.TrimSpace(version.Stdout), time.Since(began).Milliseconds())
+	fmt.Printf("A real %s is up on it after %d ms, with our prolog, epilog and task-prolog.\n\n",
+		strings.TrimSpace(version.Stdout), time.Since(began).Milliseconds())
 	return err
 }
 

@@ -24,7 +24,8 @@ const (
 )
 
 // styles maps the codes that mpsctl writes (cmd/internal/command/screen.go) to their SVG attributes.
-var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `fill="` + weaker + `"`, "31": `fill="#ff6b68"`, "32": `fill="#8cc265"`, "33": `fill="#e5c07b"`}
+var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `fill="` + weaker + `"`,
+	"31": `fill="#ff6b68"`, "32": `fill="#8cc265"`, "33": `fill="#e5c07b"`}
 
 // screenshot draws the current output of mpsctl status on a terminal into an SVG file.
 func (d *demo) screenshot(ctx context.Context, path string) error {
@@ -60,7 +61,8 @@ func draw(shown string) []byte {
 			}
 			cells := utf8.RuneCountInString(text)
 			if strings.TrimSpace(text) != "" {
-				fmt.Fprintf(&b, `<text x="%d" y="%d" textLength="%d" lengthAdjust="spacingAndGlyphs" xml:space="preserve" %s>`, margin+at*cellWide, margin+(i+1)*cellTall-4, cells*cellWide, style)
+				fmt.Fprintf(&b, `<text x="%d" y="%d" textLength="%d" lengthAdjust="spacingAndGlyphs" xml:space="preserve" %s>`,
+					margin+at*cellWide, margin+(i+1)*cellTall-4, cells*cellWide, style)
 				_ = xml.EscapeText(&b, []byte(text)) // a Buffer accepts every write
 				b.WriteString("</text>\n")
 			}

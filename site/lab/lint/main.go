@@ -22,8 +22,8 @@ const columns = 120
 // Many lines are longer, because they are older than this rule. allowed is the maximum number of such lines, and
 // longest is the maximum length of a line. When you have shortened lines, reduce both. Never increase them.
 const (
-	allowed = 1960
-	longest = 490
+	allowed = 1800
+	longest = 480
 )
 
 func main() {

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -47,6 +48,21 @@ func TestArchivesOfMeasurements(t *testing.T) {
 				t.Errorf("%s: the README.md beside it describes %s, which is not in it", archive, pattern)
 			}
 		}
+	}
+}
+
+// TestFewMeasurements checks that raw files go into archives: beside these, a reader finds few files.
+func TestFewMeasurements(t *testing.T) {
+	const limit = 40
+	files := 0
+	err := filepath.WalkDir("../../../docs/measurements", func(_ string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			files++
+		}
+		return err
+	})
+	if err != nil || files > limit {
+		t.Errorf("%d files, and %d may be: add raw files to a raw.tar.gz by site/lab/raw.sh; %v", files, limit, err)
 	}
 }
 

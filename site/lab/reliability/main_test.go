@@ -30,7 +30,8 @@ func TestLinesOfOneTestAddUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := s.text(map[string]string{"TestA": "It holds."}) + summary([]section{s})
-	for _, want := range []string{"\n## Kills, again\n\nGPUs: simulated. Where and when: a Tuesday.\n\n* It rained.\n", "\n| `TestA` | 1020 | 1 | 7 | It holds. |\n",
+	for _, want := range []string{"\n## Kills, again\n\nGPUs: simulated. Where and when: a Tuesday.\n\n* It rained.\n",
+		"\n| `TestA` | 1020 | 1 | 7 | It holds. |\n",
 		"\n| `TestB` | 1 | 1 | 1 |  |\n", "\n| `TestA` pairs | 5 | 0 | 0 | It holds. |\n", "\n`TestB`: seed 7\n",
 		"\n| [Kills, again](measurements/reliability/README.md#kills-again) | 1,026 | 2 | simulated | a Tuesday |\n"} {
 		if !strings.Contains(got, want) {
@@ -52,7 +53,8 @@ func TestSoaksAreATable(t *testing.T) {
 		"seed 3, 20 of 20 jobs, 1 jobs started again. Found: left behind 0. Faults: reboot 2.",
 	})
 	got := soakTables(soaks)
-	for _, want := range []string{"\n| seed | 1 | 2 | 3 |\n|---|---|---|---|\n| jobs | 100 | 50 | 20 |\n", "\n| jobs started again | – | 3 | 1 |\n", "\n| found: left behind | 6 | 0 | 0 |\n",
+	for _, want := range []string{"\n| seed | 1 | 2 | 3 |\n|---|---|---|---|\n| jobs | 100 | 50 | 20 |\n",
+		"\n| jobs started again | – | 3 | 1 |\n", "\n| found: left behind | 6 | 0 | 0 |\n",
 		"\n| fault: none, an array | 4 | – | – |\n| fault: kill -9 of a rank | 2 | 7 | – |\n| fault: reboot | – | 1 | 2 |\n", "\nSeed 1: It found one.\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)

@@ -16,47 +16,54 @@ import (
 // packages lists what each package may import. Other imports are not allowed, except those of the standard library that
 // are not in guarded.
 var packages = map[string][]string{
-	"policy":                {},
-	"policy/plan":           {"policy"},
-	"policy/policyfile":     {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
-	"site":                  {"site/proc", "golang.org/x/sys/unix"},
-	"site/proc":             {"golang.org/x/sys/unix"},
-	"site/cgroup":           {"site", "site/proc", "golang.org/x/sys/unix"},
-	"site/slurm":            {"site"},
-	"site/serverlog":        {"golang.org/x/sys/unix"},
-	"site/usage":            {"site", "site/lease", "golang.org/x/sys/unix"},
-	"site/usage/page":       {"site", "site/usage"},
-	"site/lease":            {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
-	"site/tuned":            {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
-	"site/gpu":              {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
-	"site/mps":              {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
-	"site/guard":            {"site", "site/cgroup", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"prolog":                {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
-	"epilog":                {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":           {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/slurm", "site/tuned", "golang.org/x/sys/unix"},
-	"cmd/internal/cli":      {"site"},
-	"cmd/internal/logfile":  {"github.com/rs/zerolog"},
-	"cmd/internal/gpuusage": {"cmd/internal/cli", "cmd/internal/logfile", "policy", "site", "site/clientenv", "site/gpu", "site/guard", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/guard":    {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
-	"cmd/guard":             {"cmd/internal/cli", "cmd/internal/guard"},
-	"cmd/internal/hook":     {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/wrap":     {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
-	"cmd/internal/own":      {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/slurm", "golang.org/x/sys/unix"},
-	"site/driver":           {"policy", "site"},
-	"cmd/prolog":            {"cmd/internal/cli", "cmd/internal/hook"},
-	"cmd/epilog":            {"cmd/internal/cli", "cmd/internal/gpuusage", "cmd/internal/hook"},
-	"cmd/mpirun-wrap":       {"cmd/internal/cli", "cmd/internal/own", "cmd/internal/wrap"},
-	"cmd/task-prolog":       {"cmd/internal/cli", "cmd/internal/wrap"},
-	"site/etc":              {},
-	"site/slurm/steps":      {"site", "site/proc"},
-	"site/clientenv":        {"policy", "site", "site/proc", "site/slurm"},
-	"site/inspect":          {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm", "site/usage"},
-	"site/doctor":           {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
-	"site/reap":             {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
-	"cmd/internal/command":  {"cmd/internal/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/internal/mpsctl":   {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/tune":     {"cmd/internal/cli", "cmd/internal/command", "policy", "site", "site/driver", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
-	"cmd/mpsctl":            {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/mpsctl", "cmd/internal/tune"},
+	"policy":      {},
+	"policy/plan": {"policy"},
+	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc",
+		"github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"site":                 {"site/proc", "golang.org/x/sys/unix"},
+	"site/proc":            {"golang.org/x/sys/unix"},
+	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
+	"site/slurm":           {"site"},
+	"site/serverlog":       {"golang.org/x/sys/unix"},
+	"site/usage":           {"site", "site/lease", "golang.org/x/sys/unix"},
+	"site/usage/page":      {"site", "site/usage"},
+	"site/lease":           {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
+	"site/tuned":           {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
+	"site/gpu":             {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
+	"site/mps":             {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
+	"site/guard":           {"site", "site/cgroup", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"prolog":               {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
+	"epilog":               {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"mpirun-wrap":          {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/slurm", "site/tuned", "golang.org/x/sys/unix"},
+	"cmd/internal/cli":     {"site"},
+	"cmd/internal/logfile": {"github.com/rs/zerolog"},
+	"cmd/internal/gpuusage": {"cmd/internal/cli", "cmd/internal/logfile", "policy", "site", "site/clientenv", "site/gpu",
+		"site/guard", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/guard": {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease",
+		"site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
+	"cmd/guard": {"cmd/internal/cli", "cmd/internal/guard"},
+	"cmd/internal/hook": {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile",
+		"prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/wrap": {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
+	"cmd/internal/own":  {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/slurm", "golang.org/x/sys/unix"},
+	"site/driver":       {"policy", "site"},
+	"cmd/prolog":        {"cmd/internal/cli", "cmd/internal/hook"},
+	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/gpuusage", "cmd/internal/hook"},
+	"cmd/mpirun-wrap":   {"cmd/internal/cli", "cmd/internal/own", "cmd/internal/wrap"},
+	"cmd/task-prolog":   {"cmd/internal/cli", "cmd/internal/wrap"},
+	"site/etc":          {},
+	"site/slurm/steps":  {"site", "site/proc"},
+	"site/clientenv":    {"policy", "site", "site/proc", "site/slurm"},
+	"site/inspect": {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease",
+		"site/mps", "site/proc", "site/slurm", "site/usage"},
+	"site/doctor": {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect",
+		"site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
+	"site/reap":            {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
+	"cmd/internal/command": {"cmd/internal/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/internal/mpsctl": {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy",
+		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/tune": {"cmd/internal/cli", "cmd/internal/command", "policy", "site", "site/driver", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
+	"cmd/mpsctl":        {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/mpsctl", "cmd/internal/tune"},
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed
@@ -67,17 +74,20 @@ var outside = []string{"cmd/e2e", "site/sim", "site/lab", "site/pkg"}
 var guarded = []string{"os/exec", "C", "net", "net/http", "plugin"}
 
 // forRanks are what programs of ranks may not link, directly or indirectly.
-var forRanks = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net"}
+var forRanks = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/",
+	"github.com/spf13/", "os/exec", "os/user", "net"}
 
 // forGuard are what the guard may not link. It must be small, because it runs as long as its job.
-var forGuard = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net/http"}
+var forGuard = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/",
+	"github.com/spf13/", "os/exec", "os/user", "net/http"}
 
 // forHooks are what prolog and epilog may not link: unneeded packages that start slowly, and packages that could start
 // programs or use a network as root.
 var forHooks = []string{"github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
 
 // forUsage are what the parts of gpu-usage may not link: it only reads GPUs, beside each job.
-var forUsage = []string{"github.com/hashicorp/", "github.com/zclconf/", "os/exec", "net/http", e2e.Module + "prolog", e2e.Module + "epilog", e2e.Module + "policy/policyfile", e2e.Module + "site/mps"}
+var forUsage = []string{"github.com/hashicorp/", "github.com/zclconf/", "os/exec", "net/http", e2e.Module + "prolog",
+	e2e.Module + "epilog", e2e.Module + "policy/policyfile", e2e.Module + "site/mps"}
 
 // edge is an import of one package by another.
 type edge struct{ from, to string }
@@ -111,7 +121,8 @@ func TestAForbiddenImportIsFound(t *testing.T) {
 }
 
 func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
-	for program, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks, "guard": forGuard, "prolog": forHooks, "epilog": forHooks, "internal/gpuusage": forUsage} {
+	for program, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks,
+		"guard": forGuard, "prolog": forHooks, "epilog": forHooks, "internal/gpuusage": forUsage} {
 		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "../../../cmd/"+program) {
 			for _, f := range forbidden {
 				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {

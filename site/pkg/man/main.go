@@ -79,7 +79,8 @@ func packed(text string) []byte {
 
 func (p page) roff(bin, docs, date string) (string, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, ".TH %s %d %s slurm-mps\n.ad l\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", quote(strings.ToUpper(p.name)), p.section, quote(date), escape(p.name), escape(p.about))
+	fmt.Fprintf(&b, ".TH %s %d %s slurm-mps\n.ad l\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n",
+		quote(strings.ToUpper(p.name)), p.section, quote(date), escape(p.name), escape(p.about))
 	write := p.programRoff
 	if p.program == "" {
 		write = policyRoff
@@ -185,7 +186,8 @@ func ask(bin string, line ...string) (string, error) {
 }
 
 // heads maps the headings of a help text to those of a man page.
-var heads = map[string]string{"Usage:": "USAGE", "Examples:": "EXAMPLES", commandsHead: "COMMANDS", "Flags:": "OPTIONS", "Global Flags:": "OPTIONS OF EVERY COMMAND"}
+var heads = map[string]string{"Usage:": "USAGE", "Examples:": "EXAMPLES", commandsHead: "COMMANDS",
+	"Flags:": "OPTIONS", "Global Flags:": "OPTIONS OF EVERY COMMAND"}
 
 // body returns a help text as roff. Paragraphs are filled, and indented lines stay unchanged. Indented lines start at
 // the left edge, because they have up to 80 columns.

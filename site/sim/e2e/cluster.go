@@ -185,7 +185,8 @@ func (c *Cluster) Batch(script string, args ...string) int {
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
 	// Each job's Open MPI has its own folder for temporary files. If two share a folder, one that ends may delete it
 	// while the other needs it (seen on 4.1).
-	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home + "/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
+	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home +
+		"/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
 	if err := node.WriteProgram(path, []byte(text)); err != nil {
 		c.T.Fatal(err)
 	}

@@ -3,8 +3,10 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,6 +97,19 @@ func printRerun(t *testing.T) {
 			t.Logf("to run it again: %s", rerun.Command(t, "REQUIRE_LAB", "SLURM_BUNDLE", "SWEEP"))
 		}
 	})
+}
+
+// Named reports whether -run names a subtest of this test. The test then tries all points, because any of them may
+// have that name.
+func Named(t *testing.T) bool {
+	for pattern := range strings.SplitSeq(flag.Lookup("test.run").Value.String(), "|") {
+		test, _, _ := strings.Cut(pattern, "/")
+		this, _ := regexp.MatchString(test, TestOf(t))
+		if this && strings.Count(pattern, "/") > strings.Count(t.Name(), "/") {
+			return true
+		}
+	}
+	return false
 }
 
 // Nth returns one of each so many points.

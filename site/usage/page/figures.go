@@ -61,17 +61,17 @@ func axisOf(r usage.Report) timeAxis {
 // lasts returns the length of the axis. The length is never zero, because x divides by it.
 func (a timeAxis) lasts() time.Duration { return max(a.end.Sub(a.begin), time.Second) }
 
-func (a timeAxis) x(at time.Time) px {
-	part := float64(at.Sub(a.begin)) / float64(a.lasts())
+func (a timeAxis) x(t time.Time) px {
+	part := float64(t.Sub(a.begin)) / float64(a.lasts())
 	return timeLeft + (timeRight-timeLeft)*px(min(max(part, 0), 1))
 }
 
 // clock returns a time as text, in the time zone of the first time in the report.
-func (a timeAxis) clock(at time.Time) string {
-	if at.IsZero() {
+func (a timeAxis) clock(t time.Time) string {
+	if t.IsZero() {
 		return notKnown
 	}
-	return at.In(a.begin.Location()).Format("2006-01-02 15:04:05 MST")
+	return t.In(a.begin.Location()).Format("2006-01-02 15:04:05 MST")
 }
 
 // axisTick is a mark of the time axis, with the time since the begin.
@@ -196,28 +196,28 @@ func gib(mib float64) string { return fmt.Sprintf("%.1f GiB", mib/1024) }
 // so it is a step and not a point. A sample without a value is a gap.
 func stepsOf(begin time.Time, samples []usage.Sample, axis timeAxis, y func(usage.Sample) (px, bool), base px) string {
 	var path strings.Builder
-	last, open, before := "", false, begin
+	last, open, previous := "", false, begin
 	for _, s := range samples {
 		top, ok := y(s)
 		if !ok {
 			if open {
 				fmt.Fprintf(&path, "V%vZ", base)
 			}
-			last, open, before = "", false, s.At
+			last, open, previous = "", false, s.At
 			continue
 		}
-		if before.IsZero() {
-			before = s.At
+		if previous.IsZero() {
+			previous = s.At
 		}
 		if !open {
-			fmt.Fprintf(&path, "M%v %v", axis.x(before), base)
+			fmt.Fprintf(&path, "M%v %v", axis.x(previous), base)
 		}
 		if text := top.String(); text != last {
 			path.WriteString("V" + text)
 			last = text
 		}
 		fmt.Fprintf(&path, "H%v", axis.x(s.At))
-		open, before = true, s.At
+		open, previous = true, s.At
 	}
 	if open {
 		fmt.Fprintf(&path, "V%vZ", base)

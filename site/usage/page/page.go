@@ -309,12 +309,12 @@ func known0(n int) string {
 }
 
 // ofMemory returns an amount of memory in GiB, with the total if that is known.
-func ofMemory(mib, of int) string {
+func ofMemory(mib, total int) string {
 	switch {
 	case mib <= 0:
 		return notKnown
-	case of > 0:
-		return fmt.Sprintf("%.1f of %.1f GiB", float64(mib)/1024, float64(of)/1024)
+	case total > 0:
+		return fmt.Sprintf("%.1f of %.1f GiB", float64(mib)/1024, float64(total)/1024)
 	}
 	return fmt.Sprintf("%.1f GiB", float64(mib)/1024)
 }
@@ -341,11 +341,11 @@ func lasting(d time.Duration) string {
 }
 
 // behind returns both texts, or "" if the second text is empty.
-func behind(before, text string) string {
+func behind(prefix, text string) string {
 	if text == "" {
 		return ""
 	}
-	return before + text
+	return prefix + text
 }
 
 // capital returns a text with a capital first letter.

@@ -135,7 +135,8 @@ func (b *bench) job(ctx context.Context, c *lab.Cluster, options []string, lines
 		return "", err
 	}
 	script := filepath.Join(home, fmt.Sprintf("job%d.sh", b.newJob()))
-	text := "#!/bin/bash\nexport OMPI_MCA_btl=self,vader OMPI_MCA_mpi_yield_when_idle=1 LD_LIBRARY_PATH=" + b.libraryPath(c) + "\n" + strings.Join(lines, "\n") + "\n"
+	text := "#!/bin/bash\nexport OMPI_MCA_btl=self,vader OMPI_MCA_mpi_yield_when_idle=1 LD_LIBRARY_PATH=" +
+		b.libraryPath(c) + "\n" + strings.Join(lines, "\n") + "\n"
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		return "", err
 	}

@@ -209,14 +209,17 @@ func (d data) moments() string {
 		what, of string
 		ways     [][2]string
 	}{
-		{"first call", "a rank's first call of CUDA", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
-		{"whole process", "that rank's whole process", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
+		{"first call", "a rank's first call of CUDA",
+			[][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
+		{"whole process", "that rank's whole process",
+			[][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
 		{"sbatch to first kernel", "from sbatch to the end of the first kernel", jobs},
 		{"job start to first kernel", "from the job's start to the end of the first kernel", jobs},
 	} {
 		for _, way := range m.ways {
 			all := d.times[[2]string{m.what, way[0]}]
-			rows = append(rows, []string{m.of, way[1], fmt.Sprintf("%.0f", record.Median(all)), fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)), fmt.Sprint(len(all))})
+			rows = append(rows, []string{m.of, way[1], fmt.Sprintf("%.0f", record.Median(all)),
+				fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)), fmt.Sprint(len(all))})
 		}
 	}
 	return of(d.machineOfMoments()) + ".\n\n" + table([]string{"", "", "median ms", "all", "trials"}, rows)
@@ -246,19 +249,22 @@ func (d data) realHooks() string {
 					fmt.Sprintf("%s, %.1f", ms(record.Median(s.BashEpilog)), record.Median(s.BashEpilog)/record.Median(s.Epilog))}
 			}
 			floor, prolog, quit, epilog := record.Median(s.Floor), record.Median(s.Prolog), record.Median(s.Quit), record.Median(s.Epilog)
-			rows = append(rows, []string{fmt.Sprint(i + 1), fmt.Sprint(len(s.Prolog)), fmt.Sprint(s.GPUs), fmt.Sprint(s.Leases), ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), bash[0],
+			rows = append(rows, []string{fmt.Sprint(i + 1), fmt.Sprint(len(s.Prolog)), fmt.Sprint(s.GPUs),
+				fmt.Sprint(s.Leases), ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), bash[0],
 				fmt.Sprintf("%s (%s to %s)", ms(quit), ms(slices.Min(s.Quit)), ms(slices.Max(s.Quit))), ms(epilog), fmt.Sprintf("%.2f", epilog/quit), bash[1]})
 		}
 	}
 	return "H200s, driver 580.159.04, compute mode left alone, " + dates(d.real) + "; milliseconds, medians, in turns in one run.\n\n" +
-		table([]string{"machine", "trials", "GPUs", "leases on the node", "floor", "prolog", "to the floor", "in bash, times ours", "quit", "epilog", "to quit", "in bash, times ours"}, rows)
+		table([]string{"machine", "trials", "GPUs", "leases on the node", "floor", "prolog", "to the floor",
+			"in bash, times ours", "quit", "epilog", "to quit", "in bash, times ours"}, rows)
 }
 
 func (d data) simulatedHooks() string {
 	var rows [][]string
 	for _, s := range d.simulated.Sets {
 		floor, prolog, quit, epilog := record.Median(s.Floor), record.Median(s.Prolog), record.Median(s.Quit), record.Median(s.Epilog)
-		rows = append(rows, []string{fmt.Sprint(s.GPUs), fmt.Sprint(s.Leases), s.Scope, ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), ms(record.Median(s.Outside)),
+		rows = append(rows, []string{fmt.Sprint(s.GPUs), fmt.Sprint(s.Leases), s.Scope, ms(floor), ms(prolog),
+			fmt.Sprintf("%.2f", prolog/floor), ms(record.Median(s.Outside)),
 			ms(quit), ms(epilog), fmt.Sprintf("%.2f", epilog/quit)})
 	}
 	return fmt.Sprintf("Two cores, no GPU, %s, %d trials; milliseconds, medians.\n\n%s", d.simulated.Date, len(d.simulated.Sets[0].Prolog),
@@ -273,9 +279,11 @@ func (d data) besideBash() string {
 			continue
 		}
 		prolog, epilog, start, end := record.Median(s.Prolog), record.Median(s.Epilog), record.Median(s.BashProlog), record.Median(s.BashEpilog)
-		rows = append(rows, []string{fmt.Sprint(s.GPUs), ms(prolog), ms(start), fmt.Sprintf("%.1f", start/prolog), ms(epilog), ms(end), fmt.Sprintf("%.1f", end/epilog)})
+		rows = append(rows, []string{fmt.Sprint(s.GPUs), ms(prolog), ms(start), fmt.Sprintf("%.1f", start/prolog),
+			ms(epilog), ms(end), fmt.Sprintf("%.1f", end/epilog)})
 	}
-	return fmt.Sprintf("Two cores, no GPU, %s, %d trials of ours and %d of bash; milliseconds, medians.\n\n%s", d.simulated.Date, len(d.simulated.Sets[0].Prolog), len(d.simulated.Sets[0].BashProlog),
+	return fmt.Sprintf("Two cores, no GPU, %s, %d trials of ours and %d of bash; milliseconds, medians.\n\n%s",
+		d.simulated.Date, len(d.simulated.Sets[0].Prolog), len(d.simulated.Sets[0].BashProlog),
 		table([]string{"GPUs", "prolog", "in bash", "times ours", "epilog", "in bash", "times ours"}, rows))
 }
 
@@ -305,7 +313,8 @@ func (d data) tuned() string {
 		}
 	}
 	t := d.tunes[0].programs[0]
-	return fmt.Sprintf("%s, in a job of a real Slurm: %d ranks by srun, each rule %d times. The shipped rule is %s.\n\n%s", of(d.tunes[0].machine), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
+	return fmt.Sprintf("%s, in a job of a real Slurm: %d ranks by srun, each rule %d times. The shipped rule is %s.\n\n%s", of(d.tunes[0].machine),
+		t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
 		table([]string{"GPUs of the machine", "program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
 }
 
@@ -337,9 +346,11 @@ func (d data) wrapper() string {
 	var rows [][]string
 	for _, way := range [][2]string{{"execs", "only execs"}, {"wrapper", "mpirun-wrap"}, {"bash", "in bash"}} {
 		alone, all := record.Median(w.Alone[way[0]]), record.Median(w.Together[way[0]])
-		rows = append(rows, []string{way[1], fmt.Sprintf("%.2f", alone), fmt.Sprintf("%.2f", alone/record.Median(w.Alone["execs"])), ms(all), fmt.Sprintf("%.2f", all/record.Median(w.Together["execs"]))})
+		rows = append(rows, []string{way[1], fmt.Sprintf("%.2f", alone),
+			fmt.Sprintf("%.2f", alone/record.Median(w.Alone["execs"])), ms(all), fmt.Sprintf("%.2f", all/record.Median(w.Together["execs"]))})
 	}
-	return fmt.Sprintf("Two cores, no GPU, %s, in turns, medians of %d rounds of one rank and %d of %d at once, milliseconds.\n\n%s", d.wrapped.Date, len(w.Alone["execs"]), len(w.Together["execs"]), w.Ranks,
+	return fmt.Sprintf("Two cores, no GPU, %s, in turns, medians of %d rounds of one rank and %d of %d at once, milliseconds.\n\n%s", d.wrapped.Date,
+		len(w.Alone["execs"]), len(w.Together["execs"]), w.Ranks,
 		table([]string{"", "one rank", "to the floor", fmt.Sprintf("%d at once", w.Ranks), "to the floor"}, rows))
 }
 
@@ -413,7 +424,8 @@ func (d data) bars() (aims, missed string) {
 		}
 		aim := map[int]float64{1: 4, 8: 10}[s.GPUs]
 		ratio := record.Median(s.BashProlog) / record.Median(s.Prolog)
-		row(fmt.Sprintf("prolog ≥ %.0f times faster than in bash, simulated GPUs: %d, nvidia-smi at 104 ms a call", aim, s.GPUs), fmt.Sprintf("%.1f times", ratio), ratio >= aim)
+		row(fmt.Sprintf("prolog ≥ %.0f times faster than in bash, simulated GPUs: %d, nvidia-smi at 104 ms a call", aim,
+			s.GPUs), fmt.Sprintf("%.1f times", ratio), ratio >= aim)
 	}
 	return table([]string{"aim", "measured", ""}, rows),
 		fmt.Sprintf("Of %d aims %d are missed: [the aims](measurements/README.md#the-aims).", len(rows), failed)
