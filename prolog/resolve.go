@@ -52,7 +52,7 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 }
 
 // partOf returns the part of each GPU that Slurm has given the job. On a node with shards, nothing tells a prolog whether
-// the job has a part or whole GPUs (recorded on Slurm 22.05, 24.11 and 26.05). So other jobs may have the same GPUs, and
+// the job has a part or whole GPUs (recorded). So other jobs may have the same GPUs, and
 // each rank finds the job's part in SLURM_SHARDS_ON_NODE.
 func partOf(gres slurm.Gres, job slurm.Job) (lease.Part, error) {
 	if job.MPSPercent > 0 {

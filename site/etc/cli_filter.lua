@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 
--- /etc/slurm/cli_filter.lua on submit hosts, with CliFilterPlugins=lua: a user who asks for MPS and for no GPU, or for
--- shards, is told so before the job is sent. It is a courtesy: what must hold is said by job_submit.lua and the prolog.
+-- /etc/slurm/cli_filter.lua on submit hosts, with CliFilterPlugins=lua: a user who asks for MPS and for no GPU is told
+-- so before the job is sent. It is a courtesy: what must hold is said by job_submit.lua and the prolog.
 
 local feature = "mps" -- of the nodes with slurm-mps
 local word = "mps" -- the trigger's comment in policy.hcl
@@ -27,7 +27,7 @@ local function gpus(options)
          return true
       end
    end
-   return wants(options, "gpu")
+   return wants(options, "gpu") or wants(options, "shard") or wants(options, "mps")
 end
 
 -- option reports whether --mps was given, where the SPANK plugin is installed.
@@ -46,10 +46,6 @@ function slurm_cli_pre_submit(options, component)
    local commented = comment == word or string.sub(comment, 1, #word + 1) == word .. ":"
    if not (commented or names(options["constraint"], feature) or option(options)) then
       return slurm.SUCCESS
-   end
-   if wants(options, "shard") or wants(options, "mps") then
-      slurm.log_error("MPS shares whole GPUs among the job's ranks: ask for --gres=gpu:N, not for gres/shard or gres/mps")
-      return slurm.ERROR
    end
    if not gpus(options) then
       slurm.log_error("a job with MPS needs a GPU: add --gres=gpu:N")

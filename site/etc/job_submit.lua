@@ -1,8 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 
 -- /etc/slurm/job_submit.lua on slurmctld's host, with JobSubmitPlugins=lua: jobs that ask for MPS go to nodes that have
--- it, and what cannot be is refused when it is submitted. Without it nothing is lost: prolog and wrapper say the same
--- later. A site that has a job_submit.lua calls mps_of from its own slurm_job_submit.
+-- it. Without it nothing is lost: prolog and wrapper say the same later. A site that has a job_submit.lua calls mps_of from its own slurm_job_submit.
 
 local feature = "mps" -- of the nodes with slurm-mps, and the trigger's constraint in policy.hcl
 local word = "mps" -- the trigger's comment in policy.hcl
@@ -32,28 +31,11 @@ local function comments(comment)
    return comment == word or string.sub(comment or "", 1, #word + 1) == word .. ":"
 end
 
--- shares reports whether the job wants parts of GPUs from Slurm.
-local function shares(job)
-   for _, field in ipairs({ "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
-      for item in string.gmatch(job[field] or "", "[^,]+") do
-         local kind = string.match(item, "^gres[:/](%w+)") or string.match(item, "^%w+")
-         if kind == "shard" or kind == "mps" then
-            return true
-         end
-      end
-   end
-   return false
-end
-
--- mps_of puts the feature before a job that asks in another way, and refuses shards.
+-- mps_of puts the feature before a job that asks in another way.
 function mps_of(job)
    local named = names(job.features, feature)
    if not (named or option(job) or comments(job.comment)) then
       return slurm.SUCCESS
-   end
-   if shares(job) then
-      slurm.log_user("MPS shares whole GPUs among the job's ranks: ask for --gres=gpu:N, not for gres/shard or gres/mps")
-      return slurm.ERROR
    end
    local wanted = job.features or ""
    if named or string.find(wanted, "[%[%]%(%)%*]") then -- what cannot be added to is left to the site's policy

@@ -291,7 +291,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 
 // ours reports whether a process runs as the job's user and is in no other job's control group.
 func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
-	another := func(job uint32) bool { return job != g.Job && (g.Member == nil || !g.Member(job)) }
+	another := func(job uint32) bool { return job != g.Job && (g.OfRoot == nil || g.Member == nil || !g.Member(job)) }
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 

@@ -181,15 +181,18 @@ func TestAWholeGPUBesideGresMPS(t *testing.T) {
 	p.Clean()
 }
 
-// Under a real Slurm, two jobs that share a GPU by gres are refused and do not drain the node. A job beside them that
-// does not use MPS computes.
+// Under a real Slurm, two jobs on one GPU by gres run under MPS at the same time, and do not drain the node. A job beside
+// them that does not use MPS computes.
 func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 	t.Parallel()
 	const devices = "Name=gpu File=%D/dev/nvidia[0-3]\n"
-	for _, c := range []struct{ name, gres, conf, asks, want string }{
-		{"shard", "gpu:4,shard:8", "Name=shard Count=8\n", "--gres=shard:1", "shares its GPUs by gres/shard"},
-		{"shard without a line", "gpu:4,shard:8", "", "--gres=shard:1", "shares its GPUs by gres/shard"},
-		{"mps", "gpu:4,mps:400", "Name=mps Count=400\n", "--gres=mps:25", "has a part of a GPU by gres/mps"},
+	for _, c := range []struct {
+		name, gres, conf, asks string
+		sms                    int // of a rank that has the job's part alone
+	}{
+		{"shard", "gpu:4,shard:8", "Name=shard Count=8\n", "--gres=shard:1", 66},
+		{"shard without a line", "gpu:4,shard:8", "", "--gres=shard:1", 66},
+		{"mps", "gpu:4,mps:400", "Name=mps Count=400\n", "--gres=mps:25", 32},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cl := newCluster(t, "", lab.Options{PrologFlags: "Alloc", Gres: c.gres, GresConf: devices + c.conf})
@@ -203,8 +206,8 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 			}
 			for _, id := range ids {
 				cl.Ended(id)
-				if out := cl.Output(id); !strings.Contains(out, c.want) {
-					t.Errorf("job %d prints\n%s", id, out)
+				if got := e2e.SMCounts(t, cl.Output(id)); !slices.Equal(got, []int{c.sms}) {
+					t.Errorf("job %d has SMs %v:\n%s", id, got, cl.Output(id))
 				}
 			}
 			if beside != 0 {
@@ -214,14 +217,12 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 				}
 			}
 			cl.Quiet()
-			if c.name == "mps" { // a job gets a whole GPU of the node as on any other node
-				id := cl.Batch("srun -n2 "+cl.Wrap("info"), "-n2", "--gres=gpu:1")
-				cl.Ended(id)
-				if got := e2e.SMCounts(t, cl.Output(id)); !slices.Equal(got, []int{132, 132}) {
-					t.Errorf("SMs %v:\n%s", got, cl.Output(id))
-				}
-				cl.Quiet()
+			id := cl.Batch("srun -n2 "+cl.Wrap("info"), "-n2", "--gres=gpu:1") // with overlap 2, each has the whole GPU
+			cl.Ended(id)
+			if got := e2e.SMCounts(t, cl.Output(id)); !slices.Equal(got, []int{132, 132}) {
+				t.Errorf("SMs %v:\n%s", got, cl.Output(id))
 			}
+			cl.Quiet()
 		})
 	}
 }
