@@ -16,7 +16,7 @@ import (
 var counters = []struct {
 	name, help string
 	key        string  // of the figure
-	unit       float64 // of the figure, in units of the metric
+	units      float64 // of the figure, in one unit of the metric
 }{
 	{"job_seconds_total", "Seconds that closed jobs had their leases.", "seconds", 1},
 	{"clients_total", "Clients that closed jobs had.", "clients_seen", 1},
@@ -27,7 +27,7 @@ var counters = []struct {
 		"bad_ends", 1},
 	{"energy_joules_total", "Energy of the GPUs of closed jobs, as far as it is known.", "energy_j", 1},
 	{"pauses_total", "Times that the guards of closed jobs paused the neighbours of a dead client.", "pauses", 1},
-	{"paused_seconds_total", "Time of all pauses of closed jobs.", "paused_ms", 1e-3},
+	{"paused_seconds_total", "Time of all pauses of closed jobs.", "paused_ms", 1000},
 }
 
 // totals is the sum over the jobs that have ended since the log begins.
@@ -96,7 +96,7 @@ func (t totals) families() []family {
 		counter("epilog_failures_total", "Times that a lease could not be closed.", float64(t.unclosed)),
 	}
 	for _, c := range counters {
-		all = append(all, counter(c.name, c.help, t.figures[c.key]*c.unit))
+		all = append(all, counter(c.name, c.help, t.figures[c.key]/c.units))
 	}
 	return all
 }
