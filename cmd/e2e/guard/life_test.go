@@ -380,17 +380,17 @@ func family(t *testing.T, pid int) []int {
 func TestAnIdleGuardCostsNothing(t *testing.T) {
 	s := e2e.NewShared(t)
 	for range 48 {
-		s.Start("spin", "-ms", "0", "-for", "100")
+		s.Start("spin", "-ms", "0", "-for", "900") // longer than the test
 	}
 	s.Holds(2*48, 20*time.Second)
 	site.Sleep(s.Ctx, 8*time.Second) // the guard has then seen that they are clients of the daemon
 	const window, handful = 4 * time.Second, 10
-	// The minimum of three, because once in 10 s the guard checks for no reason, and Go's runtime is then busy for a
-	// while.
+	// The minimum of some, because once in 10 s the guard checks for no reason, and Go's runtime is then busy for a
+	// while, on a busy machine longer.
 	least := 1 << 30
 	recorder := s.Recorder().PID // the recorder has a budget of its own
 	ours := slices.DeleteFunc(family(t, s.Guard.PID), func(pid int) bool { return pid == recorder })
-	for range 3 {
+	for tries := 0; least > handful && tries < 10; tries++ {
 		before := wakeUps(t, ours...)
 		site.Sleep(s.Ctx, window)
 		least = min(least, wakeUps(t, ours...)-before)
@@ -419,7 +419,7 @@ func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
 	s.Holds(4, 0)
 	began := time.Now()
 	s.Must(0, s.Job, "epilog")
-	if took := time.Since(began); took > 3*time.Second {
+	if took := time.Since(began); took > e2e.Slack { // the files are held for 30 s
 		t.Errorf("the epilog took %v", took)
 	} else {
 		t.Logf("the epilog took %v", took)
@@ -498,9 +498,9 @@ func TestTheJobIsToldOfABadEnd(t *testing.T) {
 	writes.Close()
 	neighbour.Ready()
 	s.Env = append(s.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=3")
-	for _, end := range []string{"exit:0", "signal:9"} {
-		s.Start("spin", "-for", "60", "-ms", "5", "-queue", "150", "-after", "0.3", "-end", end).Ends()
-	}
+	// The guard trusts a status of 0, so this rank leaves no work that could harm the neighbour.
+	s.Start("spin", "-for", "0.3", "-ms", "5").Ends()
+	s.Start("spin", "-for", "60", "-ms", "5", "-queue", "150", "-after", "0.3", "-end", "signal:9").Ends()
 	_ = reads.SetReadDeadline(time.Now().Add(e2e.Slack))
 	line, err := bufio.NewReader(reads).ReadString('\n')
 	if want := "slurm-mps: rank 3 of step 0 ended by signal 9 while GPU 0 had work; its 1 neighbour goes on\n"; err != nil || line != want {

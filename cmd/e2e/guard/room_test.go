@@ -26,9 +26,8 @@ import (
 func TestRoomARankThatFillsTheGPU(t *testing.T) {
 	s := e2e.NewShared(t)
 	for range s.Rounds("ROOM_ROUNDS", 2) {
-		victim := s.Open(s.AsUser(s.CudaClient(), "spin", "-ms", "5", "-queue", "180", "-for", "60", "-grow", "2048", "-after", "0.1"))
-		neighbours := s.Neighbours(6, 15<<10)
-		victim.Ready()
+		neighbours := s.Neighbours(6, 15<<10) // the victim leaves no memory for one that is late
+		victim := s.Start("spin", "-ms", "5", "-queue", "180", "-for", "60", "-grow", "2048", "-after", "0.1")
 		if said := victim.Ends(); !strings.Contains(said, "alloc err=2 ") || victim.ProcessState.ExitCode() != 1 {
 			t.Fatalf("the victim ends with %v and prints %q", victim.ProcessState, said)
 		}

@@ -436,20 +436,30 @@ func (a attack) linkInPlaceOf(path, content string) {
 }
 
 // Two users with a job each try every operation on every path below the root, except on the driver's files. A user
-// may change only the three folders of the own job. A user may read only the own ticket, the files that all users may
-// read, and the machine's /proc and /sys, to which the root has links.
+// may change only the three folders of the own job. A user may read only the own ticket and report, the files that all
+// users may read, and the machine's /proc and /sys, to which the root has links.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
 	a.Facts(`usage_interval = "0s"`) // a report, which its user may read, would come some time later
 	seven, eight := a.Job(7, "0"), a.Job(8, "1")
 	eight.UID, eight.GID = e2e.OtherUID, e2e.OtherUID
 	folders := map[uint32]folders{e2e.UID: a.opens(seven), e2e.OtherUID: a.opens(eight)}
-	ticket := map[uint32]string{e2e.UID: "tickets/7.json", e2e.OtherUID: "tickets/8.json"}
+	own := map[uint32][]string{e2e.UID: {"tickets/7.json", "jobs/7/report.json"}, e2e.OtherUID: {"tickets/8.json", "jobs/8/report.json"}}
+	for _, names := range own { // the recorder starts after the prolog
+		a.Until(names[1], func() bool {
+			_, err := os.Stat(filepath.Join(a.Paths().Run(), names[1]))
+			return err == nil
+		})
+	}
 	before := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets"))
-	for user, own := range folders {
-		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), own.pipe, own.log, own.exchange)
+	for user, f := range folders {
+		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), f.pipe, f.log, f.exchange)
 		var want []string
-		for _, path := range []string{a.Paths().Policy(), a.Paths().ConfigFile(), filepath.Join(a.Paths().Run(), ticket[user])} {
+		readable := []string{a.Paths().Policy(), a.Paths().ConfigFile()}
+		for _, name := range own[user] {
+			readable = append(readable, filepath.Join(a.Paths().Run(), name))
+		}
+		for _, path := range readable {
 			want = append(want, "read "+path, "flock "+path) // root does not lock a file that a user may read
 		}
 		for _, link := range []string{filepath.Join(a.Root, "proc"), filepath.Join(a.Root, "sys")} {

@@ -116,7 +116,7 @@ func (a attack) costs(all e2e.MemoryGroup, job testnode.Job, begin func()) map[s
 		began := time.Now()
 		out, err := cmd.CombinedOutput()
 		if cmd.ProcessState == nil {
-			a.T.Fatalf("%s of job %d did not run: %v", p.name, job.ID, err)
+			a.T.Fatalf("%s of job %d: %v", p.name, job.ID, err)
 		}
 		found[p.name] = cost{own.Peak(), time.Since(began), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
 		if code := cmd.ProcessState.ExitCode(); !strings.Contains(p.codes, strconv.Itoa(code)) {

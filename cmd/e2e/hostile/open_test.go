@@ -5,6 +5,7 @@ package hostile_test
 import (
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,45 +13,43 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
 
-// A stranger opens the driver's device 10,000 times a second. That costs a guard some 3 % of a core. It finds a client nevertheless, because the daemon writes a line when the client connects.
+// A stranger opens the driver's device 10,000 times a second. The guard's scans then take 4 % of a core. Go's runtime
+// adds up to the same again for the wake-ups, on a virtual machine with slow system calls (measured: 6 to 8 % in all).
+// The guard finds a client nevertheless, because the daemon writes a line when the client connects.
 //
 // Contract: G3
 func TestHostileOpeningsCostLittle(t *testing.T) {
 	s := e2e.NewShared(t)
 	device := filepath.Join(s.Paths().Devices(), "nvidia-uvm")
-	stop, ended := make(chan struct{}), make(chan int)
+	var opened atomic.Int64
+	stop := make(chan struct{})
+	defer close(stop)
 	go func() {
-		opened := 0
 		for tick := time.NewTicker(time.Millisecond); ; <-tick.C {
 			select {
 			case <-stop:
-				ended <- opened
 				return
 			default:
 			}
 			for range 10 {
 				if file, err := os.Open(device); err == nil {
 					file.Close()
-					opened++
+					opened.Add(1)
 				}
 			}
 		}
 	}()
-	const settle, window = 2 * time.Second, 4 * time.Second
+	const settle, window, least = 2 * time.Second, 4 * time.Second, 10000
 	site.Sleep(s.Ctx, settle) // the first looks are frequent
-	before := computed(t, s.Guard.PID)
+	before, began, first := computed(t, s.Guard.PID), time.Now(), opened.Load()
 	site.Sleep(s.Ctx, window)
-	used := computed(t, s.Guard.PID) - before
+	s.Until("attack", func() bool { return opened.Load()-first >= least }) // on a busy machine it takes longer
+	used, took := computed(t, s.Guard.PID)-before, time.Since(began)
 	client := s.Start("spin", "-ms", "5", "-for", "60")
 	s.Holds(2, time.Second)
-	close(stop)
-	opened := <-ended
-	t.Logf("%d openings, %v of processor time in %v", opened, used, window)
-	if opened < 1000 {
-		t.Errorf("only %d openings", opened)
-	}
-	if used > window/10 { // 4 % by the guard's own bound, and a busy machine counts more
-		t.Errorf("%v of processor time in %v", used, window)
+	t.Logf("%d openings, %v of processor time in %v", opened.Load()-first, used, took)
+	if used > took/10 {
+		t.Errorf("%v of processor time in %v", used, took)
 	}
 	client.Kill()
 }

@@ -197,8 +197,11 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 		{"another process holds the journal", func(p testNode) func() { return p.hold("lock") }, 1},
 		{"another process holds the job's lock", func(p testNode) func() { return p.hold("locks/7") }, 1},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
-		p, job := timedTestNode(t)
+		p := shapes[0].stand(t)
+		p.Facts(fmt.Sprintf("epilog_deadline = %q", epilogDeadline))
+		job := p.Job(7, "0")
 		p.Must(0, job, "prolog")
+		p.opened(job.ID)
 		mends := c.breaks(p)
 		p.within(epilogBound, c.code, job, "epilog")
 		if mends != nil {

@@ -51,6 +51,10 @@ trap 'exit 0' TERM
 while :; do sleep 0.05; done
 `
 
+// runs is the time of a run whose program goes on until its end. A program must start and print within this time, also
+// on a busy machine.
+const runs = "3s"
+
 // tuning is job 7, which has one simulated GPU and the rule "even".
 func tuning(t *testing.T) testNode {
 	t.Helper()
@@ -91,7 +95,7 @@ func (p testNode) inJob(env []string, program string, args ...string) (stdout, s
 // behind.
 func TestTune(t *testing.T) {
 	p := tuning(t)
-	result := p.tune("--json", "--ranks=4", "--repeats=2", "--seconds=1s", "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
+	result := p.tune("--json", "--ranks=4", "--repeats=2", "--seconds="+runs, "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
 	var r tuned
 	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || result.Code != 0 {
 		t.Fatalf("%v: %+v", err, result)
@@ -119,13 +123,13 @@ func TestTuneOtherwise(t *testing.T) {
 	if result.Code != 0 || !strings.Contains(result.Output, "\nIn runs an hour; ") || !strings.Contains(result.Output, "\nuse: ") {
 		t.Errorf("%+v", result)
 	}
-	result = p.tune("--json", "--launcher=env X='1 2'", "--repeats=2", "--seconds=1", "--share=40%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
+	result = p.tune("--json", "--launcher=env X='1 2'", "--repeats=2", "--seconds="+runs, "--share=40%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
 	var r tuned
 	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || result.Code != 0 || r.Use != "50%" ||
 		len(r.Rules) != 3 || r.Rules[0].Rule != "even" || r.Rules[1].Median != 2 || r.Rules[2].Median != 10 {
 		t.Errorf("%v: %+v", err, result)
 	}
-	result = p.tune("--json", "--ranks=1", "--repeats=2", "--seconds=1s", "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM", "never")
+	result = p.tune("--json", "--ranks=1", "--repeats=2", "--seconds="+runs, "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM", "never")
 	r = tuned{}
 	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "25%" || !r.Proved || !strings.HasPrefix(r.Rules[2].Failed, "exit status 4") {
 		t.Errorf("%v: %+v", err, result)
@@ -226,7 +230,7 @@ func TestTuneRemembers(t *testing.T) {
 	if err := os.Chown(filepath.Join(home, "config"), e2e.UID, e2e.GID); err != nil {
 		t.Fatal(err)
 	}
-	stdout, stderr, code := p.inJob(env, "mps-tune", "--json", "--ranks=4,2", "--repeats=2", "--seconds=1", "--share=even,overlap:2",
+	stdout, stderr, code := p.inJob(env, "mps-tune", "--json", "--ranks=4,2", "--repeats=2", "--seconds="+runs, "--share=even,overlap:2",
 		"--save", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
 	var r tuned
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != 0 {
@@ -240,7 +244,7 @@ func TestTuneRemembers(t *testing.T) {
 	if want := "srun -n4 mpirun-wrap --share=overlap:2 " + p.program(); r.Command != want {
 		t.Errorf("use %s, want %s", r.Command, want)
 	}
-	if !strings.HasPrefix(stderr, "9 runs: 2, 4 ranks × 2 shares × 2 times and one to warm up, 1s each: about 9s, at most 30m0s (--within)\n") {
+	if !strings.HasPrefix(stderr, "9 runs: 2, 4 ranks × 2 shares × 2 times and one to warm up, 3s each: about 27s, at most 30m0s (--within)\n") {
 		t.Error(stderr)
 	}
 	if !regexp.MustCompile(`(?m)^run 9 of 9, [24] ranks, (even|overlap:2): [0-9]+; about 0s left$`).MatchString(stderr) {

@@ -16,7 +16,7 @@ import (
 var counters = []struct {
 	name, help string
 	key        string  // of the figure
-	parts      float64 // how many units of the figure are one unit of the metric
+	units      float64 // of the figure, in one unit of the metric
 }{
 	{"job_seconds_total", "Seconds that closed jobs had their leases.", "seconds", 1},
 	{"clients_total", "Clients that closed jobs had.", "clients_seen", 1},
@@ -96,7 +96,7 @@ func (t totals) families() []family {
 		counter("epilog_failures_total", "Times that a lease could not be closed.", float64(t.unclosed)),
 	}
 	for _, c := range counters {
-		all = append(all, counter(c.name, c.help, t.figures[c.key]/c.parts))
+		all = append(all, counter(c.name, c.help, t.figures[c.key]/c.units))
 	}
 	return all
 }

@@ -59,6 +59,9 @@ var Built = sync.OnceValues(func() (string, error) {
 	return testnode.Build(shared)
 })
 
+// testLimit is the time for a test with a node. A few take a minute, and on a machine that is busy all take longer.
+const testLimit = 4 * time.Minute
+
 // NewNode returns a simulated node with these GPUs under a policy; "" is the default policy. The test runs beside
 // others.
 func NewNode(t *testing.T, policy string, models ...node.Model) Node {
@@ -81,7 +84,7 @@ func NodeIn(t *testing.T, dir, policy string, models ...node.Model) Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Installed(t, s, dir, len(models), 2*time.Minute)
+	return Installed(t, s, dir, len(models), testLimit)
 }
 
 // Installed makes a node in dir ready for a test: with a time limit, and files of Slurm that name its GPUs.

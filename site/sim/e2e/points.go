@@ -79,20 +79,27 @@ func (p Node) Trace(job testnode.Job, program string, plan faultinject.Plan) fau
 }
 
 // Points traces one run of a program and returns its effects. It leaves out effects that fail by themselves, because
-// they change nothing.
+// they change nothing. On a busy machine, a prolog under the tracer may miss the deadline of a daemon's answer. Then it
+// starts again, of three.
 func (p Node) Points(job testnode.Job, program string) []Point {
 	p.T.Helper()
-	var found Tally
-	result := p.Trace(job, program, faultinject.Plan{Kill: func(e faultinject.Effect) bool {
-		if p.Changes(e) {
-			found.Add(p.Name(e))
+	for tries := 1; ; tries++ {
+		var found Tally
+		result := p.Trace(job, program, faultinject.Plan{Kill: func(e faultinject.Effect) bool {
+			if p.Changes(e) {
+				found.Add(p.Name(e))
+			}
+			return false
+		}})
+		if result.Code == 0 {
+			return found.points
 		}
-		return false
-	}})
-	if result.Code != 0 {
-		p.T.Fatalf("%s under the tracer: %+v\n%s", program, result, p.Log())
+		if program != "prolog" || tries == 3 {
+			p.T.Fatalf("%s under the tracer: %+v\n%s", program, result, p.Log())
+		}
+		p.T.Logf("%s under the tracer: %+v", program, result)
+		p.Must(0, job, "epilog")
 	}
-	return found.points
 }
 
 // Tally numbers the effects of each name.
@@ -111,18 +118,18 @@ func (l *Tally) Add(name string) Point {
 	return l.points[len(l.points)-1]
 }
 
-// Killed runs a binary and kills it at a point. A run may take another way, for example ask a daemon twice, and end
-// without reaching the point. Then it starts again from the start.
+// Killed runs a binary and kills it at a point. A run may take another way, for example ask a daemon twice, or fail on a
+// busy machine, and end without reaching the point. Then it starts again from the start, of three.
 func (p Node) Killed(job testnode.Job, program string, at Point, start func()) bool {
 	p.T.Helper()
-	for range 3 {
+	for tries := 1; tries <= 3; tries++ {
 		start()
 		hit := at.Reached(p)
 		result := p.Trace(job, program, faultinject.Plan{Kill: func(e faultinject.Effect) bool { return p.Changes(e) && hit(e) }})
 		if result.Signal == syscall.SIGKILL {
 			return true
 		}
-		if result.Code != 0 {
+		if result.Code != 0 && tries == 3 {
 			p.T.Fatalf("%s: %+v\n%s", program, result, p.Log())
 		}
 		p.Must(0, job, "epilog")
