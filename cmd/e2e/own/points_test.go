@@ -42,9 +42,6 @@ func TestAStarterKilledAnywhere(t *testing.T) {
 // The keeper is killed at each of its effects while ranks wait for it, compute or end. The next keeper takes over.
 func TestAKeeperKilledAnywhere(t *testing.T) { killsMode(t, "--own-keep") }
 
-// The same for the supervisor of the keeper. The keeper serves on.
-func TestASupervisorKilledAnywhere(t *testing.T) { killsMode(t, "--own-supervise") }
-
 // killsMode kills a program of --own at each of its effects. The test starts it in place of a rank.
 func killsMode(t *testing.T, mode string) {
 	t.Helper()
@@ -114,7 +111,12 @@ func (n testNode) tracedMode(dir, mode string, kill func(faultinject.Effect) boo
 	line := asUser([]string{"/usr/bin/flock", "-n", "-F", dir + "/keeper", n.wrapper(), mode, dir, "7", n.Root})
 	result = n.traced(line, inStep(7, 0, 0, 3), func(e faultinject.Effect) bool {
 		if ranks == nil && (strings.Contains(e.What, dir+"/alive") || strings.HasPrefix(e.Call, "pwrite")) {
-			ranks = n.step(7, 0, 3, n.spin("0.4")...)
+			started := make(chan struct{}) // the tracer's thread would reap them
+			go func() {
+				defer close(started)
+				ranks = n.step(7, 0, 3, n.spin("0.4")...)
+			}()
+			<-started
 		}
 		return kill(e)
 	})
