@@ -20,9 +20,9 @@ type fullError struct {
 func (e fullError) Error() string { return e.text }
 func (e fullError) Unwrap() error { return e.error }
 
-// ExplainFull adds to the error of a write which file system lacks what, and what to do. The kernel has one error for
-// a file system without free blocks and for one without free inodes. The caller has not yet removed anything. Other
-// errors are returned unchanged, and errors.Is finds the same ones.
+// ExplainFull adds to the error of a write which file system lacks room or inodes, and the repair. The kernel has one
+// error for a file system without free blocks and for one without free inodes. The caller has not yet removed anything.
+// Other errors are returned unchanged, and errors.Is finds the same ones.
 func ExplainFull(path string, err error) error {
 	if errors.Is(err, unix.EROFS) {
 		return fullError{err, fmt.Sprintf("%v: the file system at %s can only be read: "+

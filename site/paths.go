@@ -59,7 +59,7 @@ type Config struct {
 	PrologDeadline time.Duration
 	EpilogDeadline time.Duration
 	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that no files are written
-	// UsageInterval is the time between two samples of what a job uses of its GPUs. If it is 0, nothing is recorded.
+	// UsageInterval is the time between two samples of a job's use of its GPUs. If it is 0, nothing is recorded.
 	UsageInterval time.Duration
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan answers what ranks get of GPUs that need not be there, and draws the answer. It uses the arithmetic of
-// the wrapper, so its answer is what ranks get. It is pure: values in, values out.
+// Package plan computes the parts that ranks get of GPUs that need not be there, and draws the answer. It uses the
+// arithmetic of the wrapper, so ranks get the same. It is pure: values in, values out.
 package plan
 
 import (
@@ -39,7 +39,7 @@ type Rank struct {
 	SMs  int `json:"sms"`
 	// Percent is null if the rank has no cap.
 	Percent policy.Percent `json:"percent"`
-	// MemoryMiB is what the program can use, without its context; null if it has no limit.
+	// MemoryMiB is the memory that the program can use, without its context; null if it has no limit.
 	MemoryMiB *int `json:"memory_mib"`
 }
 
@@ -107,7 +107,7 @@ func (q Request) Answer() (Plan, error) {
 	return plan, nil
 }
 
-// fits refuses what MPS would refuse. The first GPU has the most ranks, because ranks go round the GPUs.
+// fits refuses the requests that MPS would refuse. The first GPU has the most ranks, because ranks go round the GPUs.
 func fits(ranks, gpus int, model policy.Model) error {
 	maxRanks := (ranks + gpus - 1) / gpus
 	if maxRanks <= model.Clients {
@@ -194,7 +194,7 @@ func (p Plan) place(gpu int) error {
 	return nil
 }
 
-// memory returns what a rank with this share can use, nil if it has no limit.
+// memory returns the memory that a rank with this share can use, nil if it has no limit.
 func (p Plan) memory(share policy.Share, ranks int) (*int, error) {
 	rule, model := p.Asked.Memory, p.Asked.Model
 	if !rule.None() && model.MemoryMiB == 0 {

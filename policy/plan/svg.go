@@ -34,7 +34,7 @@ func (p Plan) WriteSVG(w io.Writer) error {
 	return picture.Execute(w, p.picture())
 }
 
-// svg is what the template draws. Lengths are in units of the picture.
+// svg is the input of the template. Lengths are in units of the picture.
 type svg struct {
 	Title, Asked  string
 	Width, Height px

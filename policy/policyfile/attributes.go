@@ -16,7 +16,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// attribute is a row of a table of attributes. set takes a value of its type and returns what is wrong with the
+// attribute is a row of a table of attributes. set takes a value of its type and returns the mistake in the
 // value. Constants are set when the file is read, other values when a job comes.
 type attribute[T any] struct {
 	name string
@@ -144,7 +144,7 @@ func switched[T any](name string, set func(*T, bool)) attribute[T] {
 	}}
 }
 
-// stringAttribute is an attribute whose value is a string. check returns what is wrong with a string.
+// stringAttribute is an attribute whose value is a string. check returns the mistake in a string.
 func stringAttribute[T any](name string, check func(string) string, set func(*T, string)) attribute[T] {
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		if detail = check(v.AsString()); detail != "" {

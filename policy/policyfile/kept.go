@@ -15,7 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// FileStatus reports whether an admin's file can be used, and what is used instead (docs/decisions/025).
+// FileStatus reports whether an admin's file can be used, and its substitute (docs/decisions/025).
 type FileStatus struct {
 	Err  error     // why it cannot be used, nil if it can
 	Kept time.Time // when the copy in use was kept; zero if there is none
@@ -23,7 +23,7 @@ type FileStatus struct {
 	Hidden bool
 }
 
-// Instead returns what is used instead of a file that cannot be used. without describes the case without a copy.
+// Instead describes the substitute of a file that cannot be used. without describes the case without a copy.
 func (s FileStatus) Instead(without string) string {
 	if s.Hidden {
 		return "the last one that could be used is used if it was kept, which root can see"

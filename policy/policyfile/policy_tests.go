@@ -21,7 +21,7 @@ type Case struct {
 	expect  expectation
 }
 
-// expectation is what a case's expect block names. The rest of the decision is not compared, except a denial.
+// expectation has the values of a case's expect block. The rest of the decision is not compared, except a denial.
 type expectation struct {
 	rule   *string
 	asked  *bool

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only
+// Package policyfile reads an admin's files: the policy and the site's facts, both in HCL. It is the only
 // importer of hcl.
 //
 // A file is used completely or not at all, and every mistake is reported with file, line and column. Names, types and

@@ -475,7 +475,7 @@ func (c *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	return cty.List(c.element(e.ValExpr, anyType))
 }
 
-// suggestRoot returns what an unknown name may mean, which stands alone or has attributes.
+// suggestRoot returns the likely meaning of an unknown name, which stands alone or has attributes.
 func suggestRoot(root string, alone bool) string {
 	for _, space := range []string{"job", "node", "gpu"} {
 		if _, ok := variableNamed(space, root); ok {

@@ -108,7 +108,7 @@ func texts(v cty.Value) (all []string) {
 	return all
 }
 
-// never returns why a variable never equals a text, or what it equals instead, "" if it may.
+// never returns why a variable never equals a text, or the text that it equals instead, "" if it may.
 func never(variable, text string) string {
 	if prefix, pattern := strings.CutSuffix(text, "*"); pattern && !strings.Contains(prefix, "*") {
 		return fmt.Sprintf("this compares the whole text, and a * stands for itself: write startswith(%s, %q)", variable, prefix)

@@ -20,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Environment is what a client's environment contains. Its user can write all of it.
+// Environment has the values of a client's environment. Its user can write all of it.
 type Environment struct {
 	Rank    int            // in the whole step, -1 if it is none
 	Step    string         // of an srun, "batch" for the batch script, "" if it is not known

@@ -8,7 +8,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Status is the present state of a device. Err lists what could not be read, and the other fields are valid.
+// Status is the present state of a device. Err lists the values that could not be read, and the other fields are valid.
 type Status struct {
 	Index     int // the number in NVML and nvidia-smi; -1 for a MIG instance, which has no number
 	Device    site.Device

@@ -29,7 +29,7 @@ const (
 	// answerTime is the time in which an answer comes, or a part of it. It takes some microseconds on a node that is
 	// not overloaded.
 	answerTime = 20 * time.Millisecond
-	// roundTime limits what one round of the guard waits for slow answers. After that, it waits for lateTime each.
+	// roundTime limits the wait of one round of the guard for slow answers. After that, it waits for lateTime each.
 	roundTime = 200 * time.Millisecond
 	lateTime  = time.Millisecond
 	// maxSilent limits the questions that have not returned, because each takes a thread, with 96 KiB of stacks. If there
@@ -127,7 +127,7 @@ func (a *asker) close() {
 	}
 }
 
-// charge subtracts the time of a slow answer from what the round may wait.
+// charge subtracts the time of a slow answer from the round's time.
 func (a *asker) charge(took time.Duration) {
 	if took >= lateTime {
 		a.spare -= took

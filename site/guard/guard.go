@@ -8,7 +8,7 @@
 // by itself and duplicates the client's driver files before the first kernel can run. It closes the duplicates when the
 // work is done, or when another client or the job needs the memory.
 //
-// The guard of a job, and what it hears and tells:
+// The guard of a job, its input and its output:
 //
 //	inotify of /dev/nvidia-uvm, line of a daemon ──▶ scan ──▶ take ──▶ living
 //	                    (every 10 s without either)                        │ pidfd: the process has ended
@@ -57,7 +57,7 @@ type Options struct {
 	Taker   []string                  // the command line of a process that calls Take(0)
 	Pauser  []string                  // the command line of a process that calls Pause with the time that follows it
 	Gauge   []string                  // the command line of gpu-usage; empty to run without it
-	NameOf  func(site.Process) string // what a client is called, as in "rank 3"; it may take a second; nil for nothing
+	NameOf  func(site.Process) string // the name of a client, as in "rank 3"; it may take a second; nil for nothing
 	Log     func(Line)                // nil for nothing
 	*OfRoot                           // nil for a guard without root
 }
@@ -137,7 +137,7 @@ type Guard struct {
 	reporting
 }
 
-// reporting is what the guard tells others: the state on file, the job's own output and the log.
+// reporting is the guard's output: the state on file, the job's own output and the log.
 type reporting struct {
 	state    lease.GuardState
 	changed  bool // since the last save
@@ -224,7 +224,7 @@ func (g *Guard) Run() {
 	g.finish()
 }
 
-// scanIsDue notes in the schedule what has been seen, and reports whether the guard scans now. A death comes before a
+// scanIsDue notes events in the schedule, and reports whether the guard scans now. A death comes before a
 // scan, unless deaths have put the scan off for long.
 func (g *Guard) scanIsDue(seen seen, now time.Time) bool {
 	if g.kernel.asks.returned.Swap(false) {

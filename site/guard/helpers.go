@@ -21,7 +21,7 @@ func (g *Guard) background(find func() (note func(now time.Time))) {
 	}()
 }
 
-// noteResults notes what other goroutines have found.
+// noteResults notes the results of other goroutines.
 func (g *Guard) noteResults(now time.Time) {
 	for len(g.results) > 0 {
 		(<-g.results)(now)

@@ -229,7 +229,7 @@ func (t *tracer) allStopped() bool {
 	return true
 }
 
-// pauses are the pauses of a guard: the present one and what is known of the last one.
+// pauses are the pauses of a guard: the present one and the end of the last one.
 type pauses struct {
 	now    *pause    // nil for none
 	next   time.Time // a pause begins no earlier

@@ -21,8 +21,8 @@ const recorderWait = 2 * time.Millisecond
 // maxEvents limits the events that wait for the recorder.
 const maxEvents = 1024
 
-// recorder is the process that records what the job uses. The guard sends it events of clients and never waits for
-// it. An event that the recorder is too slow for is lost.
+// recorder is the process that records the job's use of its GPUs. The guard sends it events of clients and never
+// waits for it. An event that the recorder is too slow for is lost.
 type recorder struct {
 	events  chan usage.Event
 	started chan *program // one element: nil if the start has failed

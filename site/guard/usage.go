@@ -297,7 +297,7 @@ func (g *Guard) wereRoomy(c *client, now time.Time) bool {
 // its successor starts.
 const growing = 10 * time.Second
 
-// demand is what the clients of one GPU have of its memory and may soon need, in MiB.
+// demand is the memory that the clients of one GPU have and may soon need, in MiB.
 type demand struct {
 	living, dead int // clients
 	largest      int // the memory of the largest client, living or dead

@@ -118,7 +118,7 @@ func (g *Guard) checkJob(p site.Process) {
 	})
 }
 
-// causeOf returns the likely cause why a process did not find the daemon, and what to do. It uses the process's initial
+// causeOf returns the likely cause why a process did not find the daemon, and the repair. It uses the process's initial
 // environment.
 func (g *Guard) causeOf(p site.Process) string {
 	environment := proc.Variables(context.Background(), p, pipeVariable) // takes a second at most

@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// State is what a daemon reports. The daemon is the user's own process, so the user may have made up all of it.
+// State is a daemon's report. The daemon is the user's own process, so the user may have made up all of it.
 type State struct {
 	Ceiling float64  // the percentage of servers that start from now on, with one decimal
 	Servers []Server // one at most, for the daemons that this package starts

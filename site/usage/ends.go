@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file tells how clients ended, and what went wrong in a job.
+// This file tells how clients ended, and the incidents of a job.
 
 package usage
 
@@ -49,7 +49,7 @@ func (c Client) EndText() string {
 	return "ended with " + c.Exit
 }
 
-// Neighbours returns what is known of the neighbours of a client that ended badly, or "".
+// Neighbours describes the neighbours of a client that ended badly, or "".
 func (c Client) Neighbours(gpu string) string {
 	switch {
 	case !c.Bad() || c.Unharmed <= 0:
@@ -92,7 +92,7 @@ type Incident struct {
 	Text string    `json:"text"`
 }
 
-// Incidents returns what went wrong, the worst first: fatal GPU errors, then bad ends in the order of time, then
+// Incidents returns all incidents, the worst first: fatal GPU errors, then bad ends in the order of time, then
 // clients that outlived the job. Clients of one step and program that ended alike are one incident.
 func (r Report) Incidents() []Incident {
 	all := []Incident{}

@@ -13,7 +13,7 @@ import (
 // H200).
 const HarmTime = 500 * time.Millisecond
 
-// Event is what the guard of a job reports to the job's recorder, as a line of JSON. Each event has the guard's counts,
+// Event is a report of a job's guard to the job's recorder, as a line of JSON. Each event has the guard's counts,
 // so a lost event loses none. An event without a process has only these.
 type Event struct {
 	Proc  site.Process `json:"proc,omitzero"`

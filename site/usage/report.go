@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package usage has the report of what a job used of its GPUs on one node.
+// Package usage has the report of a job's use of its GPUs on one node.
 package usage
 
 import (
@@ -14,7 +14,7 @@ import (
 // Schema is the version of Report as JSON.
 const Schema = 1
 
-// Report is what one job used on one node. End is zero while the job runs.
+// Report is the use of GPUs by one job on one node. End is zero while the job runs.
 type Report struct {
 	Schema    int    `json:"schema"`
 	Job       uint32 `json:"job"`
@@ -110,14 +110,14 @@ type Client struct {
 	End      time.Time `json:"end,omitzero"`
 	// Exit is how the process ended, as in "status 3" or "signal 9". It is "" if that is not known.
 	Exit string `json:"exit,omitempty"`
-	// Ending is what the end meant for the GPU, as far as the guard and the server know. It is "" until the guard has
+	// Ending is the effect of the end on the GPU, as far as the guard and the server know. It is "" until the guard has
 	// closed the files.
 	Ending Ending `json:"ending,omitempty"`
 	// Unharmed counts the other clients of the GPU that lived on after this client's end, while its files were held.
 	Unharmed int `json:"unharmed,omitempty"`
 }
 
-// Ending is what a client's end meant for its GPU.
+// Ending is the effect of a client's end on its GPU.
 type Ending string
 
 const (

@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// maxLogPiece bounds what one sample reads of a log, because the job's user can fill the log.
+// maxLogPiece bounds the part of a log that one sample reads, because the job's user can fill the log.
 const maxLogPiece = 1 << 20
 
 // log is the log of one daemon's servers. It knows how much of the log has been read.

@@ -4,7 +4,7 @@
 // process of its own.
 //
 //	gpu-usage           gauge.go     answers the guard: free memory, clients and activity of each GPU
-//	gpu-usage --record  recorder.go  keeps the report of what a job uses (docs/decisions/034)
+//	gpu-usage --record  recorder.go  keeps the report of a job's use (docs/decisions/034)
 //
 // The numbers pass these packages: site/gpu reads NVML, this package adds up, site/usage is the report, site/usage/page
 // and mpsctl report show it. The guard's side of the gauge is site/guard/usage.go.
@@ -152,7 +152,7 @@ func samplers(library string, devices []lease.TicketDevice) ([]sampler, error) {
 // priority.
 const modestNice = 10
 
-// beModest gives up what this process has from the guard: the priority, and the protection when memory runs out.
+// beModest gives up the guard's advantages: the priority, and the protection when memory runs out.
 func beModest() {
 	_ = proc.SetOOMScore(os.Getpid(), 0)
 	proc.SetNice(os.Getpid(), modestNice)

@@ -24,7 +24,7 @@ type sampler interface {
 	Read() (gpu.Activity, error)
 }
 
-// options are what a recorder needs.
+// options are the input of a recorder.
 type options struct {
 	lease    lease.Lease
 	ticket   lease.Ticket

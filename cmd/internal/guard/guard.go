@@ -252,7 +252,7 @@ func (l line) gpuUsage(flags ...string) []string {
 	return append([]string{site.ProgramPath("gpu-usage"), "--root", l.paths.Root, "--nvml", l.nvml}, flags...)
 }
 
-// nameOf returns what a client is called, from its environment: "rank 3", or "" without a launcher.
+// nameOf returns the name of a client, from its environment: "rank 3", or "" without a launcher.
 func nameOf(p site.Process) string {
 	environment := proc.Variables(context.Background(), p, slurm.RankVariables()...)
 	rank, step := slurm.RankOf(environment.Values)

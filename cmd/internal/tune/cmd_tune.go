@@ -220,7 +220,7 @@ func (q question) answer(call *command.Invocation) error {
 	return err
 }
 
-// prepare adds to the question what the job has.
+// prepare adds the job's own values to the question.
 func (q *question) prepare(call *command.Invocation) (lease.Ticket, error) {
 	ticket, err := readTicket(call)
 	if err != nil {

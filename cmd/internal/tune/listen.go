@@ -51,7 +51,7 @@ const maxRanks = 1 << 16
 // then that it failed.
 const maxLines = 16
 
-// listener reads what a copy prints, and keeps the last rate of each rank and the last lines. Its fields may be read
+// listener reads the output of a copy, and keeps the last rate of each rank and the last lines. Its fields may be read
 // when the copy has ended.
 type listener struct {
 	rate   *rate // nil: none is looked for

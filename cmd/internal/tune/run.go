@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// question is what mps-tune measures: which numbers of ranks, under which rules, for which program.
+// question is the subject of mps-tune: which numbers of ranks, under which rules, for which program.
 type question struct {
 	counts   []int    // of ranks, each once, ascending; unknown if the launcher has its own number
 	launcher []string // starts the ranks itself; their number replaces ranksMark
@@ -363,7 +363,7 @@ func (r *ranks) signal(s syscall.Signal) {
 	}
 }
 
-// failure returns how a copy ended, and what it printed last.
+// failure returns how a copy ended, and its last output.
 func (r *ranks) failure() error {
 	if last := r.heard.why(); last != "" {
 		return fmt.Errorf("%w: %s", r.err, strconv.QuoteToGraphic(last))

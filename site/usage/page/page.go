@@ -116,7 +116,7 @@ func words() (all []fact) {
 		fact{"neighbour", "another client on the same GPU"})
 }
 
-// notKnown is what the page shows for an unknown value.
+// notKnown is the text for an unknown value.
 const notKnown = "not known"
 
 // inLanes returns the clients in the order of the page: by the begin of their step, then by rank.
@@ -158,7 +158,7 @@ func facts(r usage.Report, axis timeAxis) []fact {
 	return slices.DeleteFunc(all, func(f fact) bool { return f.Value == "" })
 }
 
-// outcome returns what the job used, in one sentence.
+// outcome returns the job's use of its GPUs in one sentence.
 func outcome(r usage.Report, axis timeAxis) string {
 	var s strings.Builder
 	if time := timeSpent(r, axis); time != "" {
