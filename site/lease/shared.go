@@ -55,7 +55,7 @@ func (p Part) String() string {
 }
 
 // firstShared is the number of the first lease of a shared daemon. Slurm's numbers of jobs have 26 bits.
-const firstShared = 1 << 31
+const firstShared = 0xf0000000
 
 // IsShared reports whether a number of a lease is not a job's, but that of a daemon that several jobs of a user share.
 // Such a lease lives as long as one of its members.
