@@ -83,7 +83,7 @@ var checks = []check{
 	{"slurmd itself reads gres.conf", slurmConf, (*diagnosis).slurmdReads},
 	{"the node's GPUs are of one type", slurmConf, (*diagnosis).oneType},
 	{"gres.conf, slurm.conf, slurmd and the driver have the same GPUs", slurmConf, (*diagnosis).gresAgrees},
-	{"Slurm itself shares no GPU of this node among jobs", slurmConf, (*diagnosis).noShares},
+	{"parts of GPUs, by gres/shard and gres/mps, can be served", slurmConf, (*diagnosis).parts},
 	{"steps see the folder of state", slurmConf, (*diagnosis).stateShared},
 	{"a job can open only its own GPUs", slurmConf, (*diagnosis).devicesConstrained},
 	{"the SPANK plugin is there, for slurmd's release", slurmConf, (*diagnosis).spankFits},

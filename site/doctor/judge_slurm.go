@@ -339,26 +339,21 @@ func (s Slurm) match(position int, devices []site.Device) error {
 	return nil
 }
 
-// noShares checks that Slurm does not share GPUs among jobs in its own way. GresTypes= may name shard, because other
-// nodes may have shards.
-func (d *diagnosis) noShares() {
+// parts checks that jobs with parts of GPUs can run under MPS: the units of each GPU must be known. A GPU that stays in
+// EXCLUSIVE_PROCESS mode is a finding of status.
+func (d *diagnosis) parts() {
 	s := d.Slurm
-	inFile := func(name string) bool { return s.Gres != nil && slices.Contains(s.Gres.Shared, name) }
-	if inTypes := s.has("GresTypes", "mps"); inTypes || inFile("mps") {
-		where, fix := s.lineOf("GresTypes"), "take mps out of GresTypes and Gres= in "+s.Path
-		if inFile("mps") {
-			fix += " and its lines out of " + s.Gres.Path
-		}
-		if !inTypes {
-			where = s.Gres.Path
-		}
-		d.fault("gres-mps", where, fix+reconfigure, "Slurm shares GPUs by gres/mps of its own: it takes "+
-			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the ranks of gpu jobs, and its daemon and ours want the same GPUs")
+	if s.Gres == nil {
+		return
 	}
-	if inFile("shard") {
-		fix := "take shard out of this node's Gres= in " + s.Path + " and its lines out of " + s.Gres.Path + reconfigure
-		d.fault("gres-shard", s.Gres.Path, fix, "Slurm shares GPUs by gres/shard, and does not tell a prolog whether a "+
-			"job has a whole one: every job that asks for MPS is refused on this node")
+	for _, name := range []string{"shard", "mps"} {
+		if !slices.Contains(s.Gres.Shared, name) {
+			continue
+		}
+		if _, err := s.Gres.SharedCount(name, 0); err != nil {
+			d.fault(inspect.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+reconfigure,
+				"jobs of gres/%s are refused MPS: %s", name, site.OneLine(err))
+		}
 	}
 }
 

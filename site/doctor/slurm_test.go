@@ -138,15 +138,20 @@ func TestJudgeSlurm(t *testing.T) {
 		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type"},
 		{"a GPU that is not there", func(n *slurmNode) { n.write("gres.conf", "Name=gpu File=/dev/nvidia[0,5]\n") },
 			"fault gres-differs at gres.conf: make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree"},
-		{"gres/mps", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,mps") },
-			"fault gres-mps at slurm.conf:3: take mps out of GresTypes and Gres= in slurm.conf" + write},
-		{"gres/mps of a node", func(n *slurmNode) {
+		{"gres/mps of other nodes", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,mps") }, ""},
+		{"gres/mps", func(n *slurmNode) {
+			n.edit("GresTypes=gpu", "GresTypes=gpu,mps")
+			n.edit("Gres=gpu:2", "Gres=gpu:2,mps:200")
 			n.write("gres.conf", "Name=mps Count=200\nName=gpu File=/dev/nvidia[0-1]\n")
-		}, "fault gres-mps at gres.conf: take mps out of GresTypes and Gres= in slurm.conf and its lines out of gres.conf"},
-		{"gres/shard of other nodes", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,shard") }, ""},
-		{"gres/shard", func(n *slurmNode) {
+		}, ""},
+		{"shards", func(n *slurmNode) {
+			n.edit("GresTypes=gpu", "GresTypes=gpu,shard")
+			n.edit("Gres=gpu:2", "Gres=gpu:2,shard:8")
 			n.write("gres.conf", "Name=shard Count=8\nName=gpu File=/dev/nvidia[0-1]\n")
-		}, "fault gres-shard at gres.conf: take shard out of this node's Gres= in slurm.conf and its lines out of gres.conf"},
+		}, ""},
+		{"shards that slurm.conf does not count", func(n *slurmNode) {
+			n.write("gres.conf", "Name=shard Count=8\nName=gpu File=/dev/nvidia[0-1]\n")
+		}, "fault gres-shard at gres.conf: make gres.conf and Gres= of this node in slurm.conf agree"},
 		{"no gres.conf", func(n *slurmNode) { n.do(os.Remove(filepath.Join(n.dir, "gres.conf"))) },
 			"fault gres-conf at gres.conf: write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
 		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },

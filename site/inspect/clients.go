@@ -52,7 +52,7 @@ func (n *Node) readUse(j *Job) {
 	if j.Phase != Opened {
 		return
 	}
-	report, err := usage.Read(filepath.Join(lease.OpenReadOnly(n.run, "").JobDir(j.ID), usage.Running))
+	report, err := usage.Read(filepath.Join(lease.OpenReadOnly(n.run, "").JobDir(cmp.Or(j.Joined, j.ID)), usage.Running))
 	if err != nil {
 		return
 	}
@@ -83,12 +83,17 @@ func (g *GPU) used(pid int) int {
 
 // clientsOn returns the clients on one device of a job, without their limits.
 func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
-	i := slices.IndexFunc(j.Daemons, func(d Daemon) bool { return slices.Contains(d.Devices, uuid) })
-	if i < 0 {
-		return nil
-	}
-	d := j.Daemons[i]
 	var clients []Client
+	for _, d := range j.Daemons { // a device has several with fault domains
+		if slices.Contains(d.Devices, uuid) {
+			clients = append(clients, n.clientsOf(d, uuid)...)
+		}
+	}
+	return clients
+}
+
+// clientsOf returns the clients of a daemon on one of its devices. If the daemon does not answer, these are the driver's.
+func (n *Node) clientsOf(d Daemon, uuid site.UUID) (clients []Client) {
 	if d.State == Serves {
 		for _, row := range d.rows {
 			if on(row.Device, d.Devices, uuid) {
@@ -97,7 +102,7 @@ func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
 		}
 		return clients
 	}
-	if g := n.gpu(uuid); g != nil && d.State != Gone {
+	if g := n.gpu(uuid); g != nil && d.State != Gone && len(g.Holders) < 2 {
 		for _, p := range g.Processes {
 			if p.Kind == KindClient {
 				clients = append(clients, Client{PID: p.PID, Command: p.Name})

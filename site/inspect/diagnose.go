@@ -45,7 +45,7 @@ func (d *diagnosis) add(f Finding) { d.found = append(d.found, f) }
 
 // finding is a finding of a job.
 func (j Job) finding(kind Kind, what, fix string) Finding {
-	return Finding{Kind: kind, Job: j.ID, Where: fmt.Sprintf("job %d", j.ID), What: what, Fix: fix}
+	return Finding{Kind: kind, Job: j.ID, Where: lease.Name(j.ID), What: what, Fix: fix}
 }
 
 // in returns a finding of a process, whose place gets an addition.
@@ -122,8 +122,21 @@ func (d *diagnosis) leftovers(j Job, reap string) {
 	}
 }
 
+// shared judges what jobs share: a daemon that none of them names, and a job whose daemon has no lease.
+func (d *diagnosis) shared(j Job) {
+	uses := func(other Job) bool { return other.leased && other.Joined == j.ID }
+	is := func(other Job) bool { return other.leased && other.ID == j.Joined }
+	switch {
+	case lease.IsShared(j.ID) && d.Root && !slices.ContainsFunc(d.Jobs, uses):
+		d.add(j.finding(SharedWithoutJob, "no job's lease names this daemon, so no epilog will end it", "end it: "+d.paths.ReapCommand(j.ID)))
+	case j.Joined != 0 && d.Root && !slices.ContainsFunc(d.Jobs, is):
+		d.add(j.finding(JobWithoutShared, "the daemon that it shares has no lease: its ranks do not start", j.requeue()))
+	}
+}
+
 // opened judges a job that is ready for its ranks.
 func (d *diagnosis) opened(j Job) {
+	d.shared(j)
 	if d.Root && j.ticket == nil {
 		what := fmt.Sprintf("its ranks do not start: its ticket: %v", j.ticketErr)
 		d.add(j.finding(LeaseWithoutTicket, what, j.requeue()))
@@ -332,7 +345,7 @@ func (d *diagnosis) otherProcesses(j Job, held Held) {
 	})
 	for _, p := range g.Processes {
 		ps := fmt.Sprintf("see whose it is: ps -fp %d", p.PID)
-		served := slices.ContainsFunc(held.Clients, func(c Client) bool { return c.PID == p.PID })
+		served := d.serves(held.UUID, p.PID)
 		switch {
 		case p.Kind == KindCompute:
 			d.process(j, held.UUID, p.PID, ProcessWithoutMPS,
@@ -343,6 +356,15 @@ func (d *diagnosis) otherProcesses(j Job, held Held) {
 				p.Name+" is a client of MPS, and the job's daemon does not serve it", ps)
 		}
 	}
+}
+
+// serves reports whether the daemon of any job serves a client on a device.
+func (n Node) serves(uuid site.UUID, pid int) bool {
+	return slices.ContainsFunc(n.Jobs, func(j Job) bool {
+		return slices.ContainsFunc(j.Devices, func(h Held) bool {
+			return h.UUID == uuid && slices.ContainsFunc(h.Clients, func(c Client) bool { return c.PID == pid })
+		})
+	})
 }
 
 // judgeClaims judges claims without effect.

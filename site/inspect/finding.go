@@ -18,6 +18,8 @@ const (
 	LeaseWithoutTicket     Kind = "lease-without-ticket"
 	LeaseWithoutClaim      Kind = "lease-without-claim"
 	ClaimWithoutLease      Kind = "claim-without-lease"
+	SharedWithoutJob       Kind = "shared-daemon-without-job"
+	JobWithoutShared       Kind = "job-without-shared-daemon"
 	TicketWithoutLease     Kind = "ticket-without-lease"
 	DirectoryWithoutLease  Kind = "directory-without-lease"
 	ModeDiffers            Kind = "mode-differs"

@@ -68,7 +68,9 @@ type Job struct {
 	Ceiling policy.Percent `json:"ceiling"`
 	Devices []Held         `json:"gpus"`
 	Daemons []Daemon       `json:"daemons"`
-	Guard   *Guard         `json:"guard"` // null for a job without a guard, and if the caller may not read the lease
+	Guard   *Guard         `json:"guard"`            // null for a job without a guard, and if the caller may not read the lease
+	Part    lease.Part     `json:"part,omitzero"`    // of each GPU, by gres/shard or gres/mps
+	Joined  uint32         `json:"joined,omitempty"` // the lease of the shared daemon that serves the job
 	// Acting is the prolog or epilog that works on the job now.
 	Acting int `json:"locked_by,omitempty"`
 	// Report is the job's report, if it runs and the caller may read it. Job is 0 if there is none. Totals are those of
@@ -157,14 +159,16 @@ type Client struct {
 
 // GPU is a device of the node as the driver reports it.
 type GPU struct {
-	Index     int       `json:"index"` // nvidia-smi's; -1 for a MIG instance
-	Minor     int       `json:"minor"` // N of /dev/nvidiaN
-	UUID      site.UUID `json:"uuid"`
-	Name      string    `json:"name"`
-	SMs       int       `json:"sms"`
-	Mode      site.Mode `json:"mode"`
-	Holder    *uint32   `json:"job"`     // the job that claims it; null for none, or if only root may know
-	Held      bool      `json:"claimed"` // a job claims it
+	Index  int       `json:"index"` // nvidia-smi's; -1 for a MIG instance
+	Minor  int       `json:"minor"` // N of /dev/nvidiaN
+	UUID   site.UUID `json:"uuid"`
+	Name   string    `json:"name"`
+	SMs    int       `json:"sms"`
+	Mode   site.Mode `json:"mode"`
+	Holder *uint32   `json:"job"`     // the job that claims it; null for none, or if only root may know
+	Held   bool      `json:"claimed"` // a job claims it
+	// Holders are all jobs that claim it. With gres/shard and gres/mps there may be several.
+	Holders   []uint32  `json:"jobs,omitempty"`
 	Processes []Process `json:"processes"`
 	Error     string    `json:"error,omitempty"`
 

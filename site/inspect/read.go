@@ -258,6 +258,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 			n.missed("%s: %s", g, g.Error)
 		}
 		g.Holder, g.Held = n.holder(g.UUID)
+		g.Holders = n.sharers(g.UUID)
 		for _, p := range s.Processes {
 			if proc.Exists(p.PID) { // the driver may list a dead process while the guard holds its files
 				g.Processes = append(g.Processes, Process{
@@ -291,6 +292,18 @@ func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
 		}
 	}
 	return nil, false
+}
+
+// sharers returns the jobs that share a device, in order. The daemon of several jobs is none.
+func (n Node) sharers(uuid site.UUID) (jobs []uint32) {
+	for _, c := range n.claims {
+		leased := slices.ContainsFunc(n.Jobs, func(j Job) bool { return j.ID == c.Job && j.leased })
+		if c.UUID == uuid && c.Shared && c.Err == nil && leased && !lease.IsShared(c.Job) {
+			jobs = append(jobs, c.Job)
+		}
+	}
+	slices.Sort(jobs)
+	return jobs
 }
 
 // heldBy returns the job that has a device by its lease or ticket, nil if there is no such job that the caller may

@@ -65,7 +65,7 @@ func (r *Reader) readRecords(n *Node) {
 func (n *Node) sign() {
 	var b strings.Builder
 	for _, j := range n.Jobs {
-		fmt.Fprintf(&b, "%d %s %d %t %t %t %t", j.ID, j.Phase, j.Acting, j.leased, j.dir, j.ticket != nil, j.err != nil)
+		fmt.Fprintf(&b, "%d %s %d %d %t %t %t %t", j.ID, j.Phase, j.Joined, j.Acting, j.leased, j.dir, j.ticket != nil, j.err != nil)
 		for _, d := range j.Daemons {
 			fmt.Fprintf(&b, " %d", d.PID)
 		}
@@ -218,6 +218,7 @@ func (j *Job) granted(t lease.Ticket) {
 func (j *Job) obeys(l lease.Lease) {
 	j.owner = l.Job
 	j.User, j.UID, j.Rule, j.Phase = l.Job.User, l.Job.UID, l.Rule, Phase(l.Phase)
+	j.Part, j.Joined = l.Part, l.Joined
 	if !l.CreatedAt.IsZero() {
 		made := l.CreatedAt
 		j.Since = &made
@@ -232,8 +233,12 @@ func (j *Job) obeys(l lease.Lease) {
 func (j *Job) follows(t lease.Ticket, since *time.Time) {
 	j.owner = t.Job
 	j.User, j.UID, j.Rule, j.Phase, j.Since = t.Job.User, t.Job.UID, t.Rule, Opened, since
+	j.Part, j.Joined = t.Part, t.Joined
 	if t.RefusalReason != "" {
 		j.Phase, j.Refused = Refused, t.RefusalReason
+	}
+	if t.Joined != 0 { // its daemons are the shared lease's
+		t.Daemons = nil
 	}
 	for _, device := range t.Devices {
 		held := Held{UUID: device.UUID, Clients: []Client{}}

@@ -226,6 +226,9 @@ func (r *Reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 
 // withLease judges a lease of this boot.
 func (r *Reaper) withLease(result Result, l lease.Lease, running steps.Steps) Result {
+	if lease.IsShared(l.Job.ID) {
+		return r.shared(result, l.Job.ID)
+	}
 	sign, named := running.Sign(l.Job.ID, l.SLUID), r.only == l.Job.ID
 	switch {
 	case sign != "" && l.Phase == lease.Opened && !named:
@@ -248,6 +251,19 @@ func (r *Reaper) withLease(result Result, l lease.Lease, running steps.Steps) Re
 	}
 	command := r.paths.ReapCommand(l.Job.ID)
 	return result.leave(reason, fmt.Sprintf("if squeue -j %d shows that the job is gone: %s", l.Job.ID, command))
+}
+
+// shared judges the lease of a daemon that several jobs share. Slurm knows no job of its number. The prolog of a job writes
+// the job's lease first, so a shared lease without members has none on the way.
+func (r *Reaper) shared(result Result, id uint32) Result {
+	members, err := r.store.Members(id)
+	switch users := strings.Trim(fmt.Sprint(members), "[]"); {
+	case err != nil:
+		return result.leave("the jobs that use it are not known: "+site.OneLine(err), stays)
+	case len(members) > 0:
+		return result.act(Keep, "jobs use it: "+users)
+	}
+	return result.act(Close, "no job uses it")
 }
 
 // withoutLease judges the files of a job that has no lease of this boot.
@@ -334,7 +350,7 @@ func (r Result) leave(reason, fix string) Result {
 	return r
 }
 
-func resultOf(job uint32) Result { return Result{Job: job, Where: fmt.Sprintf("job %d", job)} }
+func resultOf(job uint32) Result { return Result{Job: job, Where: lease.Name(job)} }
 
 // stays is the fix of a record that cannot be read.
 const stays = "look at the file: it stays until a person moves it away"

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
 // executor records the calls of a Reaper. It changes nothing.
@@ -222,5 +223,30 @@ func TestANamedJob(t *testing.T) {
 	want := fmt.Sprintf("undo %d, unlock", openJob)
 	if len(results) != 1 || results[0].Action != Close || results[0].Failed != "cannot restore modes:; no driver" || calls != want {
 		t.Errorf("%+v, calls %s, want %s", results, calls, want)
+	}
+}
+
+// A shared daemon stays while a job's lease names it, and Slurm is not asked for its number. Without a job it is closed.
+//
+// Contract: S2
+func TestASharedDaemon(t *testing.T) {
+	r := newReaper(t, 0)
+	id, lock, err := r.store.NewShared(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := lease.Lease{Job: lease.Job{ID: id, UID: 2001}, Phase: lease.Opened}
+	member := lease.Lease{Job: lease.Job{ID: 7, UID: 2001}, Phase: lease.Opened, Joined: id}
+	if err := errors.Join(lock.Release(), r.store.Save(shared), r.store.Save(member)); err != nil {
+		t.Fatal(err)
+	}
+	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != Keep || result.Where != "shared daemon 1" {
+		t.Errorf("with a job: %+v", result)
+	}
+	if err := r.store.Delete(t.Context(), member); err != nil {
+		t.Fatal(err)
+	}
+	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != Close {
+		t.Errorf("without a job: %+v", result)
 	}
 }

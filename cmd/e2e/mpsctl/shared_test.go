@@ -3,32 +3,64 @@
 package mpsctl_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-func TestSharedLook(t *testing.T) {
-	for _, how := range []string{"turns", "user"} {
-		p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how)), node.H200, node.H200)
-		p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
-		for id := uint32(7); id <= 8; id++ {
-			job := p.Job(id, "0")
-			job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"}
-			p.Must(0, job, "prolog")
-			p.Client(id, "spin", "-ms", "5", "-for", "100", "-exit-idle")
-		}
-		t.Log(p.Ctl("status").Output)
-		t.Log(p.Ctl("status", "--json").Output)
-		t.Log(p.Ctl("audit").Output)
-		t.Log(p.Ctl("metrics").Output)
-		t.Log(p.Ctl("report", "7").Output)
-		t.Log(p.Ctl("reap", "--dry-run").Output)
-		for id := uint32(7); id <= 8; id++ {
-			p.Must(0, p.Job(id, "0"), "epilog")
-		}
-		t.Log(p.Ctl("report", "8").Output)
+// status shows who has which part of a GPU, and audit takes no job on the GPU for a stranger. A daemon that jobs share
+// stands once, with the clients of all.
+//
+// Contract: S2
+func TestStatusOfASharedGPU(t *testing.T) {
+	t.Parallel()
+	for how, want := range map[string][]string{
+		"turns": {"job 7  hpc1", "job 8  hpc1", "part     50 of 100 percent of each GPU", "2 jobs"},
+		"user":  {"job 7  hpc1", "job 8  hpc1", "served   by shared daemon 1", "shared daemon 1  hpc1", "2 jobs"},
+	} {
+		t.Run(how, func(t *testing.T) {
+			p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how)), node.H200, node.H200)
+			p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
+			for id := uint32(7); id <= 8; id++ {
+				job := p.Job(id, "0")
+				job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"}
+				p.Must(0, job, "prolog")
+				p.Client(id, "spin", "-ms", "5", "-for", "100", "-exit-idle")
+			}
+			out := p.Ctl("status").Output
+			for _, text := range want {
+				if !strings.Contains(out, text) {
+					t.Errorf("status does not print %q:\n%s", text, out)
+				}
+			}
+			for _, command := range []string{"status", "audit"} {
+				var found struct {
+					Findings []struct{ Kind, Where string } `json:"findings"`
+				}
+				out := p.Ctl(command, "--json").Output
+				if err := json.Unmarshal([]byte(out), &found); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				for _, f := range found.Findings {
+					if f.Kind != "daemon-not-of-a-lease" { // of other tests on this machine
+						t.Errorf("%s finds %+v", command, f)
+					}
+				}
+			}
+			if out := p.Ctl("reap", "--dry-run").Output; strings.Contains(out, "4026531840") {
+				t.Errorf("reap prints a number that Slurm does not know:\n%s", out)
+			}
+			for id := uint32(7); id <= 8; id++ {
+				p.Must(0, p.Job(id, "0"), "epilog")
+			}
+			if out := p.Ctl("report", "7", "--json").Output; (how == "user") != strings.Contains(out, `"shared_with":[8]`) {
+				t.Errorf("the report of job 7 has\n%s", out)
+			}
+			p.Clean()
+		})
 	}
 }

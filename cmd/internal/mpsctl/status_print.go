@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -45,7 +46,7 @@ func (v *view) head() {
 
 func (v *view) job(j inspect.Job) {
 	v.line("")
-	line := v.screen.Bold(fmt.Sprintf("job %d", j.ID))
+	line := v.screen.Bold(lease.Name(j.ID))
 	if j.User != "" {
 		line += "  " + j.User
 	}
@@ -66,6 +67,12 @@ func (v *view) job(j inspect.Job) {
 	if j.Share != "" {
 		v.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
 	}
+	if j.Part.Shared() {
+		v.line("  part     %s of each GPU", j.Part)
+	}
+	if j.Joined != 0 {
+		v.line("  served   by %s", lease.Name(j.Joined))
+	}
 	for _, d := range j.Daemons {
 		v.daemon(j, d)
 	}
@@ -78,6 +85,9 @@ func (v *view) job(j inspect.Job) {
 	}
 	if text := pausesOf(j).PauseText(); text != "" {
 		v.WriteString(v.screen.Wrap("  ", text))
+	}
+	if j.Joined != 0 { // the clients stand with the daemon
+		return
 	}
 	for _, held := range j.Devices {
 		v.device(j, held)
@@ -325,8 +335,12 @@ func (v *view) gpus() {
 
 func holder(g inspect.GPU) string {
 	switch {
+	case len(g.Holders) > 1:
+		return fmt.Sprintf("%d jobs", len(g.Holders))
+	case len(g.Holders) == 1:
+		return lease.Name(g.Holders[0])
 	case g.Holder != nil:
-		return fmt.Sprintf("job %d", *g.Holder)
+		return lease.Name(*g.Holder)
 	case g.Held:
 		return "another job"
 	}
