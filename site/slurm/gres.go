@@ -45,6 +45,9 @@ type Gres struct {
 	// Configured is the node's GPUs in slurm.conf by type, or nil if slurm.conf was not read. Slurm takes the lines
 	// of gres.conf in the order of these types, and no more than their counts.
 	Configured []ConfiguredGres
+
+	Units           []SharedUnits  // lines of gres.conf that make units of GPUs, such as shards
+	ConfiguredUnits map[string]int // counts of Shared in slurm.conf, or nil if slurm.conf was not read
 }
 
 // ConfiguredGres is one item of Gres= in slurm.conf.
@@ -213,6 +216,7 @@ func (g *Gres) fill(lines []gresLine) error {
 		}
 		if !strings.EqualFold(name, "gpu") {
 			g.Shared = append(g.Shared, name)
+			g.Units = append(g.Units, line.units())
 			continue
 		}
 		if first == nil {
@@ -230,7 +234,7 @@ func (g *Gres) fill(lines []gresLine) error {
 // Add adds the node's GPUs and other GRES from slurm.conf. A shard needs no line in gres.conf, because Slurm assigns as
 // many as slurm.conf counts.
 func (g *Gres) Add(node Node) {
-	g.Configured = node.GPUs
+	g.Configured, g.ConfiguredUnits = node.GPUs, node.Units
 	g.share(node.Others)
 }
 

@@ -16,6 +16,7 @@ var ErrNoNode = errors.New("no NodeName= line names it")
 type Node struct {
 	GPUs     []ConfiguredGres // an empty list without GPUs, not nil
 	Others   []string         // names of the node's other GRES, such as shard
+	Units    map[string]int   // counts of Others, with the sum of all types
 	Features []string
 }
 
@@ -54,7 +55,7 @@ func readNode(opener open, path, name string) (Node, error) {
 		}
 		if ours && err == nil {
 			node = &Node{Features: strings.FieldsFunc(featuresHere, func(r rune) bool { return r == ',' })}
-			node.GPUs, node.Others, err = parseNodeGres(gresHere)
+			node.GPUs, node.Others, node.Units, err = parseNodeGres(gresHere)
 		}
 		if err != nil {
 			return Node{}, fmt.Errorf("cannot read %s: %w", line, err)
@@ -82,20 +83,21 @@ func startsWithNode(line string) bool {
 }
 
 // parseNodeGres parses Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400". It returns the GPUs, with the sum for each
-// type, and the names of the other GRES.
-func parseNodeGres(list string) (gpus []ConfiguredGres, others []string, err error) {
-	gpus = []ConfiguredGres{}
+// type, and the names and counts of the other GRES.
+func parseNodeGres(list string) (gpus []ConfiguredGres, others []string, units map[string]int, err error) {
+	gpus, units = []ConfiguredGres{}, map[string]int{}
 	for item := range strings.SplitSeq(dropParens(list), ",") {
 		words := strings.Split(strings.TrimSpace(item), ":")
 		if words[0] != "gpu" {
 			if words[0] != "" {
 				others = append(others, words[0])
+				units[words[0]] += nodeUnits(words[1:])
 			}
 			continue
 		}
 		g, err := parseGPUs(words[1:])
 		if err != nil {
-			return nil, nil, fmt.Errorf("Gres=%s: %s: %w", list, item, err)
+			return nil, nil, nil, fmt.Errorf("Gres=%s: %s: %w", list, item, err)
 		}
 		i := slices.IndexFunc(gpus, func(other ConfiguredGres) bool { return other.Type == g.Type })
 		if i < 0 {
@@ -104,7 +106,7 @@ func parseNodeGres(list string) (gpus []ConfiguredGres, others []string, err err
 			gpus[i].Count += g.Count
 		}
 	}
-	return gpus, others, nil
+	return gpus, others, units, nil
 }
 
 // parseGPUs parses the text after "gpu:", [type:][no_consume:]count. A missing count is 1.
