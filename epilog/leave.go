@@ -54,9 +54,8 @@ func (e Epilog) checkUnused(shared uint32) error {
 func (e Epilog) closeShared(ctx context.Context, id uint32) error {
 	shared, err := e.Store.Read(id)
 	switch {
-	case errors.Is(err, lease.ErrNotFound): // its prolog died before the lease, or an earlier epilog has ended it
-		return nil
-	case errors.Is(err, lease.ErrStaleBoot):
+	case errors.Is(err, lease.ErrNotFound), // an earlier epilog has ended it, or its prolog died while it wrote the lease
+		errors.Is(err, lease.ErrStaleBoot):
 		return e.Store.PurgeStale(ctx, id)
 	case err != nil:
 		return err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -121,6 +122,47 @@ func (s *Store) NewShared(ctx context.Context) (id uint32, lock *JobLock, err er
 			return 0, nil, err
 		}
 	}
+}
+
+// purgeShared purges what an earlier boot, or a prolog that was killed before it wrote its lease, left of shared leases.
+// A shared lease whose lock is held is in use.
+func (s *Store) purgeShared(ctx context.Context) error {
+	leases, failed := s.Jobs()
+	locks, err := s.LockedJobs()
+	if failed = errors.Join(failed, err); failed != nil {
+		return failed
+	}
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(append(leases, locks...)))) {
+		if IsShared(id) && s.void(id) {
+			failed = errors.Join(failed, s.purgeOne(ctx, id))
+		}
+	}
+	return failed
+}
+
+// void reports whether a shared lease of this boot does not exist, and no lease names it.
+func (s *Store) void(id uint32) bool {
+	leased, _ := s.leased(id)
+	members, err := s.Members(id)
+	return !leased && err == nil && len(members) == 0
+}
+
+// purgeOne purges a shared lease that is void when its lock is taken.
+func (s *Store) purgeOne(ctx context.Context, id uint32) error {
+	bound, cancel := context.WithTimeout(ctx, newSharedWait)
+	defer cancel()
+	lock, err := s.Lock(bound, id)
+	var busy *BusyError
+	if errors.As(err, &busy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if s.void(id) {
+		err = s.PurgeStale(ctx, id)
+	}
+	return errors.Join(err, lock.Release())
 }
 
 // sharedClaim returns the device and the job of a shared claim's name, UUID.JOB.

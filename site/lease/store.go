@@ -395,8 +395,14 @@ func (s *Store) unclaim(uuid site.UUID, job uint32) error {
 }
 
 // PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the
-// job is left, so there is nothing else to undo.
+// job is left, so there is nothing else to undo. No record is left that names the job's shared lease, so unused shared
+// leases go, too.
 func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
+	if !IsShared(job) {
+		if err := s.purgeShared(ctx); err != nil {
+			return err
+		}
+	}
 	lock, err := flock(ctx, filepath.Join(s.dir, "lock"))
 	if err != nil {
 		return err

@@ -145,8 +145,14 @@ func hasGone(c usage.Client) bool { return c.End.IsZero() && !proc.Exists(c.PID)
 
 // findReport reads the report of a running job, or else of an ended job.
 func findReport(paths site.Paths, job uint32) (usage.Report, error) {
-	folder := lease.OpenReadOnly(paths.Run(), "").JobDir(job)
+	boot, _ := site.BootID() // without it no ticket is read
+	store := lease.OpenReadOnly(paths.Run(), boot)
+	folder := store.JobDir(job)
 	r, err := usage.Read(filepath.Join(folder, usage.Running))
+	if ticket, shares := store.ReadTicket(job); errors.Is(err, fs.ErrNotExist) && shares == nil && ticket.Joined != 0 {
+		r, err = usage.Read(filepath.Join(store.JobDir(ticket.Joined), usage.Running))
+		r.Job = job
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		r, err = usage.Read(filepath.Join(paths.Reports(), strconv.FormatUint(uint64(job), 10)+".json"))
 	}
@@ -188,6 +194,10 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 	shares := ""
 	if share := r.Shares(); share != "" {
 		shares = "; the clients had " + share
+	}
+	if len(r.SharedWith) > 0 {
+		others := strings.ReplaceAll(strings.Trim(fmt.Sprint(r.SharedWith), "[]"), " ", ", ")
+		b.WriteString(screen.Wrap("", "The job shared its daemon with other jobs of its user ("+others+"). The clients are those of all of them."))
 	}
 	b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
 		site.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
