@@ -46,7 +46,7 @@ func TestOnlyUnusedSharedLeasesGo(t *testing.T) {
 	if err := j.PurgeStale(ctx, 7); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := everything(t, j), "lock locks/2147483648"; got != want {
+	if got, want := everything(t, j), "lock locks/4026531840"; got != want {
 		t.Errorf("beside a prolog that runs: left %s, want %s", got, want)
 	}
 	if err := dead.file.Close(); err != nil { // as if the process were killed
