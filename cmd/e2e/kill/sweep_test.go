@@ -52,6 +52,14 @@ func mayMiss(n int) int {
 // A failed point may leave something on its node, so sweep replaces that node.
 func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(testNode, P) (reached bool)) {
 	t.Helper()
+	sweepOn(t, s.stand, points, try)
+}
+
+// sweepOn is sweep on nodes that stand makes.
+func sweepOn[P fmt.Stringer](
+	t *testing.T, stand func(*testing.T) testNode, points []P, try func(testNode, P) (reached bool),
+) {
+	t.Helper()
 	e2e.NeedRoot(t) // the check is here, because a goroutine cannot skip the test
 	sideBySide := 4
 	if !e2e.Everything {
@@ -65,7 +73,7 @@ func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(testNode,
 			p, fresh := testNode{}, false
 			for i := shard; i < len(points); i += sideBySide {
 				if !fresh {
-					p, fresh = s.stand(t), true
+					p, fresh = stand(t), true
 				}
 				fresh = t.Run(subtest(points[i]), func(t *testing.T) {
 					tried.Add(1)

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kill_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// joining is a prolog or an epilog of a job with a part of a GPU, which is killed beside another job or alone.
+type joining struct {
+	how, program string
+	beside       bool // another job of the user is open on the GPU
+}
+
+func (j joining) String() string {
+	return fmt.Sprintf("%s %s beside=%t", j.how, j.program, j.beside)
+}
+
+var joinings = []joining{
+	{"turns", "prolog", true}, {"turns", "epilog", true},
+	{"user", "prolog", false}, {"user", "prolog", true}, {"user", "epilog", true}, {"user", "epilog", false},
+}
+
+// part returns a job with a quarter of a GPU.
+func (p testNode) part(id uint32) testnode.Job {
+	job := p.Job(id, "0")
+	job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}
+	return job
+}
+
+// stand makes a node whose GPUs jobs share by gres/mps.
+func (j joining) stand(t *testing.T) testNode {
+	t.Helper()
+	p := testNode{e2e.NodeIn(t, e2e.PublicDir(t), testnode.Default(fmt.Sprintf("share_gpu = %q", j.how), `drain_grace = "200ms"`), node.H200)}
+	p.Write(p.Gres(), "Name=gpu File=/dev/nvidia0\nName=mps Count=100\n")
+	p.Write(p.Conf, strings.Replace(e2e.Read(t, p.Conf), "Gres=gpu:1", "Gres=gpu:1,mps:100", 1))
+	return p
+}
+
+// start opens what is open before the program that is killed. It returns a client of the other job, if there is one.
+func (j joining) start(p testNode) (neighbour *exec.Cmd) {
+	p.T.Helper()
+	if j.beside {
+		p.Must(0, p.part(8), "prolog")
+		neighbour = p.Client(8, "spin", "-ms", "5", "-for", "100", "-exit-idle")
+	}
+	if j.program == "epilog" {
+		p.Must(0, p.part(7), "prolog")
+	}
+	return neighbour
+}
+
+// ends closes both jobs. The other job's client lives until its own epilog.
+func (j joining) ends(p testNode, neighbour *exec.Cmd) {
+	p.T.Helper()
+	p.Must(0, p.part(7), "epilog")
+	if neighbour != nil {
+		state, err := proc.ReadStat(neighbour.Process.Pid)
+		if err != nil || state.State == 'Z' || !p.Ticket(8).Daemons[0].Proc.Running() {
+			p.T.Errorf("the other job's client or daemon has ended: %v\n%s", err, p.Log())
+		}
+		_ = neighbour.Process.Signal(syscall.SIGTERM)
+		_ = neighbour.Wait()
+		p.Must(0, p.part(8), "epilog")
+	}
+	p.Quiet()
+}
+
+// A prolog or an epilog of a job with a part of a GPU is killed after any of its effects. Its next epilog finishes, and
+// the other job on the GPU is not harmed.
+//
+// Contract: R9
+func TestAJoinKilledAnywhere(t *testing.T) {
+	e2e.JoinSweep(t, "points")
+	t.Parallel()
+	for _, j := range joinings {
+		t.Run(subtest(j), func(t *testing.T) {
+			p := j.stand(t)
+			neighbour := j.start(p)
+			points := p.Points(p.part(7), j.program)
+			j.ends(p, neighbour)
+			sweepOn(t, j.stand, sample(t, points, 12), func(p testNode, at e2e.Point) bool {
+				p.Booted()
+				neighbour := j.start(p)
+				again := false
+				reached := p.Killed(p.part(7), j.program, at, func() {
+					if again && j.program == "epilog" {
+						p.Must(0, p.part(7), "prolog")
+					}
+					again = true
+				})
+				j.ends(p, neighbour)
+				return reached
+			})
+		})
+	}
+}
