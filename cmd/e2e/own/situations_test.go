@@ -3,8 +3,8 @@
 // Package own_test tests mpirun-wrap --own: a daemon without an admin. In each test, a plain user has one file of ours.
 // At the end, nothing is left of any step, and no rank has computed without MPS.
 //
-// The tests of this file are the situations in which scripts that people wrote by hand fail. docs/user.md has a table of
-// them.
+// The tests of this file are the situations in which scripts that people wrote by hand fail. They are a table in
+// docs/user.md, "Use MPS where the site has not installed it".
 package own_test
 
 import (
@@ -98,7 +98,7 @@ func (n testNode) killAll(ranks ...*process) {
 	n.Until("end of helpers", func() bool { return len(n.Strangers()) == 0 })
 }
 
-// Each of two users has a daemon, and is told of the other one's. Nobody can enter or take the other one's folder.
+// Each of two users has a daemon, and is told of the other one's. Neither can enter or take the other one's folder.
 func TestSecondUser(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	first := n.start(nil, n.spin("60")...)
