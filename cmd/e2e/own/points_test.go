@@ -108,7 +108,7 @@ func (n testNode) tracedMode(dir, mode string, kill func(faultinject.Effect) boo
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	line := asUser([]string{"/usr/bin/flock", "-n", "-F", dir + "/keeper", n.wrapper(), mode, dir, "7", n.Root})
+	line := asUser([]string{"/bin/sh", "-c", `exec 3<>$2/keeper; flock -n 3; exec "$0" "$@"`, n.wrapper(), mode, dir, "7", n.Root})
 	result = n.traced(line, inStep(7, 0, 0, 3), func(e faultinject.Effect) bool {
 		if ranks == nil && (strings.Contains(e.What, dir+"/alive") || strings.HasPrefix(e.Call, "pwrite")) {
 			started := make(chan struct{}) // the tracer's thread would reap them

@@ -3,8 +3,8 @@
 // Package own_test tests mpirun-wrap --own: a daemon without an admin. In each test, a plain user has one file of ours.
 // At the end, nothing is left of any step, and no rank has computed without MPS.
 //
-// The tests of this file are the situations in which scripts that people wrote by hand fail. docs/user.md has a table of
-// them.
+// The tests of this file are the situations in which scripts that people wrote by hand fail. They are a table in
+// docs/user.md, "Use MPS where the site has not installed it".
 package own_test
 
 import (
@@ -98,7 +98,7 @@ func (n testNode) killAll(ranks ...*process) {
 	n.Until("end of helpers", func() bool { return len(n.Strangers()) == 0 })
 }
 
-// Each of two users has a daemon, and is told of the other one's. Nobody can enter or take the other one's folder.
+// Each of two users has a daemon, and is told of the other one's. Neither can enter or take the other one's folder.
 func TestSecondUser(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	first := n.start(nil, n.spin("60")...)
@@ -258,7 +258,9 @@ func TestQuitByASibling(t *testing.T) {
 	for range 3 {
 		quit := n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
 		ends(0, quit)
-		n.Until("end of the daemon", func() bool { return !before[0].Running() })
+		for _, p := range before {
+			n.Gone(p)
+		}
 		late := n.start(inStep(7, 0, 2, 4), n.spin("0.1")...)
 		ends(0, late)
 		if !strings.Contains(late.text(), " done ") {
@@ -268,12 +270,16 @@ func TestQuitByASibling(t *testing.T) {
 	}
 	computes := n.start(inStep(7, 0, 3, 4), n.spin("60")...)
 	ready(computes)
+	before = n.daemons()
 	n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
 	n.Until("refusal of a client", func() bool {
 		refused := n.start(inStep(7, 0, 2, 4), n.wrap(n.CudaClient(), "spin", "-for", "0")...)
 		return refused.end() == 1 && strings.Contains(refused.text(), "err=805")
 	})
 	lives(computes)
+	for _, p := range before { // until it has ended, a rank takes it for a daemon that serves
+		n.Gone(p)
+	}
 	n.Until("new daemon", func() bool { late := n.start(inStep(7, 0, 2, 4), n.spin("0")...); return late.end() == 0 })
 	_ = waits.cmd.Process.Signal(unix.SIGKILL)
 	n.clean()

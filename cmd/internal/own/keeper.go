@@ -166,10 +166,16 @@ func keep(dir, job, root string, env slurm.Env) error {
 	ignoreSignals()
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	unix.CloseOnExec(3)
+	lock := os.NewFile(3, filepath.Join(dir, keeperLock))
+	defer lock.Close()
+	if !isAt(lock) { // an earlier keeper was killed while it removed the folder, and a folder of this name is other ranks'
+		return endOrphan()
+	}
 	alive, err := openLock(dir, aliveLock)
 	if err != nil {
 		return err
 	}
+	defer alive.Close() // and not before: Go closes a file that is not used any more, and with it goes the lock
 	number, err := strconv.ParseUint(job, 10, 32)
 	if err != nil {
 		return err
@@ -186,7 +192,7 @@ func keep(dir, job, root string, env slurm.Env) error {
 	return errors.Join(err, k.end(g))
 }
 
-// end removes the folder first, because Slurm kills a step's processes soon after its tasks. From then on, new ranks may
+// end renames the folder first, because Slurm kills a step's processes soon after its tasks. From then on, new ranks may
 // make a folder of this name again, with another daemon. So a daemon is found by its folder only before, and afterwards
 // by its pid. Its servers end with it.
 func (k *keeper) end(g *guard.Guard) (err error) {
@@ -200,6 +206,17 @@ func (k *keeper) end(g *guard.Guard) (err error) {
 	}
 	if started != nil && started.Running() {
 		err = errors.Join(err, started.Kill(unix.SIGKILL))
+	}
+	return err
+}
+
+// endOrphan kills the daemon of an earlier keeper. The supervisor is its parent now.
+func endOrphan() error {
+	all, err := mps.FindAll(context.Background())
+	for _, p := range all {
+		if stat, unread := site.ReadStat(p.PID); unread == nil && stat.Parent == os.Getppid() {
+			err = errors.Join(err, stat.Kill(unix.SIGKILL))
+		}
 	}
 	return err
 }

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// cluster is a real Slurm. Its jobs do not ask for MPS, so no prolog starts a daemon.
+type cluster struct {
+	*e2e.Cluster
+	nodes map[string]testNode
+	rank  string // the user's script of a rank under --own
+}
+
+func newCluster(t *testing.T, o lab.Options) *cluster {
+	t.Helper()
+	o.PrologFlags = "Alloc"
+	c := &cluster{Cluster: e2e.NewCluster(t, "", o), nodes: map[string]testNode{}}
+	for name, p := range c.TestNodes {
+		n := testNode{Node: p}
+		n.install()
+		c.nodes[name] = n
+	}
+	c.rank = filepath.Join(c.Top, "rank")
+	script := fmt.Sprintf(`#!/bin/sh
+here=%s/$(/bin/hostname)
+[ -d $here ] || here=%[1]s/$SLURMD_NODENAME
+export PATH=$here/sim/bin:/usr/bin:/bin LD_LIBRARY_PATH=$here/sim/lib TMPDIR=$here/t
+exec $here/home/mpirun-wrap --own --root $here/root "$@"
+`, c.Top)
+	if err := node.WriteProgram(c.rank, []byte(script)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// run runs a command of the user, such as srun, and checks its exit code.
+func (c *cluster) run(code int, line ...string) lab.Result {
+	c.T.Helper()
+	result, err := c.Run(c.Ctx, c.User, line[0], line[1:]...)
+	if err != nil || result.Exit != code {
+		c.T.Errorf("%q ends with %d, want %d: %v\n%s%s", line, result.Exit, code, err, result.Stdout, result.Stderr)
+	}
+	return result
+}
+
+// clean checks that nothing is left on any node, and that no rank has computed without MPS.
+func (c *cluster) clean() {
+	c.T.Helper()
+	for _, n := range c.nodes {
+		n.T = c.T
+		n.clean()
+	}
+	c.Quiet()
+}
+
+// plain submits a script that does not ask for MPS, and waits for its end.
+func (c *cluster) plain(script string, args ...string) (lab.Job, string) {
+	c.T.Helper()
+	id := c.Batch(script, append(args, "--constraint=")...)
+	job := c.Ended(id)
+	return job, c.Output(id)
+}
+
+// The same script as on a machine without Slurm: srun, several steps, launchers, a batch script's loop, and two nodes.
+func TestOwnUnderSlurm(t *testing.T) {
+	c := newCluster(t, lab.Options{Nodes: 2, UTSNodes: true})
+	client := c.Client() + " info"
+	four := []int{66, 66, 66, 66}
+	for _, l := range []struct {
+		name, script string
+		args         []string
+		ranks        int
+	}{
+		{"srun", "srun " + c.rank + " --share=even " + client, []string{"-n4", "--gres=gpu:2"}, 4},
+		{"two nodes", "srun " + c.rank + " --share=even " + client, []string{"-N2", "--ntasks-per-node=2", "--gres=gpu:1"}, 4},
+		{"steps at once", "srun --exact -n2 --gres=gpu:1 " + c.rank + " --share=even " + client + " & srun --exact -n2 --gres=gpu:1 " + c.rank +
+			" --share=even " + client + "; wait", []string{"-n4", "--gres=gpu:2"}, 4},
+		{"steps in turn", "for i in 1 2; do srun -n2 " + c.rank + " --share=even " + client + "; done", []string{"-n2", "--gres=gpu:1"}, 4},
+		{"Open MPI", "mpirun.openmpi -np 4 " + c.rank + " --share=even " + client, []string{"-n4", "--gres=gpu:2"}, 4},
+		{"MPICH", "mpiexec.hydra -n 4 " + c.rank + " --share=even " + client, []string{"-n4", "--gres=gpu:2"}, 4},
+		{"xargs in the batch script", "seq 4 | xargs -P2 -n1 " + c.rank + " --slots=2 --share=even sh -c 'exec " + client + "'", []string{"-n1", "--gres=gpu:1"}, 4},
+	} {
+		t.Run(l.name, func(t *testing.T) {
+			c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
+			_, out := c.plain(l.script, l.args...)
+			got := e2e.SMCounts(t, out)
+			if fmt.Sprint(got) != fmt.Sprint(four[:l.ranks]) {
+				t.Errorf("SMs %v:\n%s", got, out)
+			}
+			c.clean()
+		})
+	}
+	t.Run("a GPU for each task", func(t *testing.T) {
+		c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
+		result := c.run(125, "srun", "-n2", "--gpus-per-task=1", c.rank, c.Client(), "info")
+		if want := "cannot use --own: Slurm gives each task of this step GPUs of its own"; !strings.Contains(result.Stderr, want) {
+			t.Errorf("it prints %s", result.Stderr)
+		}
+		c.clean()
+	})
+	t.Run("statuses", func(t *testing.T) {
+		c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
+		c.run(3, "srun", "-n4", "--gres=gpu:1", c.rank, "sh", "-c", "[ $SLURM_PROCID != 2 ] || exit 3; exec "+client)
+		c.run(139, "srun", "-n1", "--gres=gpu:1", c.rank, c.Client(), "spin", "-ms", "20", "-queue", "3", "-for", "9", "-end", "signal:11")
+		c.clean()
+	})
+	t.Run("scancel", func(t *testing.T) {
+		c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
+		id := c.Batch("srun "+c.rank+" "+c.Client()+" spin -ms 5 -for 60", "-n4", "--gres=gpu:2", "--constraint=")
+		c.Running(id)
+		c.run(0, "scancel", strconv.Itoa(id))
+		c.Ended(id)
+		c.sweepUp()
+		c.clean()
+	})
+}
+
+// sweepUp makes the user's next start remove what Slurm has left when it killed all processes of a step at once.
+func (c *cluster) sweepUp() {
+	for _, n := range c.nodes {
+		n.T = c.T
+		for limit := time.Now().Add(time.Second); len(n.left()) > 0 && time.Now().Before(limit); {
+			site.Sleep(c.Ctx, 10*time.Millisecond)
+		}
+		if len(n.folders()) > 0 {
+			ends(0, n.start(nil, n.wrap("true")...))
+		}
+	}
+}
+
+// TestOwnSoakUnderSlurm runs random steps of srun with kills, as TestOwnSoak does.
+func TestOwnSoakUnderSlurm(t *testing.T) {
+	starts, seed := e2e.Number(t, "OWN_STARTS", 150)/3, uint64(e2e.Number(t, "OWN_SEED", 1))
+	c := newCluster(t, lab.Options{CPUs: 64, Extra: []string{"KillWait=2", "SlurmctldDebug=info", "SlurmdDebug=info"}})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(starts)*500*time.Millisecond)
+	t.Cleanup(cancel)
+	n := c.nodes["n1"]
+	c.Ctx, n.Ctx = ctx, ctx
+	version, err := c.Run(ctx, c.User, "sinfo", "--version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	sum := tally{Where: strings.TrimSpace(version.Stdout), Seed: seed, Kills: map[string]int{}}
+	for random := rand.New(rand.NewPCG(seed, 1)); sum.Starts < starts; {
+		c.soakStep(n, newPlan(random), &sum)
+	}
+	sum.report(t, time.Since(began))
+}
+
+// soakStep runs one step of srun. Each rank prints its status before its shell returns it, because srun kills the others
+// of a step if one is killed.
+func (c *cluster) soakStep(n testNode, p plan, sum *tally) {
+	n.T.Helper()
+	sum.Steps++
+	sum.Starts += p.ranks
+	sum.Kills[string(p.fault)]++
+	script := fmt.Sprintf(`%s %s spin -ms 1 -for 0.3 -exit-idle; echo "rank ends with $?"`, c.rank, c.Client())
+	type outcome struct {
+		result lab.Result
+		err    error
+	}
+	ended := make(chan outcome, 1)
+	go func() {
+		result, err := c.Run(c.Ctx, c.User, "srun", "-n", strconv.Itoa(p.ranks), "--gres=gpu:1", "-K0", "sh", "-c", script)
+		ended <- outcome{result, err}
+	}()
+	killed := c.strike(n, p)
+	o := <-ended
+	codes := rankEnds.FindAllStringSubmatch(o.result.Stdout, -1)
+	wrong := o.err != nil || len(codes) != p.ranks || o.result.Exit != 0
+	for _, m := range codes {
+		code, _ := strconv.Atoi(m[1])
+		wrong = wrong || code != 0 && (code != 137 || killed == 0) && (code != 143 || p.fault != term) && (code != 1 || p.fault != daemon && p.fault != everything)
+		if code == 137 {
+			killed--
+		}
+	}
+	if wrong {
+		sum.Wrong++
+		n.T.Logf("%+v: %v, exit %d\n%s%s", p, o.err, o.result.Exit, o.result.Stdout, o.result.Stderr)
+	}
+	n.after(p, sum)
+}
+
+var rankEnds = regexp.MustCompile(`(?m)^rank ends with (\d+)$`)
+
+// strike makes the fault of a step happen some time after the first rank is there. It returns how many ranks it may have
+// killed.
+func (c *cluster) strike(n testNode, p plan) (killed int) {
+	n.T.Helper()
+	wait := func(is func() bool) {
+		for limit := time.Now().Add(15 * time.Second); !is() && time.Now().Before(limit); {
+			site.Sleep(n.Ctx, 2*time.Millisecond)
+		}
+	}
+	if p.fault == daemon {
+		wait(func() bool { return n.contexts() == p.ranks })
+	} else {
+		wait(func() bool { return len(n.folders()) > 0 })
+		site.Sleep(n.Ctx, p.delay)
+	}
+	switch p.fault {
+	case starter, someRanks, allRanks, everything:
+		all := n.clients()
+		if p.fault != allRanks && p.fault != everything {
+			all = all[:(len(all)+2)/3]
+		}
+		if p.fault == everything {
+			all = append(all, append(append(n.of("--own-supervise"), n.of("--own-keep")...), n.daemons()...)...)
+		}
+		kill(all...)
+		killed = len(all)
+	case keeper:
+		kill(n.of("--own-keep")...)
+	case supervisor:
+		kill(n.of("--own-supervise")...)
+	case both:
+		kill(append(n.of("--own-supervise"), n.of("--own-keep")...)...)
+	case daemon:
+		all := n.daemons()
+		kill(all...)
+	case term:
+		for _, q := range append(append(append(n.of("--own-supervise"), n.of("--own-keep")...), n.daemons()...), n.clients()...) {
+			_ = q.Kill(unix.SIGTERM)
+		}
+	}
+	return killed
+}
+
+// contexts counts the clients of MPS that have a context.
+func (n testNode) contexts() (count int) {
+	gpus, err := n.Sim.Node.GPUs()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	for _, gpu := range gpus {
+		all, _ := gpu.Contexts()
+		for _, c := range all {
+			if c.Type == node.Client {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// clients are the ranks: the wrappers, and the programs that they have become.
+func (n testNode) clients() (found []site.Process) {
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, _ := os.ReadFile(folder + "/cmdline")
+		args := strings.Split(string(line), "\x00")
+		pid, _ := strconv.Atoi(filepath.Base(folder))
+		if len(args) < 2 || args[0] != n.wrapper() && args[0] != n.CudaClient() && filepath.Base(args[0]) != "cuda-client" {
+			continue
+		}
+		environment, _ := os.ReadFile(folder + "/environ")
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() && strings.Contains(string(environment), n.tmp) {
+			found = append(found, stat.Process)
+		}
+	}
+	return found
+}
