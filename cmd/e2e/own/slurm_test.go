@@ -92,7 +92,6 @@ func TestOwnUnderSlurm(t *testing.T) {
 		{"two nodes", "srun " + c.rank + " --share=even " + client, []string{"-N2", "--ntasks-per-node=2", "--gres=gpu:1"}, 4},
 		{"steps at once", "srun --exact -n2 --gres=gpu:1 " + c.rank + " --share=even " + client + " & srun --exact -n2 --gres=gpu:1 " + c.rank +
 			" --share=even " + client + "; wait", []string{"-n4", "--gres=gpu:2"}, 4},
-		{"steps in turn", "for i in 1 2; do srun -n2 " + c.rank + " --share=even " + client + "; done", []string{"-n2", "--gres=gpu:1"}, 4},
 		{"Open MPI", "mpirun.openmpi -np 4 " + c.rank + " --share=even " + client, []string{"-n4", "--gres=gpu:2"}, 4},
 		{"MPICH", "mpiexec.hydra -n 4 " + c.rank + " --share=even " + client, []string{"-n4", "--gres=gpu:2"}, 4},
 		{"xargs in the batch script", "seq 4 | xargs -P2 -n1 " + c.rank + " --slots=2 --share=even sh -c 'exec " + client + "'", []string{"-n1", "--gres=gpu:1"}, 4},
