@@ -237,7 +237,8 @@ func (c *cluster) strike(n testNode, p plan) (killed int) {
 		all := n.daemons()
 		kill(all...)
 	case term:
-		for _, q := range append(append(append(n.of("--own-supervise"), n.of("--own-keep")...), n.daemons()...), n.clients()...) {
+		n.terminate()
+		for _, q := range n.clients() {
 			_ = q.Kill(unix.SIGTERM)
 		}
 	}
