@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-bench own-yama clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-bench own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -121,6 +121,9 @@ SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
 soak: sweep ## run random jobs with random faults
 	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
+
+soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
+	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
 
 # Makes the table of docs/limits.md from the data in docs/measurements/reliability. The tests write this data if
 # RELIABILITY=FILE is set.

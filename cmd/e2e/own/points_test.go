@@ -80,7 +80,7 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 		})
 		return result
 	})
-	for _, at := range sample(points, 5) {
+	for _, at := range sample(points, 15) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
 			hit := n.reached(at)

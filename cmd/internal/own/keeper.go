@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -169,7 +170,7 @@ func keep(dir, job, root string, env slurm.Env) error {
 	lock := os.NewFile(3, filepath.Join(dir, keeperLock))
 	defer lock.Close()
 	if !isAt(lock) { // an earlier keeper was killed while it removed the folder, and a folder of this name is other ranks'
-		return endOrphan()
+		return endOrphan(dir)
 	}
 	alive, err := openLock(dir, aliveLock)
 	if err != nil {
@@ -211,10 +212,11 @@ func (k *keeper) end(g *guard.Guard) (err error) {
 }
 
 // endOrphan kills the daemon of an earlier keeper. The supervisor is its parent now.
-func endOrphan() error {
+func endOrphan(dir string) error {
 	all, err := mps.FindAll(context.Background())
 	for _, p := range all {
-		if stat, unread := site.ReadStat(p.PID); unread == nil && stat.Parent == os.Getppid() {
+		stat, unread := site.ReadStat(p.PID)
+		if unread == nil && stat.Parent == os.Getppid() && strings.HasPrefix(p.PipeDir, dir+"/") {
 			err = errors.Join(err, stat.Kill(unix.SIGKILL))
 		}
 	}
@@ -238,7 +240,6 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	}
 	folder := lease.ReadPrivate(k.dir, boot).DaemonDir(k.job.ID, 0)
 	k.folders = lease.Daemon{PipeDir: filepath.Join(folder, "pipe"), LogDir: filepath.Join(folder, "log")}
-	_, fresh := os.Lstat(k.folders.PipeDir)
 	if k.store, err = lease.OpenPrivate(k.dir, boot, k.job.ID); err != nil {
 		return nil, err
 	}
@@ -253,10 +254,8 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	k.folders.Devices = uuids(k.devices)
 	if serves(earlier) {
 		k.process.Store(&earlier.Daemons[0].Proc)
-	} else if fresh == nil { // an earlier keeper may have died between the start and the ticket
-		if err := endDaemon(k.folders); err != nil {
-			return nil, err
-		}
+	} else if err := endDaemon(k.folders); err != nil { // of an earlier keeper, or of an earlier folder of this name
+		return nil, err
 	}
 	return k.open(env)
 }
