@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-bench own-yama soak-own clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -62,6 +62,9 @@ demo: setup ## show in four acts what slurm-mps does, on a real Slurm and simula
 
 play: setup ## open a shell of a user on that Slurm, with ten things to try
 	@go run ./site/lab/demo -play
+
+own: setup ## show mpirun-wrap --own with four ranks by Open MPI, on a simulated GPU: 10 s
+	@go run ./site/lab/own
 
 pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 	@go run ./site/lab/demo -pictures docs/pictures
