@@ -77,10 +77,7 @@ func (s show) play(user lab.User) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := s.launch(ctx, user); err != nil {
-		return err
-	}
-	return errors.Join(s.gone(ctx), s.check())
+	return errors.Join(s.launch(ctx, user), s.gone(ctx), s.check())
 }
 
 // launch runs the ranks, and prints what runs while all of them compute.
