@@ -71,9 +71,9 @@ pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone
 # (docs/decisions/041-a-failed-test-runs-again-alone.md).
-TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test
+TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=16 --rerun-fails-run-root-test
 test: setup ## all tests, up to 15 minutes on two cores
-	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 4 -timeout 13m -skip '^TestSoak$$'
+	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 2 -timeout 20m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
 	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd/e2e/soak -- -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz

@@ -511,7 +511,7 @@ var planted = []faultPlanted{
 		w.Write(w.Gres(), "AutoDetect=nvml\n")
 	}, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
 	{name: "gres/shard", kind: "gres-shard",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "make gres.conf and Gres= of this node in CONF/slurm.conf agree"},
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.Write(w.container(), "BasePath=/var/x\n")

@@ -28,7 +28,7 @@ func TestAStarterKilledAnywhere(t *testing.T) {
 		return n.traced(line, inStep(7, 0, 0, 4), kill)
 	}
 	points := n.points(run)
-	for _, at := range sample(points, 12) {
+	for _, at := range sample(points, 30) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
 			if run(n.reached(at)).Signal != syscall.SIGKILL {
@@ -52,7 +52,7 @@ func killsMode(t *testing.T, mode string) {
 		result, _ := n.tracedMode(dir, mode, kill)
 		return result
 	})
-	for _, at := range sample(points, 12) {
+	for _, at := range sample(points, 30) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
 			result, ranks := n.tracedMode(dir, mode, n.reached(at))
@@ -80,7 +80,7 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 		})
 		return result
 	})
-	for _, at := range sample(points, 15) {
+	for _, at := range sample(points, 40) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
 			hit := n.reached(at)

@@ -146,7 +146,7 @@ func (c *cluster) sweepUp() {
 
 // TestOwnSoakUnderSlurm runs random steps of srun with kills, as TestOwnSoak does.
 func TestOwnSoakUnderSlurm(t *testing.T) {
-	starts, seed := e2e.Number(t, "OWN_STARTS", 90)/3, uint64(e2e.Number(t, "OWN_SEED", 1))
+	starts, seed := e2e.Number(t, "OWN_STARTS", 45)/3, uint64(e2e.Number(t, "OWN_SEED", 1))
 	c := newCluster(t, lab.Options{CPUs: 64, Extra: []string{"KillWait=2", "SlurmctldDebug=info", "SlurmdDebug=info"}})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(starts)*500*time.Millisecond)
 	t.Cleanup(cancel)

@@ -22,7 +22,7 @@ import (
 
 // A soak starts random steps and ends them at random. What it counts must be 0, except for the starts.
 //
-//	OWN_STARTS   ranks to start; 90
+//	OWN_STARTS   ranks to start; 45
 //	OWN_SEED     seed of the steps; 1
 //	OWN_LOG      file that gets a line of JSON for each step
 type tally struct {
@@ -75,7 +75,7 @@ func newPlan(r *rand.Rand) plan {
 
 // TestOwnSoak runs random steps without Slurm.
 func TestOwnSoak(t *testing.T) {
-	starts, seed := e2e.Number(t, "OWN_STARTS", 90), uint64(e2e.Number(t, "OWN_SEED", 1))
+	starts, seed := e2e.Number(t, "OWN_STARTS", 45), uint64(e2e.Number(t, "OWN_SEED", 1))
 	n := newTestNode(t, node.H200)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(starts)*200*time.Millisecond)
 	t.Cleanup(cancel)
