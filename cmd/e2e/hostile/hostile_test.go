@@ -440,7 +440,6 @@ func (a attack) linkInPlaceOf(path, content string) {
 // users may read, and the machine's /proc and /sys, to which the root has links.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
-	a.Facts(`usage_interval = "0s"`) // a report, which its user may read, would come some time later
 	seven, eight := a.Job(7, "0"), a.Job(8, "1")
 	eight.UID, eight.GID = e2e.OtherUID, e2e.OtherUID
 	folders := map[uint32]folders{e2e.UID: a.opens(seven), e2e.OtherUID: a.opens(eight)}
