@@ -234,7 +234,8 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []Ran
 	return GPUShare{gpu, device.Device, share, memory, all, ceiling, remark, memRemark}, nil
 }
 
-// part returns the job's part of each of its GPUs, 0 for whole GPUs. All shards of a job are on one GPU (recorded), and a job with whole GPUs has none.
+// part returns the job's part of each of its GPUs, 0 for whole GPUs. All shards of a job are on one GPU
+// (recorded), and a job with whole GPUs has none.
 func (r Rank) part(ticket lease.Ticket) policy.Percent {
 	part := ticket.Part
 	if part.Gres == lease.GresShard {

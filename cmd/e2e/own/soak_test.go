@@ -235,13 +235,13 @@ func (n testNode) after(p plan, sum *tally) {
 		}
 		return true
 	}
-	const patience = 15 * time.Second
+	const limit = 15 * time.Second
 	// A rank may be killed before it starts the supervisor, which ignores SIGTERM from its first line on.
 	if slices.Contains([]fault{starter, someRanks, allRanks, both, term, everything}, p.fault) {
 		clean(300 * time.Millisecond)
 		ends(0, n.start(nil, n.wrap("true")...))
 	}
-	if !clean(patience) {
+	if !clean(limit) {
 		sum.Left++
 		n.T.Logf("%+v: left behind: %q", p, n.left())
 		n.killStrangers()
