@@ -16,8 +16,8 @@ import (
 // sharing names the jobs of gres/shard in failures.
 var sharing = plannedJob{number: -1, fault: fault{name: "two jobs of gres/shard"}}
 
-// share runs until the soak ends, on a node with shards. Two jobs with a shard each ask for MPS and are refused. A
-// third job does not ask for MPS, and computes. Then the node is as before.
+// share runs until the soak ends, on a node with shards. Two jobs with a shard each ask for MPS, and each computes
+// under a daemon of its own. A third job does not ask for MPS, and computes without. Then the node is as before.
 func (s *soak) share(name string, ended <-chan struct{}) {
 	for !s.failedTooOften() {
 		select {
@@ -37,12 +37,12 @@ func (s *soak) share(name string, ended <-chan struct{}) {
 func (s *soak) shareOnce(name string) error {
 	p, title := s.TestNodes[name], fmt.Sprintf("shards%d", s.shards)
 	defer s.queue.forget(title)
-	computes := "export LD_LIBRARY_PATH=" + p.Sim.Libraries() + "; srun " + p.Sim.Program("cuda-client") + " spin -ms 20 -for 0.3"
+	libraries := "export LD_LIBRARY_PATH=" + p.Sim.Libraries() + "; "
+	client := p.Sim.Program("cuda-client") + " spin -ms 20 -for 0.3"
+	under := libraries + "srun " + filepath.Join(s.Top, "mpirun-wrap") + " sh -c 'echo under $CUDA_MPS_PIPE_DIRECTORY; exec " + client + "'"
 	var ids []int
 	for _, job := range []struct{ asks, does string }{
-		{"--comment=none", computes},
-		{"--constraint=mps", "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"},
-		{"--constraint=mps", "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"},
+		{"--comment=none", libraries + "srun " + client}, {"--constraint=mps", under}, {"--constraint=mps", under},
 	} {
 		id, err := s.Submit(s.Ctx, s.User, "-J", title, "-w", name, "-n1", "--gres=shard:1", "-o", filepath.Join(s.folder, "%j.shard"), job.asks, "--wrap", job.does)
 		if err != nil {
@@ -56,8 +56,11 @@ func (s *soak) shareOnce(name string) error {
 	for i, id := range ids {
 		path := filepath.Join(s.folder, fmt.Sprintf("%d.shard", id))
 		content, _ := os.ReadFile(path)
-		if want := []string{"done kernels=", "gres/shard", "gres/shard"}[i]; !strings.Contains(string(content), want) {
-			return fmt.Errorf("job %d of gres/shard lacks %q: %s", id, want, content)
+		if !strings.Contains(string(content), "done kernels=") {
+			return fmt.Errorf("job %d of gres/shard did not compute: %s", id, content)
+		}
+		if i > 0 && !strings.Contains(string(content), fmt.Sprintf("/run/slurm-mps/jobs/%d/0/pipe\n", id)) {
+			s.wrong(sharing, outsideMPS, string(content))
 		}
 		_ = os.Remove(path)
 	}
