@@ -275,8 +275,21 @@ func (k *keeper) open(env slurm.Env) (*guard.Guard, error) {
 	return g, k.store.WriteTicket(k.ticket())
 }
 
-// startDaemon starts the daemon and its server, and returns when the server runs.
+// startDaemon starts the daemon and its server. It tries again if the daemon was killed at its start, or if none could
+// start: a child of a killed keeper may have become a daemon with these folders after serve had looked for one.
 func (k *keeper) startDaemon() error {
+	err := k.startOnce()
+	if started := k.process.Load(); err == nil || started != nil && started.Running() {
+		return err
+	}
+	if left := endDaemon(k.folders); left != nil {
+		return errors.Join(err, left)
+	}
+	return k.startOnce()
+}
+
+// startOnce returns when the daemon's server runs.
+func (k *keeper) startOnce() error {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTime/2)
 	defer cancel()
 	started, err := k.program.Start(ctx, k.job, k.folders)
