@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"golang.org/x/sys/unix"
 )
@@ -119,16 +120,16 @@ func (v *jobRun) signalled() error {
 		return err
 	}
 	if signal == "kill -9" {
-		return proc.Kill(unix.SIGKILL)
+		return send(proc, unix.SIGKILL)
 	}
-	if err := proc.Kill(unix.SIGSTOP); err != nil {
+	if err := send(proc, unix.SIGSTOP); err != nil {
 		return err
 	}
 	site.Sleep(v.ctx, 300*time.Millisecond)
 	if v.ending == "cancelled" && v.fault.long {
 		return v.scancel(strconv.Itoa(v.id))
 	}
-	if err := proc.Kill(unix.SIGCONT); err != nil || !v.fault.long {
+	if err := send(proc, unix.SIGCONT); err != nil || !v.fault.long {
 		return err
 	}
 	return v.scancel(strconv.Itoa(v.id))
@@ -180,7 +181,7 @@ func (v *jobRun) secondGuard() error {
 	if err != nil {
 		return err
 	}
-	return rank.Kill(unix.SIGKILL)
+	return send(rank, unix.SIGKILL)
 }
 
 // breakPolicy puts a mistake into the policy of the job's node before the job is submitted.
@@ -268,7 +269,7 @@ func (v *jobRun) finish() error {
 	site.Sleep(v.ctx, noticed)
 	var failed error
 	for _, rank := range slices.Concat(v.running...) {
-		failed = errors.Join(failed, rank.Kill(unix.SIGTERM))
+		failed = errors.Join(failed, send(rank, unix.SIGTERM))
 	}
 	if v.fault.array { // the other tasks of the array compute for forLong
 		failed = errors.Join(failed, v.scancel(strconv.Itoa(v.array)))
@@ -327,11 +328,11 @@ func (v *jobRun) slurmdStopped() error {
 	if err != nil {
 		return err
 	}
-	if err := proc.Kill(unix.SIGSTOP); err != nil {
+	if err := send(proc, unix.SIGSTOP); err != nil {
 		return err
 	}
 	site.Sleep(v.ctx, 500*time.Millisecond)
-	return proc.Kill(unix.SIGCONT)
+	return send(proc, unix.SIGCONT)
 }
 
 // reboot switches the node off and on. Its GPUs start in the default mode. The state is still there, as on a node
@@ -362,4 +363,16 @@ func (v *jobRun) reboot() error {
 		return err
 	}
 	return nil
+}
+
+// send sends a signal. On a loaded machine the kernel's account of a process may come late, and another job's attack may
+// use up the readers, so send tries again for as long as an attack lasts.
+func send(p site.Process, signal unix.Signal) error {
+	for until := time.Now().Add(attackLasts + 10*time.Second); ; {
+		err := p.Kill(signal)
+		if !errors.Is(err, proc.ErrSilent) || time.Now().After(until) {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
