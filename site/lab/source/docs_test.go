@@ -64,9 +64,9 @@ func TestTheDocumentsBlocks(t *testing.T) {
 		case "yaml":
 			m.tasks(f)
 		case "hcl":
-		case "python", "groovy": // of workflow engines, which cmd/e2e/slurm runs
+		case "python", "groovy": // of workflow engines: recipes_workflow_test.go of cmd/e2e/slurm reads them
 		default:
-			t.Errorf("%s: no check for a block of language %q: write sh, conf, text, json, yaml or hcl after the fence\n%s", f.path, f.language, f.content)
+			t.Errorf("%s: no check for a block of language %q: write sh, conf, text, json, yaml, hcl, python or groovy after the fence\n%s", f.path, f.language, f.content)
 		}
 	}
 	for language, minimum := range map[string]int{"sh": 6, "conf": 2, "text": 3, "json": 1, "yaml": 1, "hcl": 3} {
@@ -175,7 +175,7 @@ func (m manual) line(path, line string) {
 
 // others are the programs of other projects that the documents may name: Slurm's, the launchers', and an admin's
 // tools.
-var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "podman", "torchrun", "snakemake", "nextflow",
+var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "podman", "torchrun", "snakemake",
 	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "wait", "parallel", "xargs", "ls", "printf", "cd", "exec"}
 
 func ours(word string) bool {
