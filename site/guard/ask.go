@@ -5,7 +5,6 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,8 +31,10 @@ const (
 	// roundTime limits the wait of one round of the guard for slow answers. After that, it waits for lateTime each.
 	roundTime = 200 * time.Millisecond
 	lateTime  = time.Millisecond
-	// maxSilent limits the questions that have not returned, because each takes a thread, with 96 KiB of stacks. If there
-	// are as many, the guard asks no process, because any other may be in the middle of an exec, too.
+	// maxSilent limits the questions that have not returned, because each takes a thread, with 96 KiB of stacks. Go keeps
+	// the thread. It must not end, because a child that dies with the thread that started it may be this thread's
+	// (PR_SET_PDEATHSIG). If there are as many, the guard asks no process, because any other may be in the middle of an
+	// exec, too.
 	maxSilent = 64
 )
 
@@ -110,7 +111,6 @@ func (a *asker) hand(about func() bool) {
 		go func() {
 			for next := range work {
 				if !next() {
-					runtime.LockOSThread() // so the thread ends with its goroutine
 					return
 				}
 			}

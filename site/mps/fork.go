@@ -77,8 +77,8 @@ const (
 // Here the child has a copy of the memory, which the kernel does not let a user read. The parent waits for the child
 // only with a deadline.
 //
-// The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it,
-// and there is none here.
+// The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it, and
+// no shipped program has one (TestNoThreadEnds).
 func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File, ignore ...syscall.Signal) (
 	pid int, report *os.File, err error,
 ) {

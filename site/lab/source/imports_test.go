@@ -6,6 +6,7 @@ package source_test
 
 import (
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -130,6 +131,31 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// lockers lock a thread, and only for the time of the program.
+var lockers = []string{"cmd/internal/own/gauge.go", "cmd/internal/own/yama.go", "cmd/mpirun-wrap/signals.go", "site/guard/pause.go"}
+
+// No thread of a shipped program ends before the program, because the kernel kills children with the thread that has
+// started them (PR_SET_PDEATHSIG in site/mps/fork.go and site/guard/pause.go). Go ends a thread if a goroutine ends that
+// is locked to it.
+func TestNoThreadEnds(t *testing.T) {
+	module := filepath.Join("..", "..", "..")
+	var found []string
+	for name := range packages {
+		paths, err := filepath.Glob(filepath.Join(module, name, "*.go"))
+		if err != nil || len(paths) == 0 {
+			t.Errorf("%s has %d files, %v", name, len(paths), err)
+		}
+		for _, path := range paths {
+			if !strings.HasSuffix(path, "_test.go") && strings.Contains(e2e.Read(t, path), "runtime.LockOSThread") {
+				found = append(found, strings.TrimPrefix(path, module+"/"))
+			}
+		}
+	}
+	if slices.Sort(found); !slices.Equal(found, lockers) {
+		t.Errorf("threads are locked in %q, want %q", found, lockers)
 	}
 }
 
