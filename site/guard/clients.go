@@ -276,7 +276,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	}
 	isDaemon, _ := g.isDaemon(stat.Parent) // isServer asks again for a parent that does not answer
 	isGuard, err := g.kernel.sameProgram(g.kernel.self, pid)
-	if err != nil || isDaemon || isGuard || g.startedByHelper(stat.Parent) {
+	if err != nil || isDaemon || isGuard || g.isHelper(pid) || g.isHelper(stat.Parent) {
 		return nil, errNotOurs
 	}
 	if len(jobs) == 0 {
@@ -295,12 +295,12 @@ func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 
-// startedByHelper reports whether a parent is one of the guard's own programs, which lead sessions of their own. What
-// such a program starts is not a client: a gauge of the user's reads the GPUs with nvidia-smi.
-func (g *Guard) startedByHelper(parent int) bool {
-	session, err1 := unix.Getsid(parent)
-	stat, err2 := g.kernel.stat(parent)
-	return err1 == nil && err2 == nil && session == parent && stat.Parent == g.kernel.self
+// isHelper reports whether a process is one of the guard's own programs, which lead sessions of their own. Neither it nor
+// what it starts is a client: a gauge of the user's reads the GPUs itself, or with nvidia-smi.
+func (g *Guard) isHelper(pid int) bool {
+	session, err1 := unix.Getsid(pid)
+	stat, err2 := g.kernel.stat(pid)
+	return err1 == nil && err2 == nil && session == pid && stat.Parent == g.kernel.self
 }
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error

@@ -525,6 +525,48 @@ func TestAClientInAPidNamespace(t *testing.T) {
 	}
 }
 
+// nvidia-smi gives the sum of the memory only, and as it was up to 0.25 s ago. A client that has just started may not be
+// in it.
+func TestMemoryByClientIsUnknown(t *testing.T) {
+	now := time.Now()
+	for _, one := range []struct {
+		name            string
+		free            int
+		settled, starts int // living clients
+		dead            int
+		roomy, short    bool
+	}{
+		{"one of two ends when the other starts", 540, 0, 1, 1, false, true},
+		{"the last of two ends", 540, 0, 0, 1, true, false},
+		{"a small one of a few ends", 600, 3, 0, 1, true, false},
+		{"one of eight ends", 200, 7, 0, 1, false, false},
+		{"its successor starts, and may be large", 200, 7, 1, 1, false, true},
+		{"a successor starts, and fits", 600, 3, 1, 1, true, false},
+	} {
+		g := &Guard{living: map[int]*client{}}
+		add := func(opened time.Time) *client {
+			c := clientOf(100+len(g.living)+len(g.dead), 1)
+			c.opened = opened
+			return c
+		}
+		for range one.settled {
+			c := add(now.Add(-soonGrown))
+			g.living[c.proc.PID] = c
+		}
+		for range one.starts {
+			c := add(now)
+			g.living[c.proc.PID] = c
+		}
+		for range one.dead {
+			g.dead = append(g.dead, add(now.Add(-soonGrown)))
+		}
+		usage := Usage{Known: true, ContextsUnknown: true, TotalMiB: 1000, FreeMiB: one.free}
+		if roomy, short := usage.judge(g.demandOf(1, usage, now)); roomy != one.roomy || short != one.short {
+			t.Errorf("%s: roomy %v, short %v: %+v", one.name, roomy, short, g.demandOf(1, usage, now))
+		}
+	}
+}
+
 // A driver that gives memory and no samples never says that a GPU is idle. After a second, the use of the GPU counts as
 // unknown.
 func TestADriverWithoutSamples(t *testing.T) {

@@ -297,6 +297,10 @@ func (g *Guard) wereRoomy(c *client, now time.Time) bool {
 // its successor starts.
 const growing = 10 * time.Second
 
+// soonGrown is growing on a GPU of which only the sum of the clients' memory is known, so that nobody sees whether a
+// client has taken its memory. PyTorch takes 0.3 to 1.5 s.
+const soonGrown = 2 * time.Second
+
 // demand is the memory that the clients of one GPU have and may soon need, in MiB.
 type demand struct {
 	living, dead int // clients
@@ -335,12 +339,18 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 	for _, mib := range usage.Clients {
 		d.largest = max(d.largest, mib)
 	}
+	if usage.ContextsUnknown {
+		d.largest = g.average(gpu, usage, now)
+	}
 	for _, c := range g.living {
 		if c.inherits() || !c.mayUse(gpu) {
 			continue
 		}
 		d.living++
-		if now.Sub(c.opened) < growing {
+		switch age := now.Sub(c.opened); {
+		case usage.ContextsUnknown && age < soonGrown:
+			d.grow = usage.TotalMiB - usage.FreeMiB // one client may have had all of it
+		case !usage.ContextsUnknown && age < growing:
 			d.grow += d.largest - usage.Clients[c.proc.PID]
 		}
 	}
@@ -353,13 +363,30 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 			continue
 		}
 		mib, listed := usage.Clients[c.proc.PID]
-		if !listed && c.namespaced {
+		if !listed && (c.namespaced || usage.ContextsUnknown) {
 			mib = d.largest
 		}
 		d.inFlight += mib
 	}
 	d.successors = max(0, g.lately(gpu, now)-d.living) * d.largest
 	return d
+}
+
+// average estimates the memory of a client where only the sum is known, as if clients that have just started had taken
+// nothing yet.
+func (g *Guard) average(gpu uint64, usage Usage, now time.Time) int {
+	takers := 0
+	for _, c := range g.living {
+		if !c.inherits() && c.mayUse(gpu) && now.Sub(c.opened) >= soonGrown {
+			takers++
+		}
+	}
+	for _, c := range g.dead {
+		if c.mayUse(gpu) {
+			takers++
+		}
+	}
+	return (usage.TotalMiB - usage.FreeMiB) / max(1, takers)
 }
 
 // judge reports whether a GPU has plenty of memory: half of it is free, and it is enough if all clients get as large as

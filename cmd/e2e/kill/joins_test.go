@@ -104,3 +104,30 @@ func TestAJoinKilledAnywhere(t *testing.T) {
 		})
 	}
 }
+
+// An effect of such a prolog or epilog fails. A prolog that ends with 0 has a daemon that runs. The next epilog
+// finishes, and the other job on the GPU is not harmed.
+//
+// Contract: R9
+func TestAJoinWhoseEffectsFail(t *testing.T) {
+	e2e.JoinSweep(t, "points")
+	t.Parallel()
+	for _, j := range joinings {
+		t.Run(subtest(j), func(t *testing.T) {
+			p := j.stand(t)
+			neighbour := j.start(p)
+			failures := p.failures(p.part(7), j.program, e2e.Named(t), nil)
+			j.ends(p, neighbour)
+			sweepOn(t, j.stand, sample(t, failures, 20), func(p testNode, f failure) (reached bool) {
+				p.Booted()
+				neighbour := j.start(p)
+				result := p.failing(p.part(7), j.program, true, f.refuse(p, &reached))
+				if j.program == "prolog" && result.Code == 0 && !p.Ticket(7).Daemons[0].Proc.Running() {
+					p.T.Errorf("exit 0 without a daemon\n%s", p.Log())
+				}
+				j.ends(p, neighbour)
+				return reached
+			})
+		})
+	}
+}

@@ -8,6 +8,7 @@
 package own_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -376,5 +377,29 @@ func TestTheDaemonKilled(t *testing.T) {
 	ends(0, late)
 	t.Logf("a rank after the daemon's death has ended after %v: %s%s", time.Since(began), hit.text(), late.text())
 	_ = waits.cmd.Process.Signal(unix.SIGKILL)
+	n.clean()
+}
+
+// A member of half of the memory is killed, and the next one starts at once. With gpu-usage beside mpirun-wrap, the guard
+// knows that the memory is needed, and pauses the neighbour until it may free it.
+func TestAFullGPUWithGPUUsage(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	program, err := os.ReadFile(n.Command("gpu-usage")[0])
+	if err = errors.Join(err, node.WriteProgram(filepath.Join(n.home, "gpu-usage"), program)); err != nil {
+		t.Fatal(err)
+	}
+	neighbour := n.start(inStep(7, 0, 0, 3), n.spin("20")...)
+	ready(neighbour)
+	big := append(n.wrap(), n.CudaClient(), "spin", "-ms", "50", "-queue", "10", "-for", "20", "-mib", "90000")
+	victim := n.start(inStep(7, 0, 1, 3), big...)
+	ready(victim)
+	_ = victim.cmd.Process.Kill()
+	ends(137, victim)
+	next := n.start(inStep(7, 0, 2, 3), append(n.wrap(), n.CudaClient(), "spin", "-ms", "5", "-for", "0.2", "-mib", "90000")...)
+	ends(0, next)
+	if !strings.Contains(next.text(), " done ") {
+		t.Errorf("the next member prints %s", next.text())
+	}
+	lives(neighbour)
 	n.clean()
 }

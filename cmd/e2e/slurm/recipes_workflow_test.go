@@ -26,7 +26,6 @@ const workflowTasks = 200
 // workflow is a cluster whose user runs a block of docs/recipes.md for a workflow engine.
 type workflow struct {
 	*cluster
-	ctx    context.Context
 	folder string // the user's
 	plain  bool   // the tasks do not ask for MPS
 }
@@ -42,11 +41,12 @@ func newWorkflow(t *testing.T) workflow {
 	c := newCluster(t, testnode.Default(), lab.Options{PrologFlags: "Alloc", Gres: "gpu:4,shard:8"})
 	ctx, cancel := context.WithTimeout(context.Background(), 9*time.Minute)
 	t.Cleanup(cancel)
+	c.Ctx = ctx
 	home, err := c.Home(c.User)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := workflow{c, ctx, filepath.Join(home, "flow"), mode == "plain"}
+	w := workflow{c, filepath.Join(home, "flow"), mode == "plain"}
 	if err := os.Mkdir(w.folder, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func (w workflow) blocks(section string) (blocks []string) {
 func (w workflow) bash(lines string) {
 	w.T.Helper()
 	begun := time.Now()
-	r, err := w.Run(w.ctx, w.User, "bash", "-c", "cd "+w.folder+" && export PATH="+w.Top+":$PATH && "+lines)
+	r, err := w.Run(w.Ctx, w.User, "bash", "-c", "cd "+w.folder+" && export PATH="+w.Top+":$PATH && "+lines)
 	if err != nil || r.Exit != 0 {
 		w.T.Fatalf("exit code %d, %v\n%s%s\n%s", r.Exit, err, r.Stdout, r.Stderr, w.Log())
 	}

@@ -69,8 +69,8 @@ func (l line) run(p cli.Process) error {
 	switch err := l.paths.Check(); {
 	case err != nil:
 		return err
-	case os.Geteuid() != 0:
-		return errors.New("cannot read the use of GPUs: not root: the guard runs this program")
+	case l.job > 0 && os.Geteuid() != 0:
+		return errors.New("cannot record: not root: the guard of a prolog runs this program")
 	case l.interval < time.Second:
 		return errors.New("cannot record: want --interval of 1s or more")
 	case l.job > 0:

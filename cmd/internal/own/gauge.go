@@ -23,10 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gaugeReading is how nvidia-smi prints a line for each GPU, all of them four times a second:
+// gaugeReading is how nvidia-smi prints a line for each GPU, all of them ten times a second:
 //
 //	GPU-5ed1b0a6-2a0c-0f8c-7a77-0c9d3fdc4a6e, 97, 141012, 143771
-var gaugeReading = []string{"--query-gpu=uuid,utilization.gpu,memory.free,memory.total", "--format=csv,noheader,nounits", "-lms", "250"}
+var gaugeReading = []string{"--query-gpu=uuid,utilization.gpu,memory.free,memory.total", "--format=csv,noheader,nounits", "-lms", "100"}
 
 const (
 	// longestSample is the longest time that nvidia-smi's utilisation covers, by its manual page: 1/6 s to 1 s.

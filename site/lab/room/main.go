@@ -49,7 +49,8 @@ type part struct {
 // bare a plain daemon of the same user.
 const (
 	withGuard = "guard"
-	withOwn   = "own" // mpirun-wrap --own, by a user without a prolog
+	withOwn   = "own"   // mpirun-wrap --own, by a user without a prolog
+	ownBeside = "own-2" // the same, with gpu-usage beside mpirun-wrap
 	bare      = "bare"
 )
 
@@ -67,8 +68,9 @@ func allParts() []part {
 		{"rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 3, both, 1, 80 * time.Second, tryRate},
 		{"own-ends", "one client ends with work in flight beside two", 30, []string{withOwn}, 0, 40 * time.Second, tryEnding},
 		{"own-speed", "kernels of four clients beside each other", 7, []string{withGuard, withOwn}, 1, 60 * time.Second, trySpeed},
-		{"own-rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 1, []string{withGuard, withOwn}, 1, 80 * time.Second, tryRate},
-		{"own-slots", "12 members of 46 % of the memory in 2 slots", 1, []string{withOwn}, 0, 70 * time.Second, trySlots},
+		{"own-rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 2, []string{withGuard, withOwn, ownBeside, bare}, 1, 80 * time.Second, tryRate},
+		{"own-next", "a member of half the memory is killed, the next starts at once", 3, []string{withOwn, ownBeside}, 0, 50 * time.Second, tryNext},
+		{"own-slots", "12 members of 46 % of the memory in 2 slots", 1, []string{withOwn, ownBeside}, 0, 70 * time.Second, trySlots},
 		{"own-signals", "daemon and server get the signals of a step", 1, []string{withOwn}, 0, 60 * time.Second, trySignals},
 		{"own-cost", "times of the wrapper", 1, []string{withGuard, withOwn}, 0, 90 * time.Second, tryOwnCost},
 		{"cost", "times of the wrapper and the guard", 1, guarded, 0, 90 * time.Second, tryCost},

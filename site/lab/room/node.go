@@ -216,7 +216,7 @@ type lane struct {
 func (r *room) open(ctx context.Context, method string) (*lane, error) {
 	r.jobs++
 	l := &lane{r: r, method: method, ranks: map[int][]rank{}}
-	if method == withOwn {
+	if l.own() {
 		if err := l.openOwn(ctx); err != nil {
 			return l, err
 		}
@@ -287,7 +287,7 @@ func (r *room) closeLane(l *lane) error {
 	switch l.method {
 	case bare:
 		return l.stopDaemon(ctx)
-	case withOwn:
+	case withOwn, ownBeside:
 		return l.closeOwn(ctx)
 	}
 	if state, err := json.Marshal(l.state()); err == nil { // it also counts those that the log leaves out
@@ -350,7 +350,7 @@ func (l *lane) place(i, n, slots int, program ...string) (env, line []string) {
 	if l.method == bare {
 		return l.daemonEnvironment()[:1], program
 	}
-	if l.method == withOwn {
+	if l.own() {
 		return l.placeOwn(slots, program)
 	}
 	env = []string{fmt.Sprintf("SLURM_JOB_ID=%d", l.job.ID)}

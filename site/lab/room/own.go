@@ -18,31 +18,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownWrapper is a copy of mpirun-wrap without other programs beside it, as a user copies it into $HOME.
-func (r *room) ownWrapper() (string, error) {
-	path := r.path("own/mpirun-wrap")
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
+// own reports whether a lane has a daemon of --own.
+func (l *lane) own() bool { return l.method == withOwn || l.method == ownBeside }
+
+// ownWrapper is a copy of mpirun-wrap without other programs beside it, as a user copies it into $HOME, or with
+// gpu-usage beside it.
+func (l *lane) ownWrapper() (string, error) {
+	dir := l.r.path(l.method)
+	programs := []string{"mpirun-wrap"}
+	if l.method == ownBeside {
+		programs = append(programs, "gpu-usage")
 	}
-	from, err := os.Open(r.node.Command("mpirun-wrap")[0])
-	if err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
+	}
+	for _, name := range programs {
+		if err := copyProgram(filepath.Join(dir, name), l.r.node.Command(name)[0]); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(dir, programs[0]), nil
+}
+
+// copyProgram copies a program, unless the copy is there and may run.
+func copyProgram(path, program string) error {
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	from, err := os.Open(program)
+	if err != nil {
+		return err
 	}
 	defer from.Close()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return "", err
-	}
 	to, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
 	if err != nil {
-		return "", err
+		return err
 	}
 	_, err = io.Copy(to, from)
-	return path, errors.Join(err, to.Close())
+	return errors.Join(err, to.Close())
 }
 
 // openOwn starts a rank that only waits, so that the daemon of --own lives as long as the lane.
 func (l *lane) openOwn(ctx context.Context) (err error) {
-	if l.wrapper, err = l.r.ownWrapper(); err != nil {
+	if l.wrapper, err = l.ownWrapper(); err != nil {
 		return err
 	}
 	holder, err := l.one("sh", "-c", "echo holds; exec sleep 1000")
