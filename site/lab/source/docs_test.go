@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -351,6 +352,10 @@ func (m manual) sources(command string) string {
 func (m manual) summary(f fence) {
 	m.T.Helper()
 	m.Must(0, m.Job(7, "0"), "prolog")
+	m.Until("report", func() bool { // without it, the summary has no use of GPUs
+		_, err := os.Stat(filepath.Join(m.Paths().Run(), "jobs/7/report.json"))
+		return err == nil
+	})
 	m.Must(0, m.Job(7, "0"), "epilog")
 	for line := range strings.Lines(m.Log()) {
 		if strings.Contains(line, `"step":"summary"`) {
