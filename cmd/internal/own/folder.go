@@ -40,8 +40,8 @@ func openFolder(name string, bases []string) (string, error) {
 		if err == nil {
 			err = makeFolder(dir)
 		}
-		if err == nil {
-			return dir, nil
+		if err == nil || errors.Is(err, errEnding) { // the caller tries again, here and not at another place
+			return dir, err
 		}
 		failed = errors.Join(failed, err)
 	}

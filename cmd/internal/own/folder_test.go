@@ -208,3 +208,36 @@ func TestRegistered(t *testing.T) {
 		t.Errorf("files: %v, want the living rank's and the one that is none of ours", left)
 	}
 }
+
+// A folder that another start removes at the same moment is made again at the same place, because the other ranks of the
+// step are there.
+func TestOpenFolderBesideARemoval(t *testing.T) {
+	first, second := base(t), base(t)
+	dir := filepath.Join(first, "slurm-mps-0-1")
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				removeFolder(dir)
+			}
+		}
+	}()
+	defer func() { close(stop); <-ended }()
+	met := 0
+	for range 20_000 {
+		got, err := openFolder("slurm-mps-0-1", []string{first, second})
+		if got != dir || err != nil && !errors.Is(err, errEnding) {
+			t.Fatalf("%s, %v", got, err)
+		}
+		if err != nil {
+			met++
+		}
+	}
+	if met == 0 {
+		t.Skip("no removal has met a start")
+	}
+}
