@@ -125,7 +125,7 @@ func (n testNode) soakStep(p plan, sum *tally) {
 		code := rank.end()
 		if !allowed(p.fault, i < len(killed) && killed[i], code, rank.text()) {
 			sum.Wrong++
-			n.T.Logf("%+v: rank %d ends with %d: %s", p, i, code, rank.text())
+			n.T.Logf("%+v: rank %d, pid %d, killed %v, ends with %d after %v: %s", p, i, rank.cmd.Process.Pid, killed, code, rank.took, rank.text())
 		}
 	}
 	n.after(p, sum)
