@@ -525,7 +525,7 @@ func TestAClientInAPidNamespace(t *testing.T) {
 	}
 }
 
-// nvidia-smi gives the sum of the memory only, and as it was up to 0.25 s ago. A client that has just started may not be
+// nvidia-smi gives the sum of the memory only, and as it was up to 0.1 s ago. A client that has just started may not be
 // in it.
 func TestMemoryByClientIsUnknown(t *testing.T) {
 	now := time.Now()

@@ -297,8 +297,8 @@ func (g *Guard) wereRoomy(c *client, now time.Time) bool {
 // its successor starts.
 const growing = 10 * time.Second
 
-// soonGrown is growing on a GPU of which only the sum of the clients' memory is known, so that nobody sees whether a
-// client has taken its memory. PyTorch takes 0.3 to 1.5 s.
+// soonGrown is growing on a GPU of which only the sum of the clients' memory is known, and not whether a client has
+// taken its memory. PyTorch takes 0.3 to 1.5 s.
 const soonGrown = 2 * time.Second
 
 // demand is the memory that the clients of one GPU have and may soon need, in MiB.

@@ -75,6 +75,16 @@ func (j joining) ends(p testNode, neighbour *exec.Cmd) {
 	p.Quiet()
 }
 
+// ofHook returns what find finds by a run of the hook.
+func ofHook[P any](t *testing.T, j joining, find func(testNode) []P) []P {
+	t.Helper()
+	p := j.stand(t)
+	neighbour := j.start(p)
+	found := find(p)
+	j.ends(p, neighbour)
+	return found
+}
+
 // A prolog or an epilog of a job with a part of a GPU is killed after any of its effects. Its next epilog finishes, and
 // the other job on the GPU is not harmed.
 //
@@ -84,10 +94,7 @@ func TestAJoinKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, j := range joinings {
 		t.Run(subtest(j), func(t *testing.T) {
-			p := j.stand(t)
-			neighbour := j.start(p)
-			points := p.Points(p.part(7), j.program)
-			j.ends(p, neighbour)
+			points := ofHook(t, j, func(p testNode) []e2e.Point { return p.Points(p.part(7), j.program) })
 			sweepOn(t, j.stand, sample(t, points, 12), func(p testNode, at e2e.Point) bool {
 				p.Booted()
 				neighbour := j.start(p)
@@ -114,10 +121,7 @@ func TestAJoinWhoseEffectsFail(t *testing.T) {
 	t.Parallel()
 	for _, j := range joinings {
 		t.Run(subtest(j), func(t *testing.T) {
-			p := j.stand(t)
-			neighbour := j.start(p)
-			failures := p.failures(p.part(7), j.program, e2e.Named(t), nil)
-			j.ends(p, neighbour)
+			failures := ofHook(t, j, func(p testNode) []failure { return p.failures(p.part(7), j.program, e2e.Named(t), nil) })
 			sweepOn(t, j.stand, sample(t, failures, 20), func(p testNode, f failure) (reached bool) {
 				p.Booted()
 				neighbour := j.start(p)

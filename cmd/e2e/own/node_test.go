@@ -96,7 +96,6 @@ type process struct {
 	cmd   *exec.Cmd
 	mutex sync.Mutex
 	out   bytes.Buffer
-	began time.Time
 	took  time.Duration // until it was reaped
 	ended chan struct{}
 }
@@ -132,10 +131,10 @@ func (n testNode) startAs(uid uint32, env []string, line ...string) *process {
 	if err := p.cmd.Start(); err != nil {
 		n.T.Fatal(err)
 	}
-	p.began = time.Now()
+	began := time.Now()
 	go func() {
 		_ = p.cmd.Wait()
-		p.took = time.Since(p.began)
+		p.took = time.Since(began)
 		close(p.ended)
 	}()
 	n.T.Cleanup(func() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL); <-p.ended })

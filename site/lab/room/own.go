@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,29 +33,16 @@ func (l *lane) ownWrapper() (string, error) {
 		return "", err
 	}
 	for _, name := range programs {
-		if err := copyProgram(filepath.Join(dir, name), l.r.node.Command(name)[0]); err != nil {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			continue // it may run
+		}
+		program, err := os.ReadFile(l.r.node.Command(name)[0])
+		if err = errors.Join(err, node.WriteProgram(path, program)); err != nil {
 			return "", err
 		}
 	}
 	return filepath.Join(dir, programs[0]), nil
-}
-
-// copyProgram copies a program, unless the copy is there and may run.
-func copyProgram(path, program string) error {
-	if _, err := os.Stat(path); err == nil {
-		return nil
-	}
-	from, err := os.Open(program)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	to, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(to, from)
-	return errors.Join(err, to.Close())
 }
 
 // openOwn starts a rank that only waits, so that the daemon of --own lives as long as the lane.
