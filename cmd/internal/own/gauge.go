@@ -161,11 +161,19 @@ func (s *smi) takeOne(i int, figures []string, now time.Time) {
 
 // lookUp finds a program of the driver: on PATH, or in /usr/bin.
 func lookUp(name string, env slurm.Env) (string, error) {
-	for _, folder := range append(filepath.SplitList(env["PATH"]), "/usr/bin") {
-		path := filepath.Join(folder, name)
-		if filepath.IsAbs(path) && unix.Access(path, unix.X_OK) == nil {
-			return path, nil
+	path := firstOf(append(filepath.SplitList(env["PATH"]), "/usr/bin"), name, unix.X_OK)
+	if path == "" {
+		return "", fmt.Errorf("cannot find %s on PATH or in /usr/bin: it comes with NVIDIA's driver", name)
+	}
+	return path, nil
+}
+
+// firstOf returns the first path of a file that this process may use so, or "". Relative folders are left out.
+func firstOf(folders []string, name string, use uint32) string {
+	for _, folder := range folders {
+		if path := filepath.Join(folder, name); filepath.IsAbs(path) && unix.Access(path, use) == nil {
+			return path
 		}
 	}
-	return "", fmt.Errorf("cannot find %s on PATH or in /usr/bin: it comes with NVIDIA's driver", name)
+	return ""
 }

@@ -427,7 +427,7 @@ func (k *keeper) gauge(env slurm.Env) []string {
 		beside := filepath.Join(filepath.Dir(self), "gpu-usage")
 		if unix.Access(beside, unix.X_OK) == nil {
 			line := []string{beside, "--root", k.root}
-			if library := libraryOf(env); library != "" { // the guard starts it without variables
+			if library := firstOf(filepath.SplitList(env["LD_LIBRARY_PATH"]), "libnvidia-ml.so.1", unix.R_OK); library != "" { // the guard starts it without variables
 				line = append(line, "--nvml", library)
 			}
 			for _, device := range k.devices {
@@ -445,17 +445,6 @@ func (k *keeper) gauge(env slurm.Env) []string {
 		line = append(line, string(device.UUID))
 	}
 	return line
-}
-
-// libraryOf is NVML in a folder of LD_LIBRARY_PATH, or "" if the loader has to find it.
-func libraryOf(env slurm.Env) string {
-	for _, folder := range filepath.SplitList(env["LD_LIBRARY_PATH"]) {
-		path := filepath.Join(folder, "libnvidia-ml.so.1")
-		if filepath.IsAbs(path) && unix.Access(path, unix.R_OK) == nil {
-			return path
-		}
-	}
-	return ""
 }
 
 // waitForRanks waits until no rank of the step is left: no process has their lock, no registered process lives, and the
