@@ -75,7 +75,7 @@ TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-f
 test: setup ## all tests, up to 15 minutes on two cores
 	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 2 -timeout 20m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
-	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd/e2e/soak -- -count=1 -timeout 10m -run '^TestSoak$$'
+	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd/e2e/soak -- -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and

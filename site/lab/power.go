@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // bootID is the kernel's file with the ID of the current boot.
@@ -52,8 +53,23 @@ func (c *Cluster) NodeProc(name string) (site.Process, error) {
 	if !d.running() {
 		return site.Process{}, fmt.Errorf("cannot find slurmd of node %s: %s", name, d.ending())
 	}
-	stat, err := site.ReadStat(d.cmd.Process.Pid)
+	stat, err := ReadStat(d.cmd.Process.Pid)
 	return stat.Process, err
+}
+
+// statLimit is longer than an attack of the soak lasts.
+const statLimit = 15 * time.Second
+
+// ReadStat is proc.ReadStat, and asks again while the process does not answer. A test process plays many nodes, and
+// each of them looks at all processes of the machine. When some of these are in the middle of an exec, all readers of
+// the test process are taken for a moment, and a healthy process seems silent.
+func ReadStat(pid int) (stat site.Stat, err error) {
+	for until := time.Now().Add(statLimit); ; time.Sleep(100 * time.Millisecond) {
+		stat, err = site.ReadStat(pid)
+		if !errors.Is(err, proc.ErrSilent) || time.Now().After(until) {
+			return stat, err
+		}
+	}
 }
 
 // powerLimit bounds the time until the processes of a node are dead. On a busy machine this takes some seconds.

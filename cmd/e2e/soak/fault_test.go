@@ -223,7 +223,7 @@ func (v *jobRun) hook(program string) (site.Process, error) {
 	for {
 		content, _ := os.ReadFile(path)
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil {
-			stat, err := site.ReadStat(pid)
+			stat, err := lab.ReadStat(pid)
 			v.late = err != nil || !stat.Running() || !strings.Contains(commandLine(pid), v.Top)
 			return stat.Process, nil
 		}

@@ -281,7 +281,7 @@ func (v *jobRun) compute() error {
 	v.running = make([][]site.Process, len(v.steps))
 	for n, output := range v.outputs(v.id) {
 		for _, pid := range programs(output) {
-			if stat, err := site.ReadStat(pid); err == nil {
+			if stat, err := lab.ReadStat(pid); err == nil {
 				v.running[n] = append(v.running[n], stat.Process)
 			}
 		}

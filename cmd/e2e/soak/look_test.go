@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
 
@@ -143,7 +144,7 @@ func (n *soakNode) processesOf(id int) []string {
 			continue
 		}
 		pid, _ := strconv.Atoi(filepath.Base(folder))
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+		if stat, err := lab.ReadStat(pid); err == nil && stat.Running() {
 			found = append(found, fmt.Sprintf("process %d %s", pid, commandLine(pid)))
 		}
 	}

@@ -75,9 +75,10 @@ func (s *soak) shareOnce(name string) error {
 	return nil
 }
 
-// sharesEnd waits until this many jobs of a name have ended.
+// sharesEnd waits until this many jobs of a name have ended. At the start of a soak all nodes have jobs at once, and
+// two cores take a minute for them.
 func (s *soak) sharesEnd(title string, count int) error {
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); site.Sleep(s.Ctx, lookEvery) {
+	for deadline := time.Now().Add(jobLimit); time.Now().Before(deadline); site.Sleep(s.Ctx, lookEvery) {
 		jobs, _ := s.queue.of(title)
 		over := 0
 		for _, j := range jobs {
