@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
 
@@ -81,7 +81,7 @@ func (w *watch) group(cmd *exec.Cmd) *exec.Cmd {
 	w.T.Helper()
 	cmd.SysProcAttr.Setpgid = true
 	w.a.goesOn(cmd)
-	w.T.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+	w.T.Cleanup(func() { node.SignalGroup(cmd, unix.SIGKILL) })
 	return cmd
 }
 
@@ -232,7 +232,7 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("the epilog took %v", took)
 			}
-			_ = syscall.Kill(-flipping, syscall.SIGKILL)
+			node.SignalGroup(flipping, unix.SIGKILL)
 			stop()
 			w.Gone(w.Guard)
 			w.Clean()
@@ -240,12 +240,11 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 	}
 }
 
-// flips lets a user's file take the devices' place until the guard has seen a change. It returns the attack's process
-// group.
-func (w *watch) flips(file string, stop func()) (group int) {
+// flips lets a user's file take the devices' place until the guard has seen a change. It returns the attack.
+func (w *watch) flips(file string, stop func()) (group *exec.Cmd) {
 	w.T.Helper()
 	for range 10 { // the time between the look and the duplicate is short, so most attempts miss it
-		group = w.group(w.a.as(e2e.UID, w.a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), file)).Process.Pid
+		group = w.group(w.a.as(e2e.UID, w.a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), file))
 		w.T.Cleanup(stop) // this runs before the cleanup of the attack, which cannot end without it
 		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if strings.Contains(w.Log(), "a process changes its files while they are looked at") {

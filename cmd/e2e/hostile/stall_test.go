@@ -5,16 +5,17 @@ package hostile_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
 
@@ -140,10 +141,10 @@ func hostileTakersThatStay(t *testing.T) {
 		job.UID, job.GID = user, user
 		a.opens(job)
 		w := &watch{Shared: &e2e.Shared{Node: a.Node, Job: job, Guard: a.Lease(number).Guard}, a: a}
-		var groups []int
+		var groups []*exec.Cmd
 		for range atOnce {
 			line := []string{a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), filepath.Join(dir, "file")}
-			groups = append(groups, w.group(a.as(user, line...)).Process.Pid)
+			groups = append(groups, w.group(a.as(user, line...)))
 			t.Cleanup(stop) // this runs before the cleanup of the attack, which cannot end without it
 		}
 		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -155,7 +156,7 @@ func hostileTakersThatStay(t *testing.T) {
 		}
 		a.withstands(job, "epilog")
 		for _, group := range groups {
-			_ = syscall.Kill(-group, syscall.SIGKILL)
+			node.SignalGroup(group, unix.SIGKILL)
 		}
 		t.Logf("after job %d, %d of root's processes hang", number, count())
 	}

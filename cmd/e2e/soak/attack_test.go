@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
 
@@ -148,7 +149,7 @@ func (v *jobRun) attackAs(user uint32, file *os.File, line ...string) (*attackGr
 }
 
 func (a *attackGroup) end() {
-	_ = unix.Kill(-a.cmd.Process.Pid, unix.SIGKILL)
+	node.SignalGroup(a.cmd, unix.SIGKILL)
 	_ = a.cmd.Wait()
 }
 

@@ -82,13 +82,29 @@ func check(tree fs.FS, files []string) (wrong []string, err error) {
 		}
 		n, tooLong := lengths(name, content)
 		long += n
-		wrong = append(append(wrong, tooLong...), names.check(name, content)...)
+		wrong = slices.Concat(wrong, tooLong, names.check(name, content), groups(name, content))
 	}
 	if long > allowed {
 		const sentence = "%d lines of Go are longer than %d columns, and %d may be: shorten those that you have added"
 		wrong = append(wrong, fmt.Sprintf(sentence, long, columns, allowed))
 	}
 	return wrong, nil
+}
+
+// killers signal process groups by number, and know that the leader is not reaped.
+var killers = []string{"cmd/internal/tune/run.go", "mpirun-wrap/daemon.go", "site/lab/room/process.go", "site/mps/run.go", "site/sim/node/group.go"}
+
+// groups returns an error for each line that signals a process group by its number, except in the files of killers. After
+// the leader was waited for, another program's group may have that number.
+func groups(name string, content []byte) (wrong []string) {
+	number := 0
+	for line := range bytes.Lines(content) {
+		number++
+		if bytes.Contains(line, []byte(".Kill("+"-")) && !slices.Contains(killers, name) {
+			wrong = append(wrong, fmt.Sprintf("%s:%d: the group may be another program's by now: use node.SignalGroup in tests", name, number))
+		}
+	}
+	return wrong
 }
 
 const spdx = "SPDX-License-Identifier: Apache-2.0"

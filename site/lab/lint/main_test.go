@@ -117,3 +117,13 @@ func TestLengths(t *testing.T) {
 		t.Errorf("%v, found %q", err, found)
 	}
 }
+
+func TestGroups(t *testing.T) {
+	text := []byte("package a\n\nfunc end(pid int) { _ = unix.Kill(" + "-pid, 9) }\n")
+	if wrong := groups("a.go", text); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "a.go:3: ") {
+		t.Errorf("found %q", wrong)
+	}
+	if wrong := groups("site/sim/node/group.go", text); len(wrong) > 0 {
+		t.Errorf("found %q", wrong)
+	}
+}

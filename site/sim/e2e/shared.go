@@ -23,6 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"golang.org/x/sys/unix"
 )
 
 // Shared is a job on a simulated node whose clients share one GPU. Only the prolog's daemon and its guard run beside
@@ -114,7 +115,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 		s.T.Fatal(err)
 	}
 	r := &Running{cmd, s, bufio.NewReader(out), strings.Join(cmd.Args, " "), 0}
-	s.T.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); _ = cmd.Wait() })
+	s.T.Cleanup(func() { node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
 	return r
 }
 
@@ -248,9 +249,7 @@ const Slack = 10 * time.Second
 // Kill ends a client with SIGKILL and waits until it has ended.
 func (r *Running) Kill() {
 	r.s.T.Helper()
-	if err := syscall.Kill(-r.Process.Pid, syscall.SIGKILL); err != nil {
-		r.s.T.Fatal(err)
-	}
+	node.SignalGroup(r.Cmd, unix.SIGKILL)
 	r.Ends()
 }
 
