@@ -286,6 +286,28 @@ func TestQuitByASibling(t *testing.T) {
 	n.clean()
 }
 
+// The ranks end with their daemon, and the keeper asks it for clients while it starts it again. A control program that
+// asks is not taken for the daemon, which would stay when the step has ended.
+func TestAQuestionWhileTheDaemonStarts(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	const program = "nvidia-cuda-mps-control"
+	slow := filepath.Join(n.home, "slow")
+	script := fmt.Sprintf("#!/bin/sh\n[ $# != 0 ] || sleep 0.3\nexec %s \"$@\"\n", n.Sim.Program(program))
+	if err := errors.Join(os.Mkdir(slow, 0o755), node.WriteProgram(filepath.Join(slow, program), []byte(script))); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		var ranks []*process
+		for i := range 2 {
+			ranks = append(ranks, n.start(append(inStep(7, 0, i, 2), "PATH="+slow+":/usr/bin:/bin"), n.spin("60")...))
+		}
+		ready(ranks...)
+		kill(n.daemons()...)
+		ends(1, ranks...)
+		n.clean()
+	}
+}
+
 // The user's shell names another daemon, for example that of the default directory. The ranks have their own daemon, and
 // the other one stays as it is.
 func TestDefaultDirectory(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -148,6 +149,7 @@ type keeper struct {
 	job     lease.Job
 	folders lease.Daemon // the daemon without its process
 	process atomic.Pointer[site.Process]
+	control sync.Mutex // of the control program while the daemon is started or asked: see ControlProgram.Start
 	store   *lease.Store
 	clients func() int // that the guard sees
 }
@@ -292,7 +294,9 @@ func (k *keeper) startDaemon() error {
 func (k *keeper) startOnce() error {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTime/2)
 	defer cancel()
+	k.control.Lock()
 	started, err := k.program.Start(ctx, k.job, k.folders)
+	k.control.Unlock()
 	if err != nil {
 		return err
 	}
@@ -467,6 +471,8 @@ func (k *keeper) hasClient() bool {
 	if k.clients() == 0 || k.process.Load() == nil {
 		return false
 	}
+	k.control.Lock()
+	defer k.control.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	clients, err := k.program.Clients(ctx, k.job, k.daemon())
