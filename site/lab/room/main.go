@@ -72,6 +72,7 @@ func allParts() []part {
 		{"own-next", "a member of half the memory is killed, the next starts at once", 3, []string{withOwn, ownBeside}, 0, 50 * time.Second, tryNext},
 		{"own-slots", "12 members of 46 % of the memory in 2 slots", 1, []string{withOwn, ownBeside}, 0, 70 * time.Second, trySlots},
 		{"own-signals", "daemon and server get the signals of a step", 1, []string{withOwn}, 0, 60 * time.Second, trySignals},
+		{"own-daemon", "the daemon is killed, and its four clients end", 8, []string{withOwn}, 0, 60 * time.Second, tryDaemonKilled},
 		{"own-cost", "times of the wrapper", 1, []string{withGuard, withOwn}, 0, 90 * time.Second, tryOwnCost},
 		{"cost", "times of the wrapper and the guard", 1, guarded, 0, 90 * time.Second, tryCost},
 	}

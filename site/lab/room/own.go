@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -91,12 +92,21 @@ func (l *lane) closeOwn(ctx context.Context) error {
 			found, _ := filepath.Glob(filepath.Join(folder, fmt.Sprintf("slurm-mps-%d-*", l.r.user.UID)))
 			left = append(left, found...)
 		}
-		return len(left) == 0
+		daemons, err := l.r.daemonsOfOwn()
+		for _, p := range daemons {
+			left = append(left, "a process of MPS, "+p.String())
+		}
+		return len(left) == 0 && err == nil
 	}
 	if !until(ctx, 15*time.Second, gone) {
 		return fmt.Errorf("left behind by --own: %q", left)
 	}
 	return nil
+}
+
+// daemonsOfOwn returns the daemons of the user's steps and their servers.
+func (r *room) daemonsOfOwn() ([]site.Process, error) {
+	return r.node.Below(fmt.Sprintf("/tmp/slurm-mps-%d-", r.user.UID))
 }
 
 // rootOfOwn is the --root of the ranks: "" on a real node.
@@ -152,6 +162,42 @@ func tryOwnCost(ctx context.Context, l *lane, _ int) (record, error) {
 	return record{Valid: true, Good: true, Values: values}, l.openOwn(ctx)
 }
 
+// tryDaemonKilled kills the daemon of four clients with its server. The clients end with CUDA's error, the keeper starts
+// the daemon again while they end, and nothing stays.
+func tryDaemonKilled(ctx context.Context, l *lane, trial int) (record, error) {
+	l.killAll()
+	if err := l.closeOwn(ctx); err != nil {
+		return record{}, err
+	}
+	var options [][]string
+	for i := range 4 {
+		options = append(options, []string{fmt.Sprintf("d%d-%d", i, trial), "role=neighbour"})
+	}
+	all, err := l.python(options...)
+	for _, k := range all {
+		err = errors.Join(err, k.await(ctx, "ready", 30*time.Second))
+	}
+	if err != nil {
+		return record{}, err
+	}
+	daemons, err := l.r.daemonsOfOwn()
+	for _, p := range daemons {
+		err = errors.Join(err, p.Kill(unix.SIGKILL))
+	}
+	began := time.Now()
+	ended := until(ctx, 20*time.Second, func() bool {
+		return !slices.ContainsFunc(all, func(k rank) bool { _, lives := k.proc(); return lives })
+	})
+	took := time.Since(began).Seconds()
+	l.killAll()
+	left := l.closeOwn(ctx)
+	values := map[string]any{"processes": len(daemons), "clients_ended": ended, "ended_s": took, "closed_s": time.Since(began).Seconds()}
+	if left != nil {
+		values["left"] = left.Error()
+	}
+	return record{Valid: len(daemons) > 1, Good: ended && left == nil, Values: values}, errors.Join(err, l.openOwn(ctx))
+}
+
 // speedTime is the time in which the kernels of clients are counted.
 const speedTime = 5 * time.Second
 
@@ -198,7 +244,7 @@ func trySignals(ctx context.Context, l *lane, _ int) (record, error) {
 		return record{}, err
 	}
 	values := map[string]any{"lost_before": before}
-	daemons, err := l.r.node.Below(fmt.Sprintf("/tmp/slurm-mps-%d-", l.r.user.UID))
+	daemons, err := l.r.daemonsOfOwn()
 	for _, signal := range stepSignals {
 		for _, p := range daemons {
 			err = errors.Join(err, p.Kill(signal))
