@@ -80,9 +80,12 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 	for _, at := range sample(points, 40) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
-			hit := n.reached(at)
+			hit, served := n.reached(at), false
 			_, ranks := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
-				if daemons := n.daemons(); len(daemons) > 0 && hit(e) {
+				// The guard's effects may come later this time. Below a daemon that dies when it has served, a rank may
+				// compute without MPS: docs/limits.md.
+				served = served || strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, ticket)
+				if daemons := n.daemons(); len(daemons) > 0 && hit(e) && !served {
 					kill(daemons...)
 				}
 				return false
