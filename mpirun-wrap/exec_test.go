@@ -121,7 +121,7 @@ func (r *rank) start(line ...string) {
 	}
 	r.ended = make(chan struct{})
 	go func() { _ = r.cmd.Wait(); close(r.ended) }()
-	r.t.Cleanup(func() { node.SignalGroup(r.cmd, unix.SIGKILL); <-r.ended })
+	r.t.Cleanup(func() { _ = node.SignalGroup(r.cmd, unix.SIGKILL); <-r.ended })
 }
 
 // sh starts a shell script as a rank.

@@ -57,19 +57,24 @@ func (c *Cluster) NodeProc(name string) (site.Process, error) {
 	return stat.Process, err
 }
 
-// statLimit is longer than an attack of the soak lasts.
-const statLimit = 15 * time.Second
+// silentFor is longer than an attack of the soak lasts.
+const silentFor = 13 * time.Second
 
-// ReadStat is proc.ReadStat, and asks again while the process does not answer. A test process plays many nodes, and
-// each of them looks at all processes of the machine. When some of these are in the middle of an exec, all readers of
-// the test process are taken for a moment, and a healthy process seems silent.
-func ReadStat(pid int) (stat site.Stat, err error) {
-	for until := time.Now().Add(statLimit); ; time.Sleep(100 * time.Millisecond) {
-		stat, err = site.ReadStat(pid)
-		if !errors.Is(err, proc.ErrSilent) || time.Now().After(until) {
-			return stat, err
+// Heard calls ask again while a process does not answer. A test process plays many nodes, and each of them looks at all
+// processes of the machine. When some of these are in the middle of an exec, all readers of the test process are taken
+// for a moment, and a healthy process seems silent.
+func Heard(ask func() error) error {
+	for until := time.Now().Add(silentFor); ; time.Sleep(100 * time.Millisecond) {
+		if err := ask(); !errors.Is(err, proc.ErrSilent) || time.Now().After(until) {
+			return err
 		}
 	}
+}
+
+// ReadStat is proc.ReadStat of a process that is heard.
+func ReadStat(pid int) (stat site.Stat, err error) {
+	err = Heard(func() error { stat, err = site.ReadStat(pid); return err })
+	return stat, err
 }
 
 // powerLimit bounds the time until the processes of a node are dead. On a busy machine this takes some seconds.

@@ -21,8 +21,8 @@ import (
 const startDeadline = 10 * time.Second
 
 // Start starts a daemon as the job's user and returns its process. It finds the process among its own children, not
-// by a file that the user could write. So this process may not ask this daemon meanwhile: a control program that asks
-// looks like the daemon. The daemon listens when Start returns. The error of a failed start contains the end of the
+// by a file that the user could write. So this process may not ask this daemon at that time: a control program that
+// asks looks like the daemon. The daemon listens when Start returns. The error of a failed start contains the end of the
 // daemon's log.
 func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
 	started, err := c.start(ctx, job, d)

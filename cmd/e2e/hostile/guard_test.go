@@ -81,7 +81,7 @@ func (w *watch) group(cmd *exec.Cmd) *exec.Cmd {
 	w.T.Helper()
 	cmd.SysProcAttr.Setpgid = true
 	w.a.goesOn(cmd)
-	w.T.Cleanup(func() { node.SignalGroup(cmd, unix.SIGKILL) })
+	w.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL) })
 	return cmd
 }
 
@@ -232,7 +232,7 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("the epilog took %v", took)
 			}
-			node.SignalGroup(flipping, unix.SIGKILL)
+			_ = node.SignalGroup(flipping, unix.SIGKILL)
 			stop()
 			w.Gone(w.Guard)
 			w.Clean()

@@ -156,7 +156,7 @@ func hostileTakersThatStay(t *testing.T) {
 		}
 		a.withstands(job, "epilog")
 		for _, group := range groups {
-			node.SignalGroup(group, unix.SIGKILL)
+			_ = node.SignalGroup(group, unix.SIGKILL)
 		}
 		t.Logf("after job %d, %d of root's processes hang", number, count())
 	}

@@ -137,7 +137,7 @@ func (n testNode) startAs(uid uint32, env []string, line ...string) *process {
 		p.took = time.Since(began)
 		close(p.ended)
 	}()
-	n.T.Cleanup(func() { node.SignalGroup(p.cmd, unix.SIGKILL); <-p.ended })
+	n.T.Cleanup(func() { _ = node.SignalGroup(p.cmd, unix.SIGKILL); <-p.ended })
 	return p
 }
 

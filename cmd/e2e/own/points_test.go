@@ -68,11 +68,13 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	n := newTestNode(t, node.H200)
 	dir := n.folderOf(7)
-	ticket := filepath.Join(dir, "tickets")
+	serves := func(e faultinject.Effect) bool {
+		return strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, filepath.Join(dir, "tickets"))
+	}
 	points := n.points(func(kill func(faultinject.Effect) bool) faultinject.Result {
 		served := false
 		result, _ := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
-			served = served || strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, ticket)
+			served = served || serves(e)
 			return !served && len(n.daemons()) > 0 && kill(e)
 		})
 		return result
@@ -84,7 +86,7 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 			_, ranks := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
 				// The guard's effects may come later this time. Below a daemon that dies when it has served, a rank may
 				// compute without MPS: docs/limits.md.
-				served = served || strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, ticket)
+				served = served || serves(e)
 				if daemons := n.daemons(); len(daemons) > 0 && hit(e) && !served {
 					kill(daemons...)
 				}

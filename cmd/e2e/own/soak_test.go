@@ -159,7 +159,7 @@ func (n testNode) strike(p plan, ranks []*process) (killed []bool) {
 		for i, r := range ranks {
 			if which(i) && !r.over() {
 				killed[i] = true
-				node.SignalGroup(r.cmd, unix.SIGKILL)
+				_ = node.SignalGroup(r.cmd, unix.SIGKILL)
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func (n testNode) strike(p plan, ranks []*process) (killed []bool) {
 	case term:
 		for i, r := range ranks {
 			killed[i] = true
-			node.SignalGroup(r.cmd, unix.SIGTERM)
+			_ = node.SignalGroup(r.cmd, unix.SIGTERM)
 		}
 		n.terminate()
 	case everything:

@@ -149,7 +149,7 @@ func (v *jobRun) attackAs(user uint32, file *os.File, line ...string) (*attackGr
 }
 
 func (a *attackGroup) end() {
-	node.SignalGroup(a.cmd, unix.SIGKILL)
+	_ = node.SignalGroup(a.cmd, unix.SIGKILL)
 	_ = a.cmd.Wait()
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"golang.org/x/sys/unix"
 )
@@ -365,14 +364,7 @@ func (v *jobRun) reboot() error {
 	return nil
 }
 
-// send sends a signal. On a loaded machine the kernel's account of a process may come late, and another job's attack may
-// use up the readers, so send tries again for as long as an attack lasts.
+// send sends a signal, as soon as the process is heard.
 func send(p site.Process, signal unix.Signal) error {
-	for until := time.Now().Add(attackLasts + 10*time.Second); ; {
-		err := p.Kill(signal)
-		if !errors.Is(err, proc.ErrSilent) || time.Now().After(until) {
-			return err
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+	return lab.Heard(func() error { return p.Kill(signal) })
 }

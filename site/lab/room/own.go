@@ -162,8 +162,8 @@ func tryOwnCost(ctx context.Context, l *lane, _ int) (record, error) {
 	return record{Valid: true, Good: true, Values: values}, l.openOwn(ctx)
 }
 
-// tryDaemonKilled kills the daemon of four clients with its server. The clients end with CUDA's error, the keeper starts
-// the daemon again while they end, and nothing stays.
+// tryDaemonKilled kills the daemon of four clients with its server. The clients end, the keeper starts the daemon again
+// while they end, and nothing stays.
 func tryDaemonKilled(ctx context.Context, l *lane, trial int) (record, error) {
 	l.killAll()
 	if err := l.closeOwn(ctx); err != nil {

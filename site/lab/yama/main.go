@@ -197,7 +197,7 @@ func (t *trials) try(scope int, w way) (r result) {
 		err = t.after(&r, &all)
 	}
 	for _, p := range all {
-		node.SignalGroup(p.cmd, unix.SIGKILL)
+		_ = node.SignalGroup(p.cmd, unix.SIGKILL)
 		until(p.over)
 		r.Said = append(r.Said, messages.FindAllString(p.text(), -1)...)
 	}

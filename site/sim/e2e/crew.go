@@ -45,7 +45,7 @@ func (p Node) LaunchAs(user uint32, n int, extra []string, line ...string) Crew 
 			p.T.Fatal(err)
 		}
 		go func() { _ = cmd.Wait(); close(ended) }()
-		p.T.Cleanup(func() { node.SignalGroup(cmd, unix.SIGKILL); <-ended })
+		p.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); <-ended })
 		c.ranks, c.said, c.ended = append(c.ranks, cmd), append(c.said, said), append(c.ended, ended)
 	}
 	return c

@@ -115,7 +115,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 		s.T.Fatal(err)
 	}
 	r := &Running{cmd, s, bufio.NewReader(out), strings.Join(cmd.Args, " "), 0}
-	s.T.Cleanup(func() { node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
+	s.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
 	return r
 }
 
@@ -249,7 +249,9 @@ const Slack = 10 * time.Second
 // Kill ends a client with SIGKILL and waits until it has ended.
 func (r *Running) Kill() {
 	r.s.T.Helper()
-	node.SignalGroup(r.Cmd, unix.SIGKILL)
+	if err := node.SignalGroup(r.Cmd, unix.SIGKILL); err != nil {
+		r.s.T.Fatal(err)
+	}
 	r.Ends()
 }
 

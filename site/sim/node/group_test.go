@@ -44,7 +44,9 @@ func TestSignalGroup(t *testing.T) {
 			} else {
 				time.Sleep(50 * time.Millisecond)
 			}
-			SignalGroup(leader, syscall.SIGKILL)
+			if err := SignalGroup(leader, syscall.SIGKILL); (err != nil) != c.reaped {
+				t.Errorf("the signal: %v", err)
+			}
 			if line, _ := lines.ReadString('\n'); line != c.left {
 				t.Errorf("the member of the group prints %q, want %q", line, c.left)
 			}
