@@ -70,7 +70,8 @@ func (g GPU) DropContext(pid int) error {
 }
 
 // Start returns the start time of a living process, field 22 of /proc/PID/stat. ok is false for a zombie and if there
-// is no process.
+// is no process. A process whose first thread has ended looks like a zombie and lives while it has other threads: the
+// real driver serves it (seen on an H100).
 func Start(pid int) (start uint64, ok bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -80,7 +81,10 @@ func Start(pid int) (start uint64, ok bool) {
 	// its end.
 	_, rest, found := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
 	fields := strings.Fields(rest)
-	if !found || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+	if !found || len(fields) < 20 {
+		return 0, false
+	}
+	if ended := fields[0] == "Z" || fields[0] == "X"; ended && fields[17] == "1" { // no thread but the first
 		return 0, false
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)

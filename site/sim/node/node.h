@@ -149,19 +149,21 @@ static inline int node_lock(const char *dir)
 	return fd;
 }
 
-/* node_start reads a living process's start time. It returns -ESRCH for a zombie and if there is no process. */
+/* node_start reads a living process's start time. It returns -ESRCH for a zombie and if there is no process. A process
+ * whose first thread has ended lives while it has other threads. */
 static inline int node_start(int pid, unsigned long long *start)
 {
 	char dir[32], stat[1024], state;
+	int threads;
 	snprintf(dir, sizeof dir, "/proc/%d", pid);
 	if (node_read(dir, "stat", stat, sizeof stat))
 		return -ESRCH;
 	/* Field 2 is the program's name in parentheses. The name may hold any character, so the fields are counted
 	 * from its end. */
 	char *rest = strrchr(stat, ')');
-	if (!rest || sscanf(rest, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &state, start) != 2)
+	if (!rest || sscanf(rest, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %d %*s %llu", &state, &threads, start) != 3)
 		return -ESRCH;
-	return state == 'Z' || state == 'X' ? -ESRCH : 0;
+	return (state == 'Z' || state == 'X') && threads <= 1 ? -ESRCH : 0;
 }
 
 /* node_locks locks a byte of a driver's file while any process has this open file. node_locked reports whether any

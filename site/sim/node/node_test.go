@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bufio"
 	"errors"
 	"os"
 	"os/exec"
@@ -11,8 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
 )
 
 func created(t *testing.T, models ...Model) Node {
@@ -361,5 +364,49 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	_, err := Open(dir)
 	if err == nil || !strings.HasPrefix(err.Error(), "cannot open simulated node "+dir) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A process lives while it has threads, also after its first thread has ended. The real driver serves it, and its
+// context ends with its last thread.
+func TestAContextLivesWithoutTheFirstThread(t *testing.T) {
+	library, err := firstthread.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for language, add := range map[string]func(GPU, Context) error{"Go": GPU.AddContext, "C": addInC(t)} {
+		gpu := created(t, H200).GPU(0)
+		cmd := exec.Command("sh", "-c", "echo ready; read x")
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library)
+		in, err1 := cmd.StdinPipe()
+		out, err2 := cmd.StdoutPipe()
+		if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		if stat, err := site.ReadStat(cmd.Process.Pid); err != nil || stat.State != 'Z' || stat.Threads < 2 {
+			t.Fatalf("the first thread has not ended: %+v, %v", stat, err)
+		}
+		added := Context{PID: cmd.Process.Pid, Type: Compute, MemoryMiB: 500, Instance: Whole}
+		added.Start, _ = Start(cmd.Process.Pid)
+		if err := add(gpu, added); err != nil {
+			t.Errorf("%s: %v", language, err)
+		}
+		if held, err := gpu.Contexts(); err != nil || len(held) != 1 {
+			t.Errorf("%s: while it lives: %v, %v", language, held, err)
+		}
+		in.Close()
+		for began := time.Now(); ; time.Sleep(time.Millisecond) { // it is a zombie until it is waited for
+			held, err := gpu.Contexts()
+			if err == nil && len(held) == 0 {
+				break
+			}
+			if time.Since(began) > 10*time.Second {
+				t.Fatalf("%s: after its end: %v, %v", language, held, err)
+			}
+		}
+		_ = cmd.Wait()
 	}
 }

@@ -5,10 +5,8 @@ package main
 import (
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -120,9 +118,8 @@ func (s *server) decided(g *gpu, c *context) {
 
 // gone reports whether a process has ended and so has closed its files.
 func gone(pid int) bool {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, found := strings.Cut(string(content), ") ")
-	return err != nil || found && (rest[0] == 'Z' || rest[0] == 'X')
+	_, lives := node.Start(pid)
+	return !lives
 }
 
 // held reports whether any process has both memory files of a client open. cuda.c locks a byte of each.
