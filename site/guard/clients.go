@@ -25,6 +25,7 @@ type client struct {
 	forkOf   int // the parent at the first scan
 	parent   int // at the first scan; 0 when the guard knows that the parent is not a control daemon
 	pidfd    int // readable when the process has ended
+	thread   int // the thread by which its files are read and duplicated
 	files    []*file
 	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
 	others   bool   // the client has GPUs of another job open, which may be the same user's
@@ -142,6 +143,7 @@ func (g *Guard) take(pid int, opened opened) {
 	} else if pollable(c.pidfd) { // the process has ended and the pid may be reused; its event will come
 		return
 	}
+	c.thread = opened.thread
 	g.addClosed(c, time.Now())
 	if opened.gpus != 0 || opened.others { // cuInit opens all GPUs of the node, then closes the unused ones (measured)
 		c.gpus, c.others = opened.gpus, opened.others
@@ -284,7 +286,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	}
 	now := time.Now()
 	return &client{
-		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, thread: pid, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
 		namespaced: status.Nested,
 	}, nil
 }
@@ -373,7 +375,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	if g.kernel.asks.mayAsk(c.proc.PID) != nil {
 		return // the next scan comes when the process answers
 	}
-	fd, err := g.takers.duplicate(c.proc.PID, c.pidfd, number, g.kernel.identity(k))
+	fd, err := g.duplicate(c, number, k)
 	switch {
 	case errors.Is(err, errSilent):
 		return
@@ -382,8 +384,12 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		return
 	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // the file was closed, or the process has ended
 		return
+	case errors.Is(err, errThread) && g.living[c.proc.PID] == nil:
+		g.dismissed[c.proc] = true
+		g.noteUnguarded(c.proc.PID, err)
+		return
 	case err != nil:
-		if errors.Is(err, unix.EPERM) { // the kernel logs each try, and does not change its answer
+		if errors.Is(err, unix.EPERM) || errors.Is(err, errThread) { // the kernel does not change its answer, and logs each EPERM
 			g.dismissed[c.proc] = true
 		}
 		g.state.Unheld++
@@ -396,6 +402,16 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	c.files = append(c.files, &file{fd, k, number, 1, c.proc})
 	g.files++
 	g.changed = true
+}
+
+// duplicate duplicates one file of a client.
+func (g *Guard) duplicate(c *client, number int, k kind) (fd int, err error) {
+	pidfd, err := g.kernel.filesOf(c)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(pidfd)
+	return g.takers.duplicate(c.proc.PID, pidfd, number, g.kernel.identity(k))
 }
 
 // setOwner records the older of two clients as a file's owner, because a fork may be scanned before its parent. Both
@@ -428,11 +444,11 @@ func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	if len(all) == 0 {
 		return nil, nil
 	}
-	pid := c.proc.PID
-	found, err := ask(g.kernel.asks, pid, func(step func()) (candidate, error) {
+	thread := c.thread
+	found, err := ask(g.kernel.asks, c.proc.PID, func(step func()) (candidate, error) {
 		for _, other := range all {
 			step()
-			if same, err := g.kernel.compare(other.file.fd, pid, number); same && err == nil {
+			if same, err := g.kernel.compare(other.file.fd, thread, number); same && err == nil {
 				return other, nil
 			}
 		}
@@ -495,11 +511,11 @@ func (g *Guard) addDead(c *client, now time.Time) {
 // addClosed treats the files that a living client has closed like those of a dead client. A client that execs another
 // program leaves work and GPU memory behind, as a dead client does.
 func (g *Guard) addClosed(c *client, now time.Time) {
-	pid, files := c.proc.PID, slices.Clone(c.files)
+	pid, thread, files := c.proc.PID, c.thread, slices.Clone(c.files)
 	closed, err := ask(g.kernel.asks, pid, func(step func()) (closed []*file, _ error) {
 		for _, f := range files {
 			step()
-			if same, err := g.kernel.compare(f.fd, pid, f.number); err == nil && !same || errors.Is(err, unix.EBADF) {
+			if same, err := g.kernel.compare(f.fd, thread, f.number); err == nil && !same || errors.Is(err, unix.EBADF) {
 				closed = append(closed, f)
 			}
 		}
@@ -509,8 +525,8 @@ func (g *Guard) addClosed(c *client, now time.Time) {
 		return
 	}
 	// A process that is killed has closed its files some time before its end is reported. They are the files of a dead
-	// client then: its work may be in flight. The descriptors cannot be read either if the first thread has ended.
-	if stat, err := g.kernel.stat(pid); err != nil || stat.State == 'Z' || stat.Exiting {
+	// client then: its work may be in flight. The descriptors cannot be read either if the thread has ended.
+	if stat, err := g.kernel.threadStat(pid, thread); err != nil || stat.State == 'Z' || stat.Exiting {
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
@@ -554,7 +570,7 @@ func (k *kernel) sameProgram(a, b int) (bool, error) {
 func (k *kernel) program(pid int) (identity, error) {
 	return ask(k.asks, pid, func(func()) (identity, error) {
 		var st unix.Statx_t
-		err := statx(unix.AT_FDCWD, fmt.Sprintf("/proc/%d/exe", pid), 0, &st)
+		err := statx(unix.AT_FDCWD, proc.Folder(pid)+"/exe", 0, &st)
 		return identityOf(&st), err
 	})
 }

@@ -119,7 +119,7 @@ func keepFiles() {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
-	_ = proc.EachDescriptor(os.Getpid(), func(_, fd int) bool { // a kernel before 5.11
+	_, _ = proc.EachDescriptor(os.Getpid(), func(_, fd int) bool { // a kernel before 5.11
 		if fd > 2 {
 			unix.CloseOnExec(fd)
 		}

@@ -51,6 +51,8 @@ type kernel struct {
 	asks   *asker
 	// memories caches the memory of control groups, by their folders, since the last check.
 	memories map[string]memory
+	// threadPidfd opens a pidfd of a thread, since Linux 6.9.
+	threadPidfd func(thread int) (int, error)
 }
 
 // device is one of the driver's files.
@@ -62,7 +64,8 @@ type device struct {
 func newKernel(o Options) *kernel {
 	k := &kernel{
 		folder: o.Devices, minors: o.Minors, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(),
-		memories: map[string]memory{},
+		memories:    map[string]memory{},
+		threadPidfd: func(thread int) (int, error) { return unix.PidfdOpen(thread, unix.PIDFD_THREAD) },
 	}
 	k.findDevices()
 	return k
@@ -114,6 +117,7 @@ func (k *kernel) identity(wanted kind) identity {
 
 // opened are a process's descriptors of the driver's files.
 type opened struct {
+	thread          int // the thread that has them
 	control, memory []int
 	gpus            uint64 // bit n: GPU n of the job
 	others          bool   // a GPU of another job
@@ -127,7 +131,7 @@ func (k *kernel) openedBy(pid, max int) (opened, error) {
 }
 
 func openedBy(ids map[identity]device, pid, max int, step func()) (o opened, err error) {
-	err = proc.EachDescriptor(pid, func(folder, number int) bool {
+	o.thread, err = proc.EachDescriptor(pid, func(folder, number int) bool {
 		step()
 		o.scanned++
 		d, ok := deviceAt(ids, folder, strconv.Itoa(number))
@@ -169,7 +173,7 @@ func statx(dir int, name string, flags int, st *unix.Statx_t) error {
 func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
 	return ask(k.asks, pid, func(step func()) (map[string]bool, error) {
 		pipes, scanned := map[string]bool{}, 0
-		err := proc.EachDescriptor(pid, func(folder, number int) bool {
+		_, err := proc.EachDescriptor(pid, func(folder, number int) bool {
 			step()
 			var target [64]byte
 			n, err := unix.Readlinkat(folder, strconv.Itoa(number), target[:])
@@ -183,8 +187,8 @@ func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
 	})
 }
 
-// compare reports whether a descriptor of this process and a descriptor of another process are the same open file.
-// The error is EBADF if the other process has closed its descriptor. It is called within ask.
+// compare reports whether a descriptor of this process and a descriptor of another process's thread are the same open
+// file. The error is EBADF if the other process has closed its descriptor. It is called within ask.
 func (k *kernel) compare(fd, pid, number int) (bool, error) {
 	const kcmpFile = 0
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(fd), uintptr(number), 0)
@@ -212,6 +216,27 @@ func (k *kernel) pidfd(pid int) (int, error) {
 	return fd, nil
 }
 
+// errThread means that a process's files cannot be duplicated, because its first thread has ended.
+var errThread = errors.New("its first thread has ended, and this kernel duplicates the files of such a process only since Linux 6.9")
+
+// filesOf opens a pidfd by which a client's files can be duplicated: its own, or that of its first living thread.
+func (k *kernel) filesOf(c *client) (pidfd int, err error) {
+	if c.thread == c.proc.PID {
+		return unix.FcntlInt(uintptr(c.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	pidfd, err = k.threadPidfd(c.thread)
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return -1, errThread
+	case err != nil:
+		return -1, fmt.Errorf("cannot open a pidfd of a thread: %w", err)
+	case !proc.HasThread(c.proc.PID, c.thread): // another process may have the number by now
+		unix.Close(pidfd)
+		return -1, unix.ESRCH
+	}
+	return pidfd, nil
+}
+
 // ended reports whether a process is known to have ended.
 func (k *kernel) ended(p site.Process) bool {
 	stat, err := k.stat(p.PID)
@@ -219,6 +244,11 @@ func (k *kernel) ended(p site.Process) bool {
 		return false
 	}
 	return err != nil || stat.Process != p || !stat.Running()
+}
+
+// threadStat returns the state of a client's thread.
+func (k *kernel) threadStat(pid, thread int) (site.Stat, error) {
+	return ask(k.asks, pid, func(func()) (site.Stat, error) { return proc.ReadThreadStat(pid, thread) })
 }
 
 // stat returns the state of a process.

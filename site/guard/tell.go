@@ -45,7 +45,7 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 			nearest = other
 		}
 	}
-	pidfd, err := unix.FcntlInt(uintptr(nearest.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	pidfd, err := g.kernel.filesOf(nearest)
 	if err != nil {
 		return
 	}

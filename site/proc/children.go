@@ -16,7 +16,7 @@ func Children(pid int) []int {
 	var pids []int
 	lists := 0
 	_ = EachThread(pid, func(thread int) bool {
-		content, err := ReadFile(folder(pid)+"/task/"+strconv.Itoa(thread)+"/children", maxList)
+		content, err := ReadFile(threadFolder(pid, thread)+"/children", maxList)
 		if err != nil {
 			return true // that thread has ended, or the kernel has no such file
 		}

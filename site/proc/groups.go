@@ -15,7 +15,7 @@ type ControlGroup struct {
 
 // GroupsOf returns the control groups of a process, from /proc/PID/cgroup.
 func GroupsOf(pid int) ([]ControlGroup, error) {
-	content, err := ReadFile(folder(pid)+"/cgroup", 16<<10)
+	content, err := ReadFile(Folder(pid)+"/cgroup", 16<<10)
 	if err != nil {
 		return nil, fmt.Errorf("cannot see control group of pid %d: %w", pid, err)
 	}

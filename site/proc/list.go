@@ -4,6 +4,7 @@ package proc
 
 import (
 	"fmt"
+	"io/fs"
 	"strconv"
 	"unsafe"
 
@@ -34,9 +35,24 @@ func EachThread(pid int, each func(thread int) bool) error {
 }
 
 // EachDescriptor calls each with the descriptors of a process, until a call returns false. The folder is open and has
-// their links by number. The call waits while the process is in an exec (see ErrSilent).
-func EachDescriptor(pid int, each func(folder, number int) bool) error {
-	return eachNumber(folder(pid)+"/fd", each)
+// their links by number. The call waits while the process is in an exec (see ErrSilent). It returns the thread that has
+// them, which is pid as long as the first thread lives.
+func EachDescriptor(pid int, each func(folder, number int) bool) (thread int, err error) {
+	listed := false
+	err = eachNumber(folder(pid)+"/fd", func(folder, number int) bool {
+		listed = true
+		return each(folder, number)
+	})
+	if listed { // the usual case costs nothing more
+		return pid, err
+	}
+	switch thread = Thread(pid); thread {
+	case 0:
+		return pid, fmt.Errorf("process %d has ended: %w", pid, fs.ErrNotExist)
+	case pid:
+		return pid, err
+	}
+	return thread, eachNumber(threadFolder(pid, thread)+"/fd", each)
 }
 
 func folder(pid int) string { return "/proc/" + strconv.Itoa(pid) }

@@ -19,4 +19,4 @@ func InOwnNamespace(kind string) bool {
 }
 
 // Namespace returns the kernel's name for a process's namespace of a kind, as in "mnt:[4026531841]".
-func Namespace(pid int, kind string) (string, error) { return os.Readlink(folder(pid) + "/ns/" + kind) }
+func Namespace(pid int, kind string) (string, error) { return os.Readlink(Folder(pid) + "/ns/" + kind) }

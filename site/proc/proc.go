@@ -28,6 +28,12 @@ func Exists(pid int) bool {
 	return unix.Lstat(folder(pid), &st) == nil
 }
 
+// HasThread reports whether a process has a thread with this number.
+func HasThread(pid, thread int) bool {
+	var st unix.Stat_t
+	return unix.Lstat(threadFolder(pid, thread), &st) == nil
+}
+
 // SetNice sets the nice value of all threads of a process, as far as this process may. In Linux each thread has its
 // own, and a new thread takes that of the thread that created it.
 func SetNice(pid, nice int) {
@@ -58,7 +64,7 @@ func Owner(pid int) (uid uint32, ok bool) {
 //
 //	2104 1340 1210 211 0 410 0
 func Resident(pid int) uint64 {
-	content, err := ReadFile(folder(pid)+"/statm", 256)
+	content, err := ReadFile(Folder(pid)+"/statm", 256)
 	fields := strings.Fields(string(content))
 	if err != nil || len(fields) < 2 {
 		return 0
@@ -86,12 +92,22 @@ func (s Status) Stopped() bool { return s.State == 'T' || s.State == 't' }
 // maxStatus is above the length of the file, which has some 60 lines.
 const maxStatus = 16 << 10
 
-// ReadStatus reads /proc/PID/status.
-func ReadStatus(pid int) (Status, error) { return readStatus(folder(pid)) }
+// ReadStatus reads /proc/PID/status. If the first thread has ended, its state, tracer and users are those of the first living
+// thread.
+func ReadStatus(pid int) (Status, error) {
+	s, err := readStatus(folder(pid))
+	if err != nil || !ended(s.State) || s.Threads <= 1 {
+		return s, err
+	}
+	if living, err := ReadThread(pid, Thread(pid)); err == nil {
+		s.State, s.Tracer, s.UIDs = living.State, living.Tracer, living.UIDs
+	}
+	return s, nil
+}
 
 // ReadThread reads /proc/PID/task/THREAD/status.
 func ReadThread(pid, thread int) (Status, error) {
-	return readStatus(folder(pid) + "/task/" + strconv.Itoa(thread))
+	return readStatus(threadFolder(pid, thread))
 }
 
 func readStatus(folder string) (Status, error) {
@@ -170,7 +186,7 @@ func Programs(ctx context.Context, procs []Process) []Program {
 }
 
 func programOf(_ context.Context, p Process) (Program, error) {
-	link := folder(p.PID) + "/exe"
+	link := Folder(p.PID) + "/exe"
 	path, err := os.Readlink(link)
 	if err != nil {
 		return Program{}, err

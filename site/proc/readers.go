@@ -142,10 +142,10 @@ func (r *readers) leave(one *reader) {
 	}
 }
 
-// file returns a function that reads a file of /proc/PID.
+// file returns a function that reads a file of a process.
 func file[T any](r *readers, name string, take func(io.Reader) (T, error)) taker[T] {
 	return func(ctx context.Context, p Process) (T, error) {
-		opened, err := r.open(folder(p.PID) + "/" + name)
+		opened, err := r.open(Folder(p.PID) + "/" + name)
 		if err != nil {
 			var none T
 			return none, err

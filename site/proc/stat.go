@@ -123,8 +123,15 @@ func Silence() string {
 }
 
 // readStat waits as long as the process is in an exec.
-func readStat(pid int) (Stat, error) {
-	content, err := ReadFile(folder(pid)+"/stat", 4096)
+func readStat(pid int) (Stat, error) { return readStatOf(folder(pid), pid) }
+
+// ReadThreadStat reads /proc/PID/task/THREAD/stat, and waits as long as the process is in an exec.
+func ReadThreadStat(pid, thread int) (Stat, error) {
+	return readStatOf(threadFolder(pid, thread), thread)
+}
+
+func readStatOf(folder string, pid int) (Stat, error) {
+	content, err := ReadFile(folder+"/stat", 4096)
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist
 	}
@@ -210,7 +217,7 @@ func pidsOf(procs []Process) []int {
 
 // dead reports whether a process has ended. If its first thread has ended and other threads run, a process looks like
 // a zombie. A user can bring the daemon into that state.
-func dead(state byte, threads int) bool { return (state == 'Z' || state == 'X') && threads <= 1 }
+func dead(state byte, threads int) bool { return ended(state) && threads <= 1 }
 
 // Running reports whether the process of a Stat is not a zombie.
 func (s Stat) Running() bool { return !dead(s.State, s.Threads) }

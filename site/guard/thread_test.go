@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"golang.org/x/sys/unix"
+)
+
+// withoutFirst runs a script in a shell whose first thread has ended.
+func (r *testGuard) withoutFirst(script string) *child {
+	r.t.Helper()
+	library, err := firstthread.Build(r.t.TempDir())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c := r.child("export LD_PRELOAD=" + library + "; exec /bin/sh -c '" + script + "'")
+	if stat, err := proc.ReadStat(c.Process.Pid); err != nil || stat.State != 'Z' || !stat.Running() {
+		r.t.Fatalf("the first thread has not ended: %+v, %v", stat, err)
+	}
+	return c
+}
+
+// A client whose first thread ended before it opened the driver's files is held like any other, also the file that it
+// opens in the place of a closed one. Its forks share its files.
+func TestAClientWithoutItsFirstThread(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	c := r.withoutFirst(opens + "echo ready; read x; exec 7<&- 7<nvidia-uvm; echo again; read x; exec 6<&-; echo closed; read x")
+	pid := c.Process.Pid
+	r.scanOne(pid)
+	held := r.living[pid]
+	if held == nil || len(held.files) != 3 || held.gpus != 1 || !held.seen || held.resident < 100<<10 || len(r.Guard.state.Unguarded) > 0 {
+		t.Fatalf("held: %+v, %+v", held, r.Guard.state)
+	}
+	if program, err := r.kernel.program(pid); err != nil || program == (identity{}) {
+		t.Errorf("its program: %+v, %v", program, err)
+	}
+	c.enter()
+	c.says("again")
+	r.scanOne(pid)
+	if len(held.files) != 3 || len(r.dead) != 1 || !r.dead[0].lives || len(r.dead[0].files) != 1 {
+		t.Fatalf("after a file was replaced: %+v, dead %+v", held, r.dead)
+	}
+	c.enter()
+	c.says("closed")
+	r.scanOne(pid)
+	if len(held.files) != 2 || len(r.dead) != 2 {
+		t.Fatalf("after a file was closed: %+v, dead %+v", held, r.dead)
+	}
+	c.kill()
+	if r.clientDied(pid, held.opened); len(r.dead) != 3 || r.dead[2].inOrder || len(r.dead[2].files) != 2 {
+		t.Errorf("after its death: %+v", r.dead)
+	}
+}
+
+// A client that has files before its first thread ends stays a client with these files.
+func TestAFirstThreadThatEndsLater(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	library, err := firstthread.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.child(opens + "echo ready; read x; export LD_PRELOAD=" + library + "; exec /bin/sh -c \"exec 9<nvidia-uvm; echo ready; read x\"")
+	r.scanOne(c.Process.Pid)
+	c.enter()
+	c.says("ready")
+	r.scanOne(c.Process.Pid)
+	if held := r.living[c.Process.Pid]; held == nil || len(held.files) != 4 || len(r.dead) > 0 {
+		t.Errorf("held: %+v, dead %+v", held, r.dead)
+	}
+}
+
+// Before Linux 6.9 no file of such a process can be duplicated. It is counted once as not guarded, with the cause, and
+// not asked again. A client that had files before is a client with these.
+func TestAClientWithoutItsFirstThreadOnAnOlderKernel(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	tries := 0
+	r.kernel.threadPidfd = func(int) (int, error) { tries++; return -1, unix.EINVAL }
+	c := r.withoutFirst(opens + waits)
+	for range 3 {
+		r.scanOne(c.Process.Pid)
+	}
+	state := r.Guard.state
+	if len(r.living) > 0 || state.Unheld != 0 || len(state.Unguarded) != 1 || state.Unguarded[0].Processes != 1 || tries != 1 {
+		t.Errorf("%+v, %d tries", state, tries)
+	}
+	if len(state.Unguarded) == 1 && state.Unguarded[0].Cause != errThread.Error() {
+		t.Errorf("the cause: %q", state.Unguarded[0].Cause)
+	}
+	c.kill()
+	if files := own(r.folder); len(files) > 0 {
+		t.Errorf("open: %q", files)
+	}
+}
+
+// A zombie is neither a client nor a process that is not guarded, also for a guard that may not read the folder of its
+// files.
+func TestAZombieIsNotUnguarded(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	c := r.child(opens + waits)
+	_ = c.Process.Kill()
+	for stat, err := proc.ReadStat(c.Process.Pid); err == nil && stat.Running(); {
+		stat, err = proc.ReadStat(c.Process.Pid)
+	}
+	_, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
+	r.noteUnguarded(c.Process.Pid, err)
+	if err == nil || len(r.Guard.state.Unguarded) > 0 {
+		t.Errorf("%v, %+v", err, r.Guard.state)
+	}
+}
+
+// A number that is another process's thread by now is not taken for the client's thread.
+func TestAThreadOfAnotherProcess(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	a, b := r.withoutFirst(opens+waits), r.withoutFirst(opens+waits)
+	before, _ := filepath.Glob("/proc/self/fd/*")
+	c := &client{proc: proc.Process{PID: a.Process.Pid}, pidfd: -1, thread: proc.Thread(b.Process.Pid)}
+	if fd, err := r.kernel.filesOf(c); err != unix.ESRCH {
+		t.Errorf("%d, %v", fd, err)
+	}
+	if after, _ := filepath.Glob("/proc/self/fd/*"); len(after) != len(before) {
+		t.Errorf("open before %q, after %q", before, after)
+	}
+}
