@@ -21,21 +21,23 @@ import (
 
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
-	proc     site.Process
-	forkOf   int // the parent at the first scan
-	parent   int // at the first scan; 0 when the guard knows that the parent is not a control daemon
-	pidfd    int // readable when the process has ended
-	thread   int // the thread by which its files are read and duplicated
-	files    []*file
-	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
-	others   bool   // the client has GPUs of another job open, which may be the same user's
-	seen     bool   // the client is counted in GuardState.ClientsSeen
-	opened   time.Time
-	died     time.Time
-	exit     exitStatus
-	inOrder  bool   // it has ended with status 0, or has closed its files itself
-	group    string // the memory control group, "" for none
-	resident uint64 // bytes of host memory at the last scan
+	proc    site.Process
+	forkOf  int // the parent at the first scan
+	parent  int // at the first scan; 0 when the guard knows that the parent is not a control daemon
+	pidfd   int // readable when the process has ended
+	thread  int // the thread by which its files are read and duplicated
+	files   []*file
+	gpus    uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
+	others  bool   // the client has GPUs of another job open, which may be the same user's
+	seen    bool   // the client is counted in GuardState.ClientsSeen
+	opened  time.Time
+	died    time.Time
+	exit    exitStatus
+	inOrder bool // it has ended with status 0, or has closed its files itself
+	// unsettled is set while its status is 0 or unknown, and a message about one of its threads may come.
+	unsettled bool
+	group     string // the memory control group, "" for none
+	resident  uint64 // bytes of host memory at the last scan
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort  bool
 	needed     bool // its room has been needed, so newcomers may be on their way
@@ -286,8 +288,8 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	}
 	now := time.Now()
 	return &client{
-		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, thread: pid, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
-		namespaced: status.Nested,
+		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, thread: pid,
+		opened: now, verify: now.Add(verifyAfter), group: g.kernel.memoryGroup(groups), namespaced: status.Nested,
 	}, nil
 }
 
@@ -389,7 +391,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		g.noteUnguarded(c.proc.PID, err)
 		return
 	case err != nil:
-		if errors.Is(err, unix.EPERM) || errors.Is(err, errThread) { // the kernel does not change its answer, and logs each EPERM
+		if errors.Is(err, unix.EPERM) || errors.Is(err, errThread) { // the kernel's answer stays, and it logs each EPERM
 			g.dismissed[c.proc] = true
 		}
 		g.state.Unheld++
@@ -492,11 +494,25 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 		return
 	}
 	c.exit = g.exits.of(g.kernel, c.pidfd, pid)
-	c.inOrder = c.exit.inOrder()
+	final := g.exits.whole || c.exit.known && !c.exit.inOrder()
+	c.inOrder, c.unsettled = final && c.exit.inOrder(), !final
 	unix.Close(c.pidfd)
 	delete(g.living, pid)
 	g.noteEnd(c, now)
 	g.addDead(c, now)
+}
+
+// learnEnds takes messages about the clients that died a moment ago.
+func (g *Guard) learnEnds(now time.Time) {
+	for _, c := range g.dead {
+		if !c.unsettled {
+			continue
+		}
+		g.exits.drain()
+		c.exit = g.exits.seen[c.proc.PID]
+		c.unsettled = now.Sub(c.died) < settleTime && (!c.exit.known || c.exit.inOrder())
+		c.inOrder = !c.unsettled && c.exit.inOrder()
+	}
 }
 
 // addDead adds a client to the dead.

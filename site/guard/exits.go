@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,10 @@ import (
 //	the proc connector      all processes, since Linux 2.6.15, if this process is in the first namespaces
 //
 // An end that no source knows counts as an end with work in flight.
+//
+// Before Linux 6.15, two sources tell of threads. A zombie's status may be that of its first thread, which may have
+// ended before the others. The connector tells of each thread's end, after the kernel has told of the process's end. So
+// a status of 0 counts only if no thread has ended with another status until settleTime after the process's end.
 
 // exitStatus is how a process has ended, as in wait(2): the exit code times 256, or the number of a signal.
 type exitStatus struct {
@@ -43,18 +48,24 @@ func (s exitStatus) String() string {
 	return "status " + strconv.Itoa(int(s.raw>>8&0xff))
 }
 
+// settleTime is the time after a process's end in which the connector's last message comes. The kernel sends it in the
+// same call of the last thread, so it takes longer only if that thread waits for a processor.
+const settleTime = 50 * time.Millisecond
+
 // exits knows how clients have ended.
 type exits struct {
-	connector int // a netlink socket, or -1
+	whole     bool // a zombie's status and a pidfd's are the process's
+	connector int  // a netlink socket, or -1
 	pids      []int
-	seen      map[int]uint32 // by pid, until the client is forgotten
+	seen      map[int]exitStatus // by pid, until the client is forgotten
 }
 
 // openExits opens the proc connector, unless this kernel's pidfds report the status.
 func openExits() exits {
-	e := exits{connector: -1, seen: map[int]uint32{}}
+	e := exits{connector: -1, seen: map[int]exitStatus{}}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil && atLeast(unix.ByteSliceToString(name.Release[:]), 6, 15) {
+		e.whole = true
 		return e
 	}
 	e.connector, _ = openConnector() // without it, some ends are not known
@@ -68,23 +79,24 @@ func atLeast(release string, major, minor int) bool {
 	return err == nil && (x > major || x == major && y >= minor)
 }
 
-// of returns how the process of a pidfd has ended. The pidfd must be readable.
+// of returns how the process of a pidfd has ended. The pidfd must be readable. Another status than 0 is final. A status
+// of 0 is final settleTime after the process's end.
 func (e *exits) of(k *kernel, pidfd, pid int) exitStatus {
-	if s := zombieStatus(k, pid); s.known {
-		return s
+	s := zombieStatus(k, pid)
+	if !s.known {
+		s = pidfdStatus(pidfd)
 	}
-	if s := pidfdStatus(pidfd); s.known {
+	if s.known && (e.whole || !s.inOrder()) {
 		return s
 	}
 	e.drain()
-	raw, known := e.seen[pid]
-	return exitStatus{raw, known}
+	return e.seen[pid]
 }
 
 // zombieStatus reads the status of a process that has ended and is not reaped. No other process can have its pid.
 func zombieStatus(k *kernel, pid int) exitStatus {
 	stat, err := k.stat(pid) // the pid may be another process's by now, which does not answer
-	return exitStatus{stat.Exit, err == nil && stat.State == 'Z'}
+	return exitStatus{stat.Exit, err == nil && !stat.Running()}
 }
 
 // pidfdInfo is the kernel's struct pidfd_info of Linux 6.15.
@@ -146,21 +158,31 @@ func listenMessage() []byte {
 	return m
 }
 
-// follow makes the socket receive the ends of these processes, and forgets all others. The kernel drops the other
+// follow makes the socket receive the ends of these clients, and forgets all others. The kernel drops the other
 // messages, so a node with thousands of other processes does not wake the guard and does not fill the socket.
-func (e *exits) follow(living map[int]*client) {
+func (e *exits) follow(living map[int]*client, dead []*client) {
 	if e.connector < 0 {
 		return
 	}
-	e.drain()
-	maps.DeleteFunc(e.seen, func(pid int, _ uint32) bool { return living[pid] == nil })
-	pids := slices.Sorted(maps.Keys(living))
+	whole := e.drain()
+	pids := slices.Collect(maps.Keys(living))
+	for _, c := range dead {
+		if c.unsettled {
+			pids = append(pids, c.proc.PID)
+		}
+	}
+	slices.Sort(pids)
+	maps.DeleteFunc(e.seen, func(pid int, _ exitStatus) bool { return !slices.Contains(pids, pid) })
 	if !slices.Equal(pids, e.pids) && filter(e.connector, pids) == nil {
 		e.pids = pids
 	}
+	if !whole {
+		e.lose()
+	}
 }
 
-// filter makes a socket receive only ends of the first threads of these processes.
+// filter makes a socket receive only ends of these processes' first threads, and of their other threads if they ended
+// with another status than 0. So a program with thousands of short threads does not fill the socket.
 func filter(fd int, pids []int) error {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
@@ -174,7 +196,13 @@ func filter(fd int, pids []int) error {
 	}
 	const all, none = 0xffffffff, 0
 	end := func(size uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: size} }
-	code := []unix.SockFilter{load(eventOffset), skip(procExit, 1, 0), end(none), load(pidOffset)}
+	code := []unix.SockFilter{
+		load(eventOffset), skip(procExit, 1, 0), end(none),
+		load(codeOffset), skip(0, 0, 5), // another status than 0: to the last load
+		load(pidOffset), {Code: unix.BPF_MISC | unix.BPF_TAX}, load(tgidOffset),
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_X, Jt: 1}, end(none),
+		load(tgidOffset),
+	}
 	for _, pid := range pids {
 		code = append(code, skip(uint32(pid), 0, 1), end(all))
 	}
@@ -183,23 +211,46 @@ func filter(fd int, pids []int) error {
 	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program)
 }
 
-// drain reads the ends that the socket has received.
-func (e *exits) drain() {
+// drain reads the ends that the socket has received. It reports whether it has read all.
+func (e *exits) drain() (all bool) {
 	if e.connector < 0 {
-		return
+		return true
 	}
 	var buffer [512]byte
 	for range maxFiles {
 		n, sender, err := unix.Recvfrom(e.connector, buffer[:], unix.MSG_DONTWAIT)
-		if err != nil {
-			return
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // the socket was full, and the kernel has dropped messages
+			e.lose()
+		case err != nil:
+			return true
+		default:
+			e.note(buffer[:n], sender)
 		}
-		kernel, ok := sender.(*unix.SockaddrNetlink)
-		if m := buffer[:n]; ok && kernel.Pid == 0 && n >= messageSize { // from the kernel
-			pid, tgid := binary.NativeEndian.Uint32(m[pidOffset:]), binary.NativeEndian.Uint32(m[tgidOffset:])
-			if binary.NativeEndian.Uint32(m[eventOffset:]) == procExit && pid == tgid {
-				e.seen[int(pid)] = binary.NativeEndian.Uint32(m[codeOffset:])
-			}
+	}
+	e.lose()
+	return false
+}
+
+// note takes a message of the kernel. A process has ended with status 0 if its first thread has, and no other thread
+// has ended with another status: a signal and exit_group give all living threads the same one.
+func (e *exits) note(m []byte, sender unix.Sockaddr) {
+	kernel, ok := sender.(*unix.SockaddrNetlink)
+	if !ok || kernel.Pid != 0 || len(m) < messageSize || binary.NativeEndian.Uint32(m[eventOffset:]) != procExit {
+		return
+	}
+	pid, tgid := binary.NativeEndian.Uint32(m[pidOffset:]), int(binary.NativeEndian.Uint32(m[tgidOffset:]))
+	s := exitStatus{binary.NativeEndian.Uint32(m[codeOffset:]), true}
+	if _, noted := e.seen[tgid]; !s.inOrder() || !noted && int(pid) == tgid {
+		e.seen[tgid] = s
+	}
+}
+
+// lose notes that messages are lost. A status of 0 of the processes that are followed is not known any more.
+func (e *exits) lose() {
+	for _, pid := range e.pids {
+		if e.seen[pid].inOrder() || !e.seen[pid].known {
+			e.seen[pid] = exitStatus{}
 		}
 	}
 }

@@ -3,10 +3,14 @@
 package guard
 
 import (
+	"encoding/binary"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,18 +57,39 @@ func (s exitStatus) check(t *testing.T, source, want string, order bool) {
 	}
 }
 
+// olderExits are those of a kernel before 6.15. The test is skipped where the connector cannot be opened.
+func olderExits(t *testing.T) *exits {
+	t.Helper()
+	fd, err := openConnector()
+	if err != nil {
+		t.Skip(err)
+	}
+	e := &exits{connector: fd, seen: map[int]exitStatus{}}
+	t.Cleanup(e.close)
+	return e
+}
+
+// noted waits until the connector has told of an end as wanted. The kernel tells of a process's end before that.
+func (e *exits) noted(t *testing.T, pid int, want string) {
+	t.Helper()
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		if e.drain(); e.seen[pid].String() == want {
+			return
+		}
+		if time.Since(began) > soon {
+			t.Errorf("the connector: %q, want %q", e.seen[pid], want)
+			return
+		}
+	}
+}
+
 // Each source knows how a process has ended.
 func TestHowAProcessEnded(t *testing.T) {
 	k := newKernel(Options{Devices: t.TempDir()})
 	defer k.asks.close()
-	var err error
-	e := exits{seen: map[int]uint32{}}
-	if e.connector, err = openConnector(); err != nil {
-		t.Logf("the proc connector is not tested: %v", err)
-	}
-	defer e.close()
+	e := olderExits(t)
 	for _, end := range ends {
-		pidfd, pid, reap := ended(t, end.script, func(pid int) { e.follow(map[int]*client{pid: {}}) })
+		pidfd, pid, reap := ended(t, end.script, func(pid int) { e.follow(map[int]*client{pid: {}}, nil) })
 		zombieStatus(k, pid).check(t, "a zombie", end.want, end.order)
 		if s := zombieStatus(k, 1); s.known {
 			t.Errorf("a process that runs: %q", s)
@@ -78,38 +103,194 @@ func TestHowAProcessEnded(t *testing.T) {
 		} else {
 			t.Log("this kernel's pidfds do not report a status")
 		}
-		if e.connector < 0 {
-			continue
-		}
-		e.drain()
-		raw, known := e.seen[pid]
-		exitStatus{raw, known}.check(t, "the connector", end.want, end.order)
+		e.noted(t, pid, end.want)
+		e.seen[pid].check(t, "the connector", end.want, end.order)
 	}
 }
 
-// The connector reports the ends of the processes that are followed, however many others end. Its socket does not
-// fill.
-func TestOtherProcessesDoNotFillTheConnector(t *testing.T) {
-	fd, err := openConnector()
+// The first thread ends with status 0 while the guard follows the process. Each source reports the status of the
+// process's end.
+func TestTheEndOfAProcessWithoutItsFirstThread(t *testing.T) {
+	library, err := firstthread.Build(t.TempDir())
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
-	e := exits{connector: fd, seen: map[int]uint32{}}
-	defer e.close()
+	k := newKernel(Options{Devices: t.TempDir()})
+	defer k.asks.close()
+	for _, end := range ends {
+		e := olderExits(t)
+		script := "export LD_PRELOAD=" + library + "; exec /bin/sh -c '" + end.script + "'"
+		pidfd, pid, reap := ended(t, script, func(pid int) { e.follow(map[int]*client{pid: {}}, nil) })
+		newer := exits{connector: -1, whole: true}
+		newer.of(k, pidfd, pid).check(t, "a zombie of a newer kernel", end.want, end.order)
+		e.noted(t, pid, end.want)
+		e.of(k, pidfd, pid).check(t, "a zombie of an older kernel", end.want, end.order)
+		reap()
+		e.seen[pid].check(t, "the connector", end.want, end.order)
+		newer.of(k, pidfd, pid).check(t, "a pidfd", end.want, end.order)
+	}
+}
+
+// A zombie's status of 0 may be that of its first thread before Linux 6.15. Without the connector, as for a guard
+// without root, it is not known.
+func TestAZombieOnAnOlderKernel(t *testing.T) {
+	k := newKernel(Options{Devices: t.TempDir()})
+	defer k.asks.close()
+	for _, end := range ends {
+		pidfd, pid, reap := ended(t, end.script, func(int) {})
+		want := end.want
+		if end.order {
+			want = ""
+		}
+		e := exits{connector: -1}
+		e.of(k, pidfd, pid).check(t, end.script, want, false)
+		reap()
+	}
+}
+
+// threads builds testdata/threads.c and starts it. The child waits for a line.
+func (r *testGuard) threads(arguments string) *child {
+	r.t.Helper()
+	path := filepath.Join(r.t.TempDir(), "threads")
+	gcc := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", path, "testdata/threads.c")
+	if out, err := gcc.CombinedOutput(); err != nil {
+		r.t.Fatalf("%v: %s", err, out)
+	}
+	return r.child(opens + "exec " + path + " " + arguments)
+}
+
+// The connector reports the ends of the processes that are followed, however many others end, and however many of their
+// own threads end in order. Its socket does not fill.
+func TestOthersDoNotFillTheConnector(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	e := olderExits(t)
+	many := r.threads("3000 0")
 	_, pid, reap := ended(t, "exit 4", func(pid int) {
-		e.follow(map[int]*client{pid: {}})
+		e.follow(map[int]*client{pid: {}, many.Process.Pid: {}}, nil)
 		if out, err := exec.Command("/bin/sh", "-c", "for i in $(seq 3000); do (exit 1); done; true").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
+		many.enter()
+		if err := many.Wait(); err != nil {
+			t.Fatal(err)
+		}
 	})
 	reap()
-	e.drain()
-	if raw := e.seen[pid]; len(e.seen) != 1 || raw != 4<<8 {
+	e.noted(t, pid, "status 4")
+	e.noted(t, many.Process.Pid, "status 0")
+	if len(e.seen) != 2 {
 		t.Errorf("seen: %v", e.seen)
 	}
-	e.follow(nil)
+	e.follow(nil, nil)
 	if len(e.seen) > 0 {
 		t.Errorf("a process that is no client any more is known: %v", e.seen)
+	}
+}
+
+// Threads that end with another status fill the socket, and the kernel drops messages. Then no status of 0 is known, of
+// any process that was followed.
+func TestAFullConnector(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	e := olderExits(t)
+	many := r.threads("3000 1")
+	order := r.child(waits)
+	e.follow(map[int]*client{many.Process.Pid: {}, order.Process.Pid: {}}, nil)
+	order.enter()
+	_ = order.Wait()
+	e.noted(t, order.Process.Pid, "status 0")
+	many.enter()
+	_ = many.Wait()
+	e.drain()
+	if e.seen[order.Process.Pid].known || e.seen[many.Process.Pid].inOrder() {
+		t.Errorf("seen: %v", e.seen)
+	}
+}
+
+// An exec by another thread ends the first thread, and the process lives on.
+func TestAnExecByAnotherThread(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	e := olderExits(t)
+	c := r.threads("1 exec")
+	e.follow(map[int]*client{c.Process.Pid: {}}, nil)
+	c.enter()
+	c.says("again")
+	c.kill()
+	e.noted(t, c.Process.Pid, "signal 9")
+}
+
+// Only messages of the kernel count. Root can send one from another socket.
+func TestAForgedMessage(t *testing.T) {
+	e := olderExits(t)
+	e.follow(map[int]*client{os.Getpid(): {}}, nil)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_CONNECTOR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	name, err := unix.Getsockname(e.connector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: name.(*unix.SockaddrNetlink).Pid}
+	m := make([]byte, messageSize)
+	binary.NativeEndian.PutUint32(m, messageSize)
+	binary.NativeEndian.PutUint32(m[eventOffset:], procExit)
+	for _, at := range []int{pidOffset, tgidOffset} {
+		binary.NativeEndian.PutUint32(m[at:], uint32(os.Getpid()))
+	}
+	if err := unix.Sendto(fd, m, 0, to); err != nil {
+		t.Fatal(err)
+	}
+	var peeked [messageSize]byte
+	n, _, err := unix.Recvfrom(e.connector, peeked[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if err != nil || n != messageSize {
+		t.Fatalf("the message has not come: %d, %v", n, err)
+	}
+	if e.drain(); len(e.seen) > 0 {
+		t.Errorf("seen: %v", e.seen)
+	}
+}
+
+// A status of 0 is provisional on an older kernel: the message of the last thread may come after the end. The client
+// counts as ended in order when it has not come in time.
+func TestAMessageThatComesLate(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		r := newTestGuard(t, 0)
+		r.still()
+		r.exits = *olderExits(t)
+		c := r.child(opens + "echo ready; read x")
+		pid := c.Process.Pid
+		r.scanOne(pid)
+		r.exits.follow(r.living, nil)
+		c.enter()
+		_ = c.Wait()
+		r.exits.noted(t, pid, "status 0")
+		died := time.Now()
+		if r.clientDied(pid, died); len(r.dead) != 1 || r.dead[0].inOrder || r.dead[0].exit.String() != "status 0" {
+			t.Fatalf("at its death: %+v", r.dead[0])
+		}
+		if late {
+			r.exits.seen[pid] = exitStatus{9, true}
+		}
+		r.exits.follow(nil, r.dead)
+		if r.learnEnds(died.Add(settleTime - 1)); r.dead[0].inOrder {
+			t.Error("in order before the time is over")
+		}
+		r.learnEnds(died.Add(settleTime))
+		want := "status 0"
+		if late {
+			want = "signal 9"
+		}
+		if d := r.dead[0]; d.inOrder == late || d.exit.String() != want || d.unsettled {
+			t.Errorf("late %v: %q, in order %v", late, d.exit, d.inOrder)
+		}
+		r.exits.follow(nil, r.dead)
+		if len(r.exits.seen) > 0 {
+			t.Error("a settled client is followed on")
+		}
 	}
 }
 

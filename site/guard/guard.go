@@ -214,6 +214,7 @@ func (g *Guard) Run() {
 		if g.scanIsDue(seen, now) {
 			g.scan(now)
 		}
+		g.learnEnds(now)
 		g.verifyClients(now)
 		needing := g.release(now)
 		g.pauseFor(needing, now)
@@ -301,7 +302,7 @@ func (g *Guard) scan(began time.Time) {
 	before, known := computed(), g.state.ClientsSeen+g.files
 	g.find(full)
 	g.noteSilent()
-	g.exits.follow(g.living)
+	g.exits.follow(g.living, g.dead)
 	ended := time.Now()
 	if g.state.ClientsSeen+g.files != known {
 		g.scans.budget.found(ended)

@@ -217,7 +217,7 @@ func (k *kernel) pidfd(pid int) (int, error) {
 }
 
 // errThread means that a process's files cannot be duplicated, because its first thread has ended.
-var errThread = errors.New("its first thread has ended, and this kernel duplicates the files of such a process only since Linux 6.9")
+var errThread = errors.New("its first thread has ended, and Linux before 6.9 duplicates no files of such a process")
 
 // filesOf opens a pidfd by which a client's files can be duplicated: its own, or that of its first living thread.
 func (k *kernel) filesOf(c *client) (pidfd int, err error) {

@@ -168,7 +168,7 @@ func (d *diagnosis) guard(j Job, g Guard) {
 	for _, u := range g.Unguarded {
 		what := fmt.Sprintf("the guard could not watch %s of the job: %s: one that ends with work in flight kills its "+
 			"neighbours", site.Count(u.Processes, "process"), u.Cause)
-		const fix = "see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, or the file system of an exec"
+		const fix = "see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, the file system of an exec, or an old kernel"
 		d.add(j.finding(ClientsUnguarded, what, fix).in(g.PID, ": "+u.Cause))
 	}
 	if g.Unheld > 0 {

@@ -92,8 +92,8 @@ func (s Status) Stopped() bool { return s.State == 'T' || s.State == 't' }
 // maxStatus is above the length of the file, which has some 60 lines.
 const maxStatus = 16 << 10
 
-// ReadStatus reads /proc/PID/status. If the first thread has ended, its state, tracer and users are those of the first living
-// thread.
+// ReadStatus reads /proc/PID/status. If the first thread has ended, its state, tracer and users are those of the first
+// living thread.
 func ReadStatus(pid int) (Status, error) {
 	s, err := readStatus(folder(pid))
 	if err != nil || !ended(s.State) || s.Threads <= 1 {

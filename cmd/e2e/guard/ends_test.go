@@ -56,6 +56,17 @@ var ways = []struct {
 		}
 		return r
 	}},
+	{"without its first thread", func(s *e2e.Shared, client []string) *e2e.Running {
+		library, err := e2e.WithoutFirstThread()
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
+		if stat, err := site.ReadStat(r.Pid); err == nil && stat.State != 'Z' {
+			s.T.Error("the client's first thread has not ended")
+		}
+		return r
+	}},
 }
 
 // undumpable builds the library of testdata/undumpable.c once and returns its path.

@@ -178,6 +178,14 @@ func TestACrash(t *testing.T) {
 			t.Errorf("the crashing rank prints %s", crash.text())
 		}
 	}
+	library, err := e2e.WithoutFirstThread()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spin := []string{"spin", "-ms", "100", "-queue", "5", "-for", "60", "-end", "signal:9", "-after", "0.1"}
+	line := append([]string{"env", "LD_PRELOAD=" + library, n.CudaClient()}, spin...)
+	crash := n.start(inStep(7, 0, 3, 8), n.wrap(line...)...)
+	ends(137, crash)
 	site.Sleep(n.Ctx, e2e.HitBy)
 	late := n.start(inStep(7, 0, 4, 8), n.spin("0.1")...)
 	ends(0, late)

@@ -12,12 +12,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -203,3 +206,12 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 	}
 	return all
 }
+
+// WithoutFirstThread builds the library of package firstthread once and returns its path, which each user may read.
+var WithoutFirstThread = sync.OnceValues(func() (string, error) {
+	folder, err := testnode.Shared()
+	if err != nil {
+		return "", err
+	}
+	return firstthread.Build(folder)
+})

@@ -6,6 +6,7 @@ package firstthread
 import (
 	_ "embed"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -18,10 +19,11 @@ var source string
 // it starts, runs in its second thread, after its first thread has ended.
 func Build(folder string) (string, error) {
 	path := filepath.Join(folder, "firstthread.so")
-	cmd := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-pthread", "-x", "c", "-o", path, "-", "-ldl")
+	draft := fmt.Sprintf("%s.%d", path, os.Getpid()) // several test programs may share the folder
+	cmd := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-pthread", "-x", "c", "-o", draft, "-", "-ldl")
 	cmd.Stdin = strings.NewReader(source)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cannot build %s: %w: %s", path, err, out)
 	}
-	return path, nil
+	return path, os.Rename(draft, path)
 }
