@@ -28,7 +28,7 @@ func (r *testGuard) withoutFirst(script string) *child {
 }
 
 // A client whose first thread ended before it opened the driver's files is held like any other, also the file that it
-// opens in the place of a closed one. Its forks share its files.
+// opens in the place of a closed one.
 func TestAClientWithoutItsFirstThread(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()
@@ -41,6 +41,9 @@ func TestAClientWithoutItsFirstThread(t *testing.T) {
 	}
 	if program, err := r.kernel.program(pid); err != nil || program == (identity{}) {
 		t.Errorf("its program: %+v, %v", program, err)
+	}
+	if pipes, err := r.kernel.pipesOf(pid, maxDescriptors); err != nil || len(pipes) < 2 { // stdin and stdout
+		t.Errorf("its pipes: %v, %v", pipes, err)
 	}
 	c.enter()
 	c.says("again")
@@ -58,6 +61,49 @@ func TestAClientWithoutItsFirstThread(t *testing.T) {
 	if r.clientDied(pid, held.opened); len(r.dead) != 3 || r.dead[2].inOrder || len(r.dead[2].files) != 2 {
 		t.Errorf("after its death: %+v", r.dead)
 	}
+}
+
+// A fork without its first thread shares the files of its parent, and is no client of its own.
+func TestAForkWithoutItsFirstThread(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	c := r.withoutFirst(opens + "sleep 60 & " + waits)
+	children := proc.Children(c.Process.Pid)
+	if len(children) != 1 {
+		t.Fatalf("children: %v", children)
+	}
+	t.Cleanup(func() { _ = unix.Kill(children[0], unix.SIGKILL) })
+	for stat, err := proc.ReadStat(children[0]); stat.State != 'Z'; stat, err = proc.ReadStat(children[0]) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.scanOne(c.Process.Pid)
+	r.scanOne(children[0])
+	if fork := r.living[children[0]]; fork == nil || !fork.inherits() || r.files != 3 || r.Guard.state.ClientsSeen != 1 {
+		t.Errorf("the fork: %+v, %d files, %+v", fork, r.files, r.Guard.state)
+	}
+}
+
+// A neighbour without its first thread is paused, and goes on after the pause.
+func TestAPauseOfAProcessWithoutItsFirstThread(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	c := r.withoutFirst(waits + "echo goes on; read x")
+	stat, err := proc.ReadStat(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPauser(t, "10s")
+	if said := p.asks(t, stat.Process); said != pauseDone {
+		t.Errorf("the pauser answers %q", said)
+	}
+	if status, err := proc.ReadStatus(c.Process.Pid); err != nil || !status.Stopped() || status.Tracer == 0 {
+		t.Errorf("during the pause: %+v, %v", status, err)
+	}
+	p.in.Close()
+	c.enter()
+	c.says("goes on")
 }
 
 // A client that has files before its first thread ends stays a client with these files.
