@@ -30,6 +30,7 @@ type client struct {
 	gpus    uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
 	others  bool   // the client has GPUs of another job open, which may be the same user's
 	seen    bool   // the client is counted in GuardState.ClientsSeen
+	peak    int    // GuardState.ClientsPeak before the client was counted
 	opened  time.Time
 	died    time.Time
 	exit    exitStatus
@@ -171,9 +172,7 @@ func (g *Guard) take(pid int, opened opened) {
 		g.changed = true
 	}
 	if !c.seen && !c.inherits() {
-		c.seen = true
-		g.state.ClientsSeen++
-		g.state.ClientsPeak = max(g.state.ClientsPeak, g.neighbours())
+		g.count(c)
 	}
 	g.tellLiving(c)
 }
@@ -194,16 +193,38 @@ func (g *Guard) dismiss(c *client) {
 	g.close(c)
 }
 
+// count counts a client.
+func (g *Guard) count(c *client) {
+	c.seen, c.peak = true, g.state.ClientsPeak
+	g.state.ClientsSeen++
+	g.state.ClientsPeak = max(g.state.ClientsPeak, g.neighbours())
+}
+
 // forget removes a process from the counts of clients.
 func (g *Guard) forget(c *client) {
 	if c.seen {
 		c.seen = false
 		g.state.ClientsSeen--
+		g.lowerPeak(c)
 		g.changed = true
 	}
 	if c.told {
 		c.told = false
 		g.record(usage.Event{Proc: c.proc, NoClient: true})
+	}
+}
+
+// lowerPeak removes a process that is no client from the maximum. If the maximum has grown since the process was counted,
+// it was one too large, also for the clients that came later.
+func (g *Guard) lowerPeak(c *client) {
+	if g.state.ClientsPeak <= c.peak {
+		return
+	}
+	g.state.ClientsPeak--
+	for _, other := range g.living {
+		if other.peak > c.peak {
+			other.peak--
+		}
 	}
 }
 

@@ -190,6 +190,31 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 	}
 }
 
+// The maximum is that of the clients, whatever the order in which processes of other jobs are recognised.
+func TestADismissedProcessLowersThePeak(t *testing.T) {
+	for _, order := range [][]int{{1, 2}, {2, 1}} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		var all []*client
+		for n := range 3 { // the first is a client
+			p := site.Process{PID: 1<<30 + n, Start: 1}
+			c := &client{proc: p, pidfd: -1, files: []*file{{fd: -1, users: 1, owner: p}}}
+			r.living[c.proc.PID] = c
+			r.count(c)
+			all = append(all, c)
+		}
+		if r.state.ClientsPeak != 3 {
+			t.Errorf("%d at the same time, want 3 until they are recognised", r.state.ClientsPeak)
+		}
+		for _, n := range order {
+			r.dismiss(all[n])
+		}
+		if r.state.ClientsPeak != 1 || r.state.ClientsSeen != 1 {
+			t.Errorf("order %v: %d clients, %d at the same time, want 1", order, r.state.ClientsSeen, r.state.ClientsPeak)
+		}
+	}
+}
+
 // Files that another client also has are not closed with the first client.
 func TestSharedFilesStay(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
