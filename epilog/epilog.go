@@ -143,7 +143,7 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	var kept *keeping
 	if l.Joined != 0 {
 		if was != lease.Opening {
-			kept = e.keepSharedReport(l)
+			kept = e.keepReport(l, nil)
 			<-kept.read // before the last member removes it
 		}
 		failed = errors.Join(failed, e.leave(ctx, &l))
@@ -153,7 +153,7 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	guard := e.readGuard(l.Job.ID) // its last state, if it has ended
 	e.removeJobFiles(l)
 	if ended == nil {
-		if was != lease.Opening && kept == nil {
+		if was != lease.Opening && kept == nil && !lease.IsShared(l.Job.ID) { // the jobs that shared it have reports
 			kept = e.keepReport(l, guard)
 		}
 		failed = errors.Join(failed, e.restoreModes(l))

@@ -3,6 +3,7 @@
 package epilog
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
@@ -35,32 +35,16 @@ type keeping struct {
 }
 
 // keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The recorder
-// has ended, because the guard ends it and has ended too.
+// has ended, because the guard ends it and has ended too, or it serves other jobs that share the daemon.
 func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) *keeping {
 	ended := time.Now()
-	return e.keep(l, l.Job.ID, func(r usage.Report) usage.Report { return finished(r, guard, ended) })
-}
-
-// keepSharedReport keeps the report of a shared daemon, as it is now, for one of its jobs. The recorder cannot tell which
-// job a client belongs to, so the report has the clients of all of them, and names the others.
-func (e Epilog) keepSharedReport(l lease.Lease) *keeping {
-	ended := time.Now()
-	members, _ := e.Store.Members(l.Joined)
-	others := slices.DeleteFunc(members, func(job uint32) bool { return job == l.Job.ID })
-	return e.keep(l, l.Joined, func(r usage.Report) usage.Report {
-		r.Job, r.End, r.SharedWith = l.Job.ID, ended, others
-		return r
-	})
-}
-
-// keep reads the running report of a lease, completes it, and keeps it as the job's.
-func (e Epilog) keep(l lease.Lease, of uint32, complete func(usage.Report) usage.Report) *keeping {
 	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
 	go func() {
 		defer close(k.kept)
-		report, err := usage.Read(filepath.Join(e.Store.JobDir(of), usage.Running))
+		folder := e.Store.JobDir(cmp.Or(l.Joined, l.Job.ID))
+		report, err := usage.Read(filepath.Join(folder, usage.RunningOf(l.Job.ID, l.Joined)))
 		if err == nil {
-			k.report = complete(report)
+			k.report = finished(report, guard, ended)
 		}
 		k.err = err
 		close(k.read)
@@ -83,6 +67,7 @@ func finished(r usage.Report, guard *lease.GuardState, now time.Time) usage.Repo
 	}
 	if r.End.IsZero() {
 		r.End = now
+		r.ScaleEnergy(now)
 	}
 	for i, c := range r.Clients {
 		if c.End.IsZero() {

@@ -24,11 +24,16 @@ func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState
 	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.GPUs)).
 		Int("clients_at_epilog", end.clients).Int("terminated", end.terminated).Bool("closed", closed)
-	if !l.CreatedAt.IsZero() {
+	if !l.CreatedAt.IsZero() && !lease.IsShared(l.Job.ID) { // the jobs that shared it have theirs
 		line = line.Float64("seconds", time.Since(l.CreatedAt).Seconds())
 	}
-	if guard != nil {
+	switch {
+	case guard != nil && lease.IsShared(l.Job.ID): // the jobs that shared it have clients of their own
+		line = line.Int("pauses", guard.Pauses).Int64("paused_ms", guard.PausedMillis)
+	case guard != nil:
 		line = addCounts(line, *guard)
+	case l.Part.Shared() && r.Job != 0:
+		line = line.Int("clients_seen", r.ClientsSeen).Int("clients_peak", r.ClientsPeak)
 	}
 	if r.Job != 0 {
 		line = addUse(line, r)
@@ -58,6 +63,9 @@ func addCounts(line *zerolog.Event, guard lease.GuardState) *zerolog.Event {
 
 func addUse(line *zerolog.Event, r usage.Report) *zerolog.Event {
 	mean := r.Mean()
+	if !r.Whole() {
+		line = line.Float64("part", math.Round(r.Part.Fraction()*1000)/1000)
+	}
 	for _, f := range usage.Percentages {
 		if percent := f.Of(mean); percent >= 0 {
 			line = line.Float64(f.Key, math.Round(percent*10)/10)

@@ -24,7 +24,9 @@ import (
 type Environment struct {
 	Rank    int            // in the whole step, -1 if it is none
 	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
+	Job     uint32         // 0 if it is not known
 	JobName string         // cut at 64 bytes, printable
+	Shards  int            // of the step on this node, 0 for none
 	Unknown string         // why nothing is known
 	Percent policy.Percent // 0 for none
 	Ignored string         // a percentage that CUDA ignores, as it was written
@@ -36,7 +38,9 @@ type Environment struct {
 const (
 	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 	visibleVariable = "CUDA_VISIBLE_DEVICES"
-	nameVariable    = "SLURM_JOB_NAME" // limits nothing
+	jobVariable     = "SLURM_JOB_ID"         // limits nothing
+	nameVariable    = "SLURM_JOB_NAME"       // limits nothing
+	shardsVariable  = "SLURM_SHARDS_ON_NODE" // mpirun-wrap divides them
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 )
 
@@ -70,7 +74,8 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 			known[users[i]] = without(proc.ErrSilent.Error())
 		}
 	}
-	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable)
+	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable,
+		shardsVariable)
 	environments := proc.Environments(ctx, procs, names...)
 	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
@@ -90,6 +95,9 @@ func environmentIn(variables map[string]string) Environment {
 	var e Environment
 	e.Rank, e.Step = slurm.RankOf(variables)
 	e.JobName = site.Printable(variables[nameVariable][:min(len(variables[nameVariable]), maxJobName)])
+	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)
+	e.Job = uint32(job)
+	e.Shards, _, _ = slurm.ShardsOnNode(variables)
 	if text, set := variables[percentVariable]; set {
 		e.Percent, e.Ignored = parsePercent(text)
 	}

@@ -52,7 +52,8 @@ func (n *Node) readUse(j *Job) {
 	if j.Phase != Opened {
 		return
 	}
-	report, err := usage.Read(filepath.Join(lease.OpenReadOnly(n.run, "").JobDir(cmp.Or(j.Joined, j.ID)), usage.Running))
+	folder := lease.OpenReadOnly(n.run, "").JobDir(cmp.Or(j.Joined, j.ID))
+	report, err := usage.Read(filepath.Join(folder, usage.RunningOf(j.ID, j.Joined)))
 	if err != nil {
 		return
 	}
@@ -60,6 +61,9 @@ func (n *Node) readUse(j *Job) {
 		report.Counts = j.Guard.Counts
 	}
 	j.Report, j.Totals = report, &report.Totals
+	if whole, err := usage.Read(filepath.Join(folder, usage.GPUs)); err == nil {
+		j.WholeGPUs = whole.GPUs
+	}
 	for k := range j.Devices {
 		for _, g := range report.GPUs {
 			if g.UUID == j.Devices[k].UUID && len(g.Samples) > 0 {

@@ -39,6 +39,14 @@ func (p Part) Percent() policy.Percent {
 	return policy.PartOf(p.Units, p.Count)
 }
 
+// Fraction returns the part of a whole, as 1 for whole GPUs. It is 0 if it is not known.
+func (p Part) Fraction() float64 {
+	if !p.Shared() || p.Units >= p.Count {
+		return 1
+	}
+	return float64(p.Units) / float64(p.Count)
+}
+
 // String returns "2 of 8 shards", "whole GPUs", or "some of 8 shards".
 func (p Part) String() string {
 	units := strconv.Itoa(p.Units)
@@ -178,6 +186,17 @@ func claimName(uuid site.UUID, job uint32, shared bool) string {
 		return fmt.Sprintf("%s.%d", uuid, job)
 	}
 	return string(uuid)
+}
+
+// Others returns how many jobs other than this one have a lease of a device.
+func (s *Store) Others(uuid site.UUID, job uint32) (n int) {
+	holders, _ := s.sharers(uuid)
+	for _, holder := range holders {
+		if holder != job && !IsShared(holder) {
+			n++
+		}
+	}
+	return n
 }
 
 // sharers returns the jobs with a lease that share a device.

@@ -24,12 +24,16 @@ func (r Report) Advice() string {
 	return why
 }
 
-// advise returns an advice without and with its reasons. Both are "" if the figures justify none.
+// advise returns an advice without and with its reasons. Both are "" if the figures justify none. Those of a part of a
+// GPU justify none, because no percentage is the job's own.
 //
 // The part of the SMs that had work shows whether there is room, and only GPM measures it. Without GPM, the time
 // without any kernel shows room, but no figure shows that a GPU is full. Only a trial shows whether more ranks are
 // faster.
 func (r Report) advise() (short, why string) {
+	if !r.Whole() {
+		return "", ""
+	}
 	unused, room, most := 0, 0, NoSample(r.Begin)
 	var fullest GPU
 	for _, g := range r.GPUs {

@@ -237,12 +237,13 @@ func (r Report) average() string {
 	return ""
 }
 
-// GPUHours returns the time of the job on all of its GPUs, in hours. now counts for a job that runs.
+// GPUHours returns the time of the job on all of its GPUs, in hours. A part of a GPU counts as a part of the time, and 0
+// means not known. now counts for a job that runs.
 func (r Report) GPUHours(now time.Time) float64 {
 	if !r.End.IsZero() {
 		now = r.End
 	}
-	return float64(len(r.GPUs)) * max(now.Sub(r.Begin).Hours(), 0)
+	return r.Part.Fraction() * float64(len(r.GPUs)) * max(now.Sub(r.Begin).Hours(), 0)
 }
 
 // Shares returns the shares that the clients had, as in "66 SMs" or "16 to 66 SMs", or "" if none is known.

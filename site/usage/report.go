@@ -23,14 +23,16 @@ type Report struct {
 	Partition string `json:"partition,omitempty"`
 	Account   string `json:"account,omitempty"`
 	// Name is the job's name, from the environment of its first client.
-	Name    string    `json:"name,omitempty"`
-	Rule    string    `json:"rule"`
-	Share   string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, weight, none
-	Begin   time.Time `json:"begin"`
-	End     time.Time `json:"end,omitzero"`
-	GPUs    []GPU     `json:"gpus"`
-	Clients []Client  `json:"clients"`
-	// SharedWith are the other jobs that had the same daemon when this job ended. The clients are those of all of them.
+	Name  string    `json:"name,omitempty"`
+	Rule  string    `json:"rule"`
+	Share string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, weight, none
+	Begin time.Time `json:"begin"`
+	End   time.Time `json:"end,omitzero"`
+	// Part is the job's part of each GPU. Shards are those that its clients have in their environment.
+	Part    lease.Part `json:"part,omitzero"`
+	GPUs    []GPU      `json:"gpus"`
+	Clients []Client   `json:"clients"`
+	// SharedWith are the other jobs that had the same daemon at the latest sample.
 	SharedWith []uint32 `json:"shared_with,omitempty"`
 	Totals
 	Faults []Fault `json:"faults,omitempty"`
@@ -43,6 +45,7 @@ type Totals struct {
 	// BadEnds counts the clients that ended badly before the job's end, as BadEnd says.
 	BadEnds int `json:"bad_ends"`
 	// EnergyJ is the energy of the job's GPUs in joules, 0 if it is not known. MIG instances have no energy of their own.
+	// Of a part of a GPU, it is that part of the GPU's energy.
 	EnergyJ int `json:"energy_j,omitempty"`
 }
 
@@ -69,7 +72,10 @@ type GPU struct {
 	Name      string    `json:"name"`
 	SMs       int       `json:"sms"`
 	MemoryMiB int       `json:"memory_mib"`
-	// Source is where the percentages were read: "GPM", "process utilization", or "" if there are none, as with MIG.
+	// Others is how many other jobs with MPS had a part of the GPU at the same time, at most.
+	Others int `json:"others,omitempty"`
+	// Source is where the percentages were read: "GPM", "process utilization", or "" if there are none, as with MIG and
+	// on a GPU of several jobs.
 	Source string `json:"source"`
 	// Each sample covers at least Resolution seconds, except the first and the last. The recorder doubles Resolution
 	// when there are MaxSamples.

@@ -43,8 +43,23 @@ func (c *client) gpus() uint64 {
 // before the ended.
 type clients struct {
 	all  []*client
-	bad  int // bad ends of clients that are no longer in all
+	gone []tally // of clients that are no longer in all
 	read func(pid int) clientenv.Environment
+}
+
+// tally counts clients of a job.
+type tally struct {
+	job       uint32
+	seen, bad int
+}
+
+// anyJob is the number of no job: its clients are those of all jobs.
+const anyJob = 0
+
+// of reports whether a client belongs to a job. A client whose job is not known belongs to each. Its user can write the
+// number, but only jobs of one user have a daemon together.
+func (c *client) of(job uint32) bool {
+	return job == anyJob || c.environment.Job == 0 || c.environment.Job == job
 }
 
 func (cs *clients) find(matches func(*client) bool) *client {
@@ -86,25 +101,74 @@ func (cs *clients) admit(e usage.Event) *client {
 		if i < 0 {
 			return nil
 		}
-		if cs.all[i].bad() {
-			cs.bad++
-		}
-		cs.all = slices.Delete(cs.all, i, i+1)
+		cs.drop(i)
 	}
 	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: clientenv.Command(e.Proc.PID), peaks: map[int]int{}}
 	cs.all = append(cs.all, c)
 	return c
 }
 
-// badEnds counts the clients that ended badly.
-func (cs *clients) badEnds() int {
-	n := cs.bad
-	for _, c := range cs.all {
-		if c.bad() {
-			n++
+// maxTallies limits the jobs that are told apart when their clients are gone, because a user can write any number. The
+// clients of further jobs count as the first one's.
+const maxTallies = 64
+
+// drop removes a client that has ended, and counts it.
+func (cs *clients) drop(i int) {
+	c := cs.all[i]
+	cs.all = slices.Delete(cs.all, i, i+1)
+	full := len(cs.gone) == maxTallies
+	n := slices.IndexFunc(cs.gone, func(t tally) bool { return t.job == c.environment.Job || full })
+	if n < 0 {
+		n, cs.gone = len(cs.gone), append(cs.gone, tally{job: c.environment.Job})
+	}
+	cs.gone[n].seen++
+	if c.bad() {
+		cs.gone[n].bad++
+	}
+}
+
+// count returns how many clients a job has had, and how many of them ended badly.
+func (cs *clients) count(job uint32) (seen, bad int) {
+	for _, t := range cs.gone {
+		if (&client{environment: clientenv.Environment{Job: t.job}}).of(job) {
+			seen, bad = seen+t.seen, bad+t.bad
 		}
 	}
-	return n
+	for _, c := range cs.all {
+		if !c.of(job) {
+			continue
+		}
+		if seen++; c.bad() {
+			bad++
+		}
+	}
+	return seen, bad
+}
+
+// peak returns how many clients of a job lived at the same time, at most.
+func (cs *clients) peak(job uint32) (most int) {
+	for _, c := range cs.all {
+		n := 0
+		for _, other := range cs.all {
+			lived := !other.Begin.After(c.Begin) && (other.lives() || other.End.After(c.Begin))
+			if lived && c.of(job) && other.of(job) {
+				n++
+			}
+		}
+		most = max(most, n)
+	}
+	return most
+}
+
+// shards returns the most shards that a client of a job has in its environment, and whether the environment of one is
+// known. A step may have fewer shards than its job.
+func (cs *clients) shards(job uint32) (n int, known bool) {
+	for _, c := range cs.all {
+		if c.environment.Job == job {
+			n, known = max(n, c.environment.Shards), true
+		}
+	}
+	return n, known
 }
 
 func (cs *clients) living() (n int) {
@@ -129,6 +193,21 @@ func (cs *clients) onGPU(gpu int, memory map[int]int) (living int) {
 		c.peaks[gpu] = max(c.peaks[gpu], mib)
 	}
 	return living
+}
+
+// memory returns the memory of a job's clients on a GPU, and how many of them live. Dead clients whose files are held
+// have their memory.
+func (cs *clients) memory(job uint32, memory map[int]int) (mib, living int) {
+	for _, c := range cs.all {
+		used, listed := memory[c.Proc.PID]
+		if !listed || !c.of(job) || !c.lives() && c.Ending != "" {
+			continue
+		}
+		if mib += used; c.lives() {
+			living++
+		}
+	}
+	return mib, living
 }
 
 // endGone sets the end of clients that are gone, if the guard has not reported their end.
@@ -166,12 +245,15 @@ func (cs *clients) fault(gpus uint64, when time.Time) {
 	}
 }
 
-// rows returns the clients in the form of a report: a row for each client and GPU, the latest usage.MaxClients of them.
-func (cs *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
+// rows returns a job's clients in the form of a report: a row for each client and GPU, the latest usage.MaxClients of
+// them.
+func (cs *clients) rows(job uint32, gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
 	rows := []usage.Client{}
 	for _, c := range cs.all {
 		bits := c.gpus()
 		switch {
+		case !c.of(job):
+			continue
 		case bits == 0 && len(gpus) == 1:
 			bits = 1
 		case bits == 0:

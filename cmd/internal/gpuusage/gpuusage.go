@@ -122,11 +122,26 @@ func (l line) recordJob(log zerolog.Logger) error {
 	o.read = func(pid int) clientenv.Environment {
 		return clientenv.Read(context.Background(), []int{pid}, o.lease.Job.UID)[pid]
 	}
+	o.others = store.Others
+	if lease.IsShared(l.job) {
+		o.members = func() ([]lease.Lease, error) { return readMembers(store, l.job) }
+	}
 	if o.samplers, err = samplers(l.library, o.ticket.Devices); err != nil {
 		return err
 	}
 	newRecorder(o).run(events, withdrawn)
 	return nil
+}
+
+// readMembers reads the leases of the jobs that share a lease's daemons.
+func readMembers(store *lease.Store, shared uint32) (leases []lease.Lease, err error) {
+	jobs, err := store.Members(shared)
+	for _, job := range jobs {
+		if l, err := store.Read(job); err == nil {
+			leases = append(leases, l)
+		}
+	}
+	return leases, err
 }
 
 // recordTimeout bounds one call of the driver for a report. If the last call takes longer, the report has no last

@@ -4,7 +4,6 @@ package gpuusage
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -32,6 +32,8 @@ type options struct {
 	interval time.Duration
 	samplers []sampler // one for each device of the ticket, nil if the device cannot be sampled
 	read     func(pid int) clientenv.Environment
+	members  func() ([]lease.Lease, error)                // of the jobs that have joined the lease's daemons
+	others   func(gpu site.UUID, job uint32) (others int) // with a lease of a GPU
 	log      zerolog.Logger
 }
 
@@ -51,32 +53,42 @@ const (
 // depend on it.
 type recorder struct {
 	options
-	report  usage.Report
+	report  usage.Report // of whole GPUs
+	own     *member      // the lease's job
+	joined  []*member
 	clients clients
 	logs    []*log
+	began   time.Time // of the count of energy
 	last    time.Time // of the last sample
 	written time.Time
 	warned  bool
 }
 
 func newRecorder(o options) *recorder {
-	r := &recorder{options: o, clients: clients{read: o.read}}
-	var request policy.Request
-	_ = json.Unmarshal(o.lease.Request, &request) // a missing field is empty
-	r.report = usage.Report{
-		Schema: usage.Schema, Job: o.lease.Job.ID, Node: request.Node, User: o.lease.Job.User, Partition: request.Partition,
-		Account: request.Account, Rule: o.lease.Rule, Share: o.ticket.Grant.Rule().String(), Begin: o.lease.CreatedAt,
-	}
+	r := &recorder{options: o, clients: clients{read: o.read}, began: time.Now()}
+	r.report = describe(o.lease)
+	r.report.Share = o.ticket.Grant.Rule().String()
 	for _, d := range o.ticket.Devices {
 		r.report.GPUs = append(r.report.GPUs, usage.GPU{
 			Index: d.Minor, UUID: d.UUID, Name: d.Name, SMs: d.SMs, MemoryMiB: d.MemoryMiB,
 			Resolution: max(int(o.interval/time.Second), 1), Samples: []usage.Sample{},
 		})
 	}
+	r.own = r.newMember(o.lease)
 	for _, d := range o.lease.Daemons {
 		r.logs = append(r.logs, &log{dir: d.LogDir, uid: o.lease.Job.UID})
 	}
 	return r
+}
+
+// describe returns a report with what a lease has of its job.
+func describe(l lease.Lease) usage.Report {
+	var request policy.Request
+	_ = json.Unmarshal(l.Request, &request) // a missing field is empty
+	return usage.Report{
+		Schema: usage.Schema, Job: l.Job.ID, Node: request.Node, User: l.Job.User, Partition: request.Partition,
+		Account: request.Account, Rule: l.Rule, Begin: l.CreatedAt,
+	}
 }
 
 // readEvents sends on the events of the guard, and closes the channel when there are no more.
@@ -148,6 +160,15 @@ func (r *recorder) end(now time.Time) {
 // sample takes one sample of everything, and writes the report.
 func (r *recorder) sample(now time.Time) {
 	r.clients.endGone(now)
+	r.sampleAll(now)
+	r.readLogs()
+	r.last = now
+	r.write()
+}
+
+// sampleAll takes a sample of each GPU, for each job.
+func (r *recorder) sampleAll(now time.Time) {
+	r.findJoined()
 	for n, sampler := range r.samplers {
 		if sampler == nil {
 			continue
@@ -157,14 +178,15 @@ func (r *recorder) sample(now time.Time) {
 			r.warn(err, "cannot sample a GPU: the report has a gap")
 			continue
 		}
-		g := &r.report.GPUs[n]
-		g.Source, g.EnergyJ = a.Source, max(g.EnergyJ, a.EnergyJ)
+		g, before := &r.report.GPUs[n], r.sampled(n)
+		used := max(a.EnergyJ-g.EnergyJ, 0)
+		g.Source, g.EnergyJ = a.Source, g.EnergyJ+used
 		a.At, a.Clients = now, r.clients.onGPU(n, a.Memory)
 		g.Add(r.report.Begin, a.Sample)
+		for _, m := range append(r.joined, r.own) {
+			r.sampleMember(m, n, a.Memory, energy{before, now, used})
+		}
 	}
-	r.readLogs()
-	r.last = now
-	r.write()
 }
 
 func (r *recorder) readLogs() {
@@ -176,7 +198,7 @@ func (r *recorder) readLogs() {
 // readLog reads the fatal errors of the n-th daemon and marks the clients that they concern.
 func (r *recorder) readLog(n int, l *log) {
 	for _, f := range l.read() {
-		gpus := r.gpusOf(n)
+		gpus := r.servedBy(n)
 		first := -1
 		c := r.clients.find(func(c *client) bool { return c.Proc.PID == f.pid && c.gpus()&gpus != 0 })
 		if c != nil {
@@ -194,8 +216,8 @@ func (r *recorder) readLog(n int, l *log) {
 	}
 }
 
-// gpusOf returns the GPUs of the n-th daemon, as bits.
-func (r *recorder) gpusOf(n int) (gpus uint64) {
+// servedBy returns the GPUs of the n-th daemon, as bits.
+func (r *recorder) servedBy(n int) (gpus uint64) {
 	for i, d := range r.ticket.Devices {
 		if d.Daemon == n {
 			gpus |= 1 << i
@@ -206,17 +228,15 @@ func (r *recorder) gpusOf(n int) (gpus uint64) {
 
 // write puts the report into the job's folder. If the folder is gone, the job is closed, and this is not an error.
 func (r *recorder) write() {
-	r.report.Clients = r.clients.rows(r.ticket.Devices, policy.PercentFrom(r.ticket.Grant.Ceiling))
-	r.report.BadEnds = r.clients.badEnds()
-	r.report.EnergyJ = 0
-	for _, g := range r.report.GPUs {
-		r.report.EnergyJ += g.EnergyJ
-	}
-	for _, c := range r.clients.all {
-		r.report.Name = cmp.Or(r.report.Name, c.environment.JobName)
-	}
 	r.written = time.Now()
-	err := r.report.Write(r.folder, usage.Running, r.lease.Job.UID)
+	err := r.reportOf(r.own, anyJob).Write(r.folder, usage.Running, r.lease.Job.UID)
+	for _, m := range r.joined {
+		name := usage.RunningOf(m.Job, r.lease.Job.ID)
+		err = errors.Join(err, r.reportOfJoined(m).Write(r.folder, name, r.lease.Job.UID))
+	}
+	if r.lease.Part.Shared() {
+		err = errors.Join(err, r.report.OfGPUs().Write(r.folder, usage.GPUs, 0))
+	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.warn(err, "cannot write the job's report")
 	}

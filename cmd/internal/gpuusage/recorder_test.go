@@ -41,12 +41,12 @@ func TestClientsAreBounded(t *testing.T) {
 		all.tell(end(event(pid)))
 	}
 	all.tell(end(event(1)))
-	rows := all.rows([]lease.TicketDevice{{}}, 0)
+	rows := all.rows(anyJob, []lease.TicketDevice{{}}, 0)
 	if len(rows) != usage.MaxClients || rows[len(rows)-1].PID != 3*usage.MaxClients {
 		t.Errorf("%d rows, the last of client %d", len(rows), rows[len(rows)-1].PID)
 	}
 	all.tell(usage.Event{Proc: event(3 * usage.MaxClients).Proc, NoClient: true})
-	if rows := all.rows([]lease.TicketDevice{{}}, 0); len(rows) != usage.MaxClients-1 {
+	if rows := all.rows(anyJob, []lease.TicketDevice{{}}, 0); len(rows) != usage.MaxClients-1 {
 		t.Errorf("a process that is not a client is still in the report: %d rows", len(rows))
 	}
 }
@@ -175,13 +175,14 @@ func TestBadEndsAreCounted(t *testing.T) {
 	for pid, exit := range map[int]string{1: "signal 9", 2: "status 1", 3: usage.InOrder, 4: ""} {
 		end(pid, exit)
 	}
-	if n := all.badEnds(); n != 2 {
+	if _, n := all.count(anyJob); n != 2 {
 		t.Errorf("%d bad ends, want 2", n)
 	}
 	for pid := 5; pid < 5+usage.MaxClients; pid++ {
 		end(pid, usage.InOrder)
 	}
-	if n := all.badEnds(); n != 2 || len(all.all) != usage.MaxClients || all.find(func(c *client) bool { return c.bad() }) != nil {
+	stillBad := all.find(func(c *client) bool { return c.bad() })
+	if _, n := all.count(anyJob); n != 2 || len(all.all) != usage.MaxClients || stillBad != nil {
 		t.Errorf("after %d other clients: %d bad ends, want 2", usage.MaxClients, n)
 	}
 	late := event(1000)
@@ -189,10 +190,10 @@ func TestBadEndsAreCounted(t *testing.T) {
 	all.stay()
 	late.End, late.Exit = now, "signal 9"
 	all.tell(late)
-	if n := all.badEnds(); n != 2 {
+	if _, n := all.count(anyJob); n != 2 {
 		t.Errorf("with a client that outlived the job: %d bad ends, want 2", n)
 	}
-	if n := strings.Count(fmt.Sprint(all.rows([]lease.TicketDevice{{}, {}}, 0)), "signal 9"); n != 1 {
+	if n := strings.Count(fmt.Sprint(all.rows(anyJob, []lease.TicketDevice{{}, {}}, 0)), "signal 9"); n != 1 {
 		t.Errorf("%d rows have the exit of the last client, want 1", n)
 	}
 }
@@ -203,7 +204,7 @@ func TestAClientWithoutAKnownGPU(t *testing.T) {
 	e := usage.Event{Proc: site.Process{PID: 7, Start: 1}, Begin: time.Now(), End: time.Now(), Exit: "signal 9"}
 	all.tell(e)
 	for gpus, want := range map[int]int{1: 0, 2: -1} {
-		rows := all.rows(make([]lease.TicketDevice, gpus), 0)
+		rows := all.rows(anyJob, make([]lease.TicketDevice, gpus), 0)
 		if len(rows) != 1 || rows[0].GPU != want || rows[0].Exit != "signal 9" {
 			t.Errorf("of %d GPUs: %+v, want GPU %d", gpus, rows, want)
 		}

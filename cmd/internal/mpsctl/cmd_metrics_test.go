@@ -51,7 +51,7 @@ func TestText(t *testing.T) {
 		Incomplete: []string{"x"},
 	}
 	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
-		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports), ended.families()))
+		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports, nil), ended.families()))
 	}
 	r := usage.Report{Job: 7,
 		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300},
@@ -73,7 +73,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), useMetrics(nil), totals{}.families()) {
+	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), useMetrics(nil, nil), totals{}.families()) {
 		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
 			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
 		}

@@ -41,6 +41,9 @@ A client ended badly if it ended by a signal, with a status other than 0, or by 
 printed with the client's rank, step and program, and the worst comes first. Clients that ended alike share a line.
 The client with which a fatal error began is the one that the server's log names.
 
+Of a part of a GPU (gres/shard, gres/mps), the report has a part of the GPU hours and of the energy, the memory of the
+job's own clients, and no percentage, because the GPU's percentages have the work of other jobs.
+
 The legend below the table explains the figures. They have the same names in mpsctl status, in mpsctl metrics, in the
 page of --html and in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
 and no energy. A value that is not known is printed as -.
@@ -147,12 +150,11 @@ func hasGone(c usage.Client) bool { return c.End.IsZero() && !proc.Exists(c.PID)
 func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 	boot, _ := site.BootID() // without it no ticket is read
 	store := lease.OpenReadOnly(paths.Run(), boot)
-	folder := store.JobDir(job)
-	r, err := usage.Read(filepath.Join(folder, usage.Running))
-	if ticket, shares := store.ReadTicket(job); errors.Is(err, fs.ErrNotExist) && shares == nil && ticket.Joined != 0 {
-		r, err = usage.Read(filepath.Join(store.JobDir(ticket.Joined), usage.Running))
-		r.Job = job
+	folder, joined := store.JobDir(job), uint32(0)
+	if ticket, err := store.ReadTicket(job); err == nil && ticket.Joined != 0 {
+		folder, joined = store.JobDir(ticket.Joined), ticket.Joined
 	}
+	r, err := usage.Read(filepath.Join(folder, usage.RunningOf(job, joined)))
 	if errors.Is(err, fs.ErrNotExist) {
 		r, err = usage.Read(filepath.Join(paths.Reports(), strconv.FormatUint(uint64(job), 10)+".json"))
 	}
@@ -197,7 +199,7 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 	}
 	if len(r.SharedWith) > 0 {
 		others := strings.ReplaceAll(strings.Trim(fmt.Sprint(r.SharedWith), "[]"), " ", ", ")
-		b.WriteString(screen.Wrap("", "The job shared its daemon with other jobs of its user ("+others+"). The clients are those of all of them."))
+		b.WriteString(screen.Wrap("", "The job shared its daemon with other jobs of its user ("+others+")."))
 	}
 	b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
 		site.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
@@ -205,7 +207,11 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 	if r.EnergyJ > 0 {
 		energy = ", " + usage.Energy(r.EnergyJ)
 	}
-	fmt.Fprintf(&b, "%.2f GPU hours%s.\n\n", r.GPUHours(now), energy)
+	fmt.Fprintf(&b, "%.2f GPU hours%s.\n", r.GPUHours(now), energy)
+	if text := r.PartText(); text != "" {
+		b.WriteString(screen.Wrap("", text))
+	}
+	b.WriteString("\n")
 	b.WriteString(figuresTable(r, screen))
 	for n, incident := range r.Incidents() {
 		if n == 0 {
@@ -222,7 +228,7 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 			b.WriteString("\n" + screen.Wrap("", text))
 		}
 	}
-	return b.String() + "\n" + legend(screen)
+	return b.String() + "\n" + legend(r, screen)
 }
 
 // figuresTable returns the means of each GPU.
@@ -239,17 +245,17 @@ func figuresTable(r usage.Report, screen command.Screen) string {
 		for _, f := range usage.Percentages {
 			values = append(values, usage.Percent(f.Of(mean)))
 		}
-		memory := fmt.Sprintf("%d of %d GiB", (mean.UsedMiB+512)>>10, g.MemoryMiB>>10)
+		memory := fmt.Sprintf("%d of %d GiB", (mean.UsedMiB+512)>>10, r.MemoryMiB(g)>>10)
 		table += fmt.Sprintf(row+"\n", append(values, memory, usage.Energy(g.EnergyJ))...)
 	}
 	return table
 }
 
 // legend returns the meanings of the figures.
-func legend(screen command.Screen) string {
+func legend(r usage.Report, screen command.Screen) string {
 	const column = 13
 	text := ""
-	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+	for _, f := range append(slices.Clone(usage.Percentages), r.Memory()) {
 		text += fmt.Sprintf("%-*s%s", column, f.Name, screen.Wrap(strings.Repeat(" ", column), f.Means)[column:])
 	}
 	return screen.Faint(strings.TrimSuffix(text, "\n")) + "\n"

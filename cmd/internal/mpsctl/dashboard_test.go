@@ -136,7 +136,7 @@ func fullMetrics() string {
 	r := usage.Report{Job: 7, User: "hpc1", Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
 		{SMUtil: 96, SMActive: 31, DRAM: 20, UsedMiB: 2}}}}}
 	node := nodeMetrics(n, []inspect.Finding{{Kind: "server-fault"}})
-	return metricsText(slices.Concat(node, useMetrics([]usage.Report{r}), totals{jobs: 3}.families()))
+	return metricsText(slices.Concat(node, useMetrics([]usage.Report{r}, nil), totals{jobs: 3}.families()))
 }
 
 var ourMetric = regexp.MustCompile(`slurm_mps_[a-z_]+`)

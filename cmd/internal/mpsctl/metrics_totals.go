@@ -64,6 +64,7 @@ func (t *totals) add(line []byte, unclosed map[uint32]figures) {
 	var s struct {
 		Step   string
 		Job    uint32
+		Daemon string // that jobs have shared; "" for a job
 		Closed bool
 	}
 	var values map[string]any
@@ -81,7 +82,9 @@ func (t *totals) add(line []byte, unclosed map[uint32]figures) {
 		return
 	}
 	delete(unclosed, s.Job)
-	t.jobs++
+	if s.Daemon == "" {
+		t.jobs++
+	}
 	for key, value := range job {
 		t.figures[key] += value
 	}

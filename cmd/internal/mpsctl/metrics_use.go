@@ -3,23 +3,34 @@
 package mpsctl
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// maxUseSeries bounds the GPUs of running jobs in the metrics. A GPU has one job, so no node has more.
+// maxUseSeries bounds the GPUs of running jobs in the metrics. No node has more, because a GPU that several jobs have
+// counts once.
 const maxUseSeries = 256
 
-// reportsOf returns the reports of the running jobs that this user may read.
-func reportsOf(jobs []inspect.Job) (all []usage.Report) {
+// reportsOf returns the reports of the running jobs that this user may read, and the GPUs that several jobs have, each
+// once. A daemon that jobs share is no job.
+func reportsOf(jobs []inspect.Job) (all []usage.Report, shared []usage.GPU) {
 	for _, j := range jobs {
-		if j.Report.Job > 0 {
-			all = append(all, j.Report)
+		if j.Report.Job == 0 || lease.IsShared(j.ID) {
+			continue
+		}
+		all = append(all, j.Report)
+		for _, g := range j.WholeGPUs {
+			known := slices.ContainsFunc(shared, func(other usage.GPU) bool { return other.UUID == g.UUID })
+			if !j.Report.Whole() && !known {
+				shared = append(shared, g)
+			}
 		}
 	}
-	return all
+	return all, shared
 }
 
 // jobTotals are the metrics of a running job.
@@ -42,8 +53,9 @@ var jobTotals = []struct {
 }
 
 // useMetrics returns the totals of running jobs, and the latest samples of their GPUs. A percentage that is not known
-// has no series. The label is jobid, because Prometheus uses job for the name of a scrape.
-func useMetrics(reports []usage.Report) []family {
+// has no series. The label is jobid, because Prometheus uses job for the name of a scrape. The samples of GPUs that
+// several jobs have are those of no job.
+func useMetrics(reports []usage.Report, shared []usage.GPU) []family {
 	var families []family
 	for _, f := range usage.Percentages {
 		families = append(families, family{name: "gpu_" + f.Key + "_ratio", kind: "gauge",
@@ -56,12 +68,8 @@ func useMetrics(reports []usage.Report) []family {
 	for _, t := range jobTotals {
 		totals = append(totals, family{name: t.name, kind: "gauge", help: t.help})
 	}
-	for _, r := range reports {
-		ofJob := []string{"jobid", strconv.FormatUint(uint64(r.Job), 10), "user", r.User, "partition", r.Partition}
-		for n, t := range jobTotals {
-			totals[n].samples = append(totals[n].samples, sample{ofJob, t.of(r.Totals)})
-		}
-		for _, g := range r.GPUs {
+	addGPUs := func(gpus []usage.GPU, ofJob []string) {
+		for _, g := range gpus {
 			if len(g.Samples) == 0 || len(families[memory].samples) == maxUseSeries {
 				continue
 			}
@@ -73,6 +81,16 @@ func useMetrics(reports []usage.Report) []family {
 				}
 			}
 			families[memory].samples = append(families[memory].samples, sample{labels, float64(last.UsedMiB) * (1 << 20)})
+		}
+	}
+	addGPUs(shared, nil)
+	for _, r := range reports {
+		ofJob := []string{"jobid", strconv.FormatUint(uint64(r.Job), 10), "user", r.User, "partition", r.Partition}
+		for n, t := range jobTotals {
+			totals[n].samples = append(totals[n].samples, sample{ofJob, t.of(r.Totals)})
+		}
+		if r.Whole() {
+			addGPUs(r.GPUs, ofJob)
 		}
 	}
 	return append(families, totals...)

@@ -24,14 +24,15 @@ const maxListed = 20
 
 // listed is a job in the list, as JSON.
 type listed struct {
-	Job       uint32    `json:"job"`
-	Name      string    `json:"name,omitempty"`
-	User      string    `json:"user"`
-	Partition string    `json:"partition,omitempty"`
-	Begin     time.Time `json:"begin"`
-	End       time.Time `json:"end,omitzero"`
-	GPUs      int       `json:"gpus"`
-	GPUHours  float64   `json:"gpu_hours"`
+	Job       uint32     `json:"job"`
+	Name      string     `json:"name,omitempty"`
+	User      string     `json:"user"`
+	Partition string     `json:"partition,omitempty"`
+	Begin     time.Time  `json:"begin"`
+	End       time.Time  `json:"end,omitzero"`
+	GPUs      int        `json:"gpus"`
+	Part      lease.Part `json:"part,omitzero"`
+	GPUHours  float64    `json:"gpu_hours"`
 	usage.Totals
 	Mean usage.Sample `json:"mean"`
 }
@@ -40,8 +41,8 @@ func printReports(call *command.Invocation) error {
 	found, now := readableReports(call.Paths), time.Now()
 	all := []listed{}
 	for _, r := range found {
-		all = append(all, listed{r.Job, r.Name, r.User, r.Partition, r.Begin, r.End, len(r.GPUs), r.GPUHours(now),
-			r.Totals, r.Mean()})
+		all = append(all, listed{r.Job, r.Name, r.User, r.Partition, r.Begin, r.End, len(r.GPUs), r.Part,
+			r.GPUHours(now), r.Totals, r.Mean()})
 	}
 	return call.Print("report", all, func(s command.Screen) string { return reportsText(found, s) })
 }
@@ -52,8 +53,14 @@ func readableReports(paths site.Paths) (all []usage.Report) {
 	store := lease.OpenReadOnly(paths.Run(), "")
 	running, _ := store.Dirs()
 	for _, job := range running {
-		if r, err := usage.Read(filepath.Join(store.JobDir(job), usage.Running)); err == nil {
-			all = append(all, r)
+		files := []string{filepath.Join(store.JobDir(job), usage.Running)}
+		if lease.IsShared(job) {
+			files, _ = filepath.Glob(filepath.Join(store.JobDir(job), "report-*.json"))
+		}
+		for _, file := range files {
+			if r, err := usage.Read(file); err == nil {
+				all = append(all, r)
+			}
 		}
 	}
 	limit := len(all) + maxListed

@@ -56,11 +56,14 @@ var changeRecipes = []changeRecipe{
 		"site/slurm/steps/*_test.go":                            "cases of the records",
 	}},
 	{"A figure of the report", regexp.MustCompile(`(?i)energy`), map[string]string{
-		"docs/development.md":   "the recipe",
-		"docs/CHANGELOG.md":     "the first release has it",
-		"docs/faq.md":           "a question about energy",
-		"docs/pictures/*.svg":   "screens, recorded by make pictures",
-		"site/gpu/real_test.go": "it reads the counter of a real GPU",
+		"docs/development.md":                     "the recipe",
+		"docs/contract.md":                        "a part of a GPU has a part of it",
+		"docs/limits.md":                          "a part of a GPU has a part of it",
+		"docs/decisions/051-figures-of-a-part.md": "a part of a GPU has a part of it",
+		"docs/CHANGELOG.md":                       "the first release has it",
+		"docs/faq.md":                             "a question about energy",
+		"docs/pictures/*.svg":                     "screens, recorded by make pictures",
+		"site/gpu/real_test.go":                   "it reads the counter of a real GPU",
 	}},
 }
 

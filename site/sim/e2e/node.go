@@ -233,7 +233,14 @@ func (p Node) Ctl(args ...string) (result testnode.Result) {
 // So the client is like a process that has escaped and outlived its job.
 func (p Node) Client(job uint32, args ...string) *exec.Cmd {
 	p.T.Helper()
+	return p.ClientWith(job, nil, args...)
+}
+
+// ClientWith is Client with more variables.
+func (p Node) ClientWith(job uint32, env []string, args ...string) *exec.Cmd {
+	p.T.Helper()
 	cmd := p.AsUser(job, p.Command("mpirun-wrap", append([]string{p.CudaClient()}, args...)...))
+	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		p.T.Fatal(err)

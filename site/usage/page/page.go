@@ -82,7 +82,7 @@ type faultRow struct{ At, GPU, PID string }
 func contentsOf(r usage.Report) contents {
 	axis := axisOf(r)
 	page := contents{Job: r.Job, Verdict: r.Verdict(), Outcome: outcome(r, axis), Advice: r.Advice(),
-		Remarks: remarks(r, axis), Facts: facts(r, axis), Marks: legend(), Words: words()}
+		Remarks: remarks(r, axis), Facts: facts(r, axis), Marks: legend(), Words: words(r)}
 	for n, i := range r.Incidents() {
 		if n == maxIncidents {
 			page.Remarks = append(page.Remarks, fmt.Sprintf("%s more: see the table of the clients.",
@@ -108,8 +108,8 @@ func contentsOf(r usage.Report) contents {
 const maxIncidents = 20
 
 // words returns the meanings of the figures and of other words on the page.
-func words() (all []fact) {
-	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+func words(r usage.Report) (all []fact) {
+	for _, f := range append(slices.Clone(usage.Percentages), r.Memory()) {
 		all = append(all, fact{f.Name, f.Means})
 	}
 	return append(all, fact{"share", "the maximum number of SMs that a client's kernels use at the same time"},
@@ -189,7 +189,7 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 func peakMemory(r usage.Report) (peak, total int) {
 	for _, g := range r.GPUs {
 		if m := measureOf(r.Begin, g, usage.MemoryUsed); m.known && int(m.max) > peak {
-			peak, total = int(m.max), g.MemoryMiB
+			peak, total = int(m.max), r.MemoryMiB(g)
 		}
 	}
 	return peak, total
@@ -200,8 +200,10 @@ func remarks(r usage.Report, axis timeAxis) (all []string) {
 	if r.End.IsZero() {
 		all = append(all, "The job still runs: the page shows it until "+axis.clock(axis.end)+".")
 	}
-	if text := r.PauseText(); text != "" {
-		all = append(all, text)
+	for _, text := range []string{r.PartText(), r.PauseText()} {
+		if text != "" {
+			all = append(all, text)
+		}
 	}
 	if r.ClientsSeen > len(r.Clients) {
 		all = append(all, fmt.Sprintf("The page has %d of %d clients.", len(r.Clients), r.ClientsSeen))
@@ -226,7 +228,7 @@ func partOf(r usage.Report, i int, g usage.GPU, clients []usage.Client, axis tim
 	}
 	peak, energy := notKnown, notKnown
 	if m := measureOf(r.Begin, g, usage.MemoryUsed); m.known {
-		peak = ofMemory(int(m.max), g.MemoryMiB)
+		peak = ofMemory(int(m.max), r.MemoryMiB(g))
 	}
 	if g.EnergyJ > 0 {
 		energy = usage.Energy(g.EnergyJ)

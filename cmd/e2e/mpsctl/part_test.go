@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// quarters are four jobs on one GPU, each with a quarter of it.
+type quarters struct {
+	testNode
+	jobs []uint32
+}
+
+// quartersOf opens four jobs on a GPU with these values. The first one computes and has 9,000 MiB, the others have a
+// context and no kernel.
+func quartersOf(t *testing.T, gres, how string, set map[string]string) quarters {
+	t.Helper()
+	policy := testnode.Default(fmt.Sprintf("share_gpu = %q", how))
+	q := quarters{newTestNode(t, policy, node.H200, node.H200), []uint32{7, 8, 9, 10}}
+	q.Facts(`usage_interval = "1s"`)
+	count := map[string]int{"shard": 8, "mps": 200}[gres]
+	q.Write(q.Gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-1]\nName=%s Count=%d\n", gres, count))
+	q.Write(q.Conf, strings.Replace(e2e.Read(t, q.Conf), "Gres=gpu:2", fmt.Sprintf("Gres=gpu:2,%s:%d", gres, count), 1))
+	maps.Copy(set, map[string]string{"gpm/1": "96", "gpm/2": "43", "gpm/10": "12"})
+	for name, value := range set {
+		if err := q.Sim.Node.GPU(0).Set(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range q.jobs {
+		job := q.Job(id, "0")
+		if gres == "mps" {
+			job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}
+		}
+		q.Must(0, job, "prolog")
+		if refused := q.Ticket(id).RefusalReason; refused != "" {
+			t.Fatal(refused)
+		}
+		work := []string{"spin", "-ms", "0", "-for", "200", "-exit-idle"}
+		if id == q.jobs[0] {
+			work = []string{"spin", "-ms", "5", "-for", "200", "-exit-idle", "-mib", "9000"}
+		}
+		q.ClientWith(id, map[string][]string{"shard": {"SLURM_SHARDS_ON_NODE=1"}}[gres], work...)
+	}
+	return q
+}
+
+// figures are those of mpsctl report --json that a part changes.
+type figures struct {
+	Begin, End time.Time
+	GPUHours   float64  `json:"gpu_hours"`
+	EnergyJ    int      `json:"energy_j"`
+	Seen       int      `json:"clients_seen"`
+	Peak       int      `json:"clients_peak"`
+	SharedWith []uint32 `json:"shared_with"`
+	Advice     string
+	Mean       struct {
+		SMActive float64 `json:"sm_active"`
+		SMUtil   float64 `json:"sm_util"`
+		DRAM     float64
+		UsedMiB  int `json:"used_mib"`
+	}
+	GPUs []struct {
+		Others  int
+		Samples []struct{ At time.Time }
+	}
+}
+
+func (q quarters) report(job uint32) (f figures) {
+	q.T.Helper()
+	if err := json.Unmarshal([]byte(q.Ctl("report", fmt.Sprint(job), "--json").Output), &f); err != nil {
+		q.T.Fatal(err)
+	}
+	return f
+}
+
+// lasts reports whether the samples of all four reports cover a time, with the client of each.
+func (q quarters) last(d time.Duration) bool {
+	for _, job := range q.jobs {
+		out := q.Ctl("report", fmt.Sprint(job), "--json").Output
+		var f figures
+		if json.Unmarshal([]byte(out), &f) != nil || f.Mean.UsedMiB == 0 || len(f.GPUs[0].Samples) == 0 {
+			return false
+		}
+		if samples := f.GPUs[0].Samples; samples[len(samples)-1].At.Sub(f.Begin) < d {
+			return false
+		}
+	}
+	return true
+}
+
+// metric returns a value without labels, and checks that no series is there twice.
+func (q quarters) metric(name string) (value float64) {
+	q.T.Helper()
+	seen := map[string]bool{}
+	for line := range strings.Lines(q.Ctl("metrics").Output) {
+		series, number, _ := strings.Cut(strings.TrimSpace(line), "} ")
+		if strings.Contains(line, "{") && seen[series] {
+			q.T.Errorf("metrics has the series %s} twice", series)
+		}
+		seen[series] = true
+		if rest, found := strings.CutPrefix(line, name+" "); found {
+			number = strings.TrimSpace(rest)
+			value, _ = strconv.ParseFloat(number, 64)
+		}
+	}
+	return value
+}
+
+func near(got, want, by float64) bool { return math.Abs(got-want) <= by*want }
+
+// Four jobs with a quarter of a GPU each have a quarter of its hours and energy each, and all together the GPU's. What
+// only the whole GPU has, is not in the report of a part. The memory is that of the job's own clients.
+//
+// Contract: U3
+func TestFiguresOfAPart(t *testing.T) {
+	t.Parallel()
+	for _, gres := range []string{"shard", "mps"} {
+		for _, how := range []string{"turns", "user"} {
+			t.Run(gres+" "+how, func(t *testing.T) { partsAddUp(t, gres, how) })
+		}
+	}
+}
+
+func partsAddUp(t *testing.T, gres, how string) {
+	q := quartersOf(t, gres, how, map[string]string{})
+	q.Until("samples of 8 s of each job", func() bool { return q.last(8 * time.Second) })
+	q.running()
+	for _, job := range q.jobs {
+		q.Must(0, q.Job(job, "0"), "epilog")
+	}
+	hours, joules, lasted := 0.0, 0, 0.0
+	for n, job := range q.jobs {
+		f := q.report(job)
+		text := q.Ctl("report", fmt.Sprint(job)).Output
+		known := f.Mean.SMActive != -1 || f.Mean.SMUtil != -1 || f.Mean.DRAM != -1
+		if known || f.Advice != "" || strings.Contains(text, "43 %") {
+			t.Errorf("job %d has the whole GPU's work:\n%s", job, text)
+		}
+		if idle := f.Mean.UsedMiB < 2000; idle == (n == 0) || f.Mean.UsedMiB > 11000 {
+			t.Errorf("job %d uses %d MiB", job, f.Mean.UsedMiB)
+		}
+		if f.Seen != 1 || f.Peak != 1 {
+			t.Errorf("job %d has %d clients, at most %d at the same time, want 1 and 1", job, f.Seen, f.Peak)
+		}
+		if f.GPUs[0].Others != 3 || !strings.Contains(text, "beside at most 3 other jobs") {
+			t.Errorf("job %d is beside %d others, want 3:\n%s", job, f.GPUs[0].Others, text)
+		}
+		if (how == "user") != (len(f.SharedWith) > 0) {
+			t.Errorf("job %d shared its daemon with %v", job, f.SharedWith)
+		}
+		hours, joules, lasted = hours+f.GPUHours*3600, joules+f.EnergyJ, lasted+f.End.Sub(f.Begin).Seconds()
+		if !near(float64(f.EnergyJ), 25*f.End.Sub(f.Begin).Seconds(), 0.1) {
+			t.Errorf("job %d used %d J in %v, want a quarter of 100 W", job, f.EnergyJ, f.End.Sub(f.Begin))
+		}
+	}
+	t.Logf("%.2f GPU seconds of %.2f s, %d J", hours, lasted, joules)
+	if !near(hours, lasted/4, 0.001) {
+		t.Errorf("%.2f GPU seconds in four parts, want %.2f", hours, lasted/4)
+	}
+	if total := q.metric("slurm_mps_energy_joules_total"); total != float64(joules) {
+		t.Errorf("the total is %v J, want the reports' %d J", total, joules)
+	}
+	n, clients := q.metric("slurm_mps_closed_jobs_total"), q.metric("slurm_mps_clients_total")
+	if n != 4 || clients != 4 {
+		t.Errorf("%v jobs and %v clients in the totals, want 4 and 4", n, clients)
+	}
+	list := q.Ctl("report").Output
+	for _, job := range q.jobs {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^%d .* -$`, job)).MatchString(list) {
+			t.Errorf("the list has no job %d without SM active:\n%s", job, list)
+		}
+	}
+	if strings.Contains(list, "4026531840") || strings.Count(list, "\n") > 8 {
+		t.Errorf("the list has\n%s", list)
+	}
+	q.Clean()
+}
+
+// running checks what is printed of the jobs while they run.
+func (q quarters) running() {
+	q.T.Helper()
+	q.metric("")
+	metrics, list := q.Ctl("metrics").Output, q.Ctl("report").Output
+	for _, job := range q.jobs {
+		series := strings.Contains(metrics, fmt.Sprintf(`slurm_mps_job_energy_joules{jobid="%d",`, job))
+		if !series || !strings.Contains("\n"+list, fmt.Sprintf("\n%d ", job)) {
+			q.T.Errorf("metrics or the list lacks job %d:\n%s\n%s", job, metrics, list)
+		}
+	}
+	for _, text := range []string{metrics, list} {
+		if strings.Contains(text, "4026531840") {
+			q.T.Errorf("a shared daemon is a job in\n%s", text)
+		}
+	}
+	ofGPU := fmt.Sprintf(`slurm_mps_gpu_sm_active_ratio{gpu="0",uuid="%s"} 0.43`, q.UUID(0))
+	if strings.Count(metrics, "slurm_mps_gpu_sm_active_ratio{") != 1 || !strings.Contains(metrics, ofGPU) {
+		q.T.Errorf("metrics has not once %s:\n%s", ofGPU, metrics)
+	}
+	if status := q.Ctl("status").Output; strings.Contains(status, "43 %") {
+		q.T.Errorf("status has the whole GPU's work in a job:\n%s", status)
+	}
+	page := filepath.Join(q.T.TempDir(), "page.html")
+	q.Ctl("report", "8", "--html", page)
+	html, err := os.ReadFile(page)
+	beside := strings.Contains(string(html), "beside at most 3 other jobs")
+	if err != nil || strings.Contains(string(html), "43 %") || !beside {
+		q.T.Errorf("the page of job 8 has the whole GPU's work, or lacks its part: %v\n%s", err, html)
+	}
+}
+
+// Four parts have all the energy that NVML counts, to 2 %.
+//
+// Contract: U3
+func TestEnergyOfPartsIsTheGPUs(t *testing.T) {
+	t.Parallel()
+	for _, gres := range []string{"shard", "mps"} {
+		t.Run(gres, func(t *testing.T) {
+			const before, used = 5_000_000, 80_000_000 // mJ
+			q := quartersOf(t, gres, "turns", map[string]string{"energy_mj": fmt.Sprint(before)})
+			q.Until("samples of each job", func() bool { return q.last(0) })
+			if err := q.Sim.Node.GPU(0).Set("energy_mj", fmt.Sprint(before+used)); err != nil {
+				t.Fatal(err)
+			}
+			joules, each := 0, []int{}
+			for _, job := range q.jobs {
+				q.Must(0, q.Job(job, "0"), "epilog")
+				each = append(each, q.report(job).EnergyJ)
+				joules += each[len(each)-1]
+			}
+			t.Logf("%v J", each)
+			equal := near(float64(slices.Max(each)), float64(slices.Min(each)), 0.02)
+			if !near(float64(joules), used/1000, 0.02) || !equal {
+				t.Errorf("the parts used %v J, want %d J in four equal parts", each, used/1000)
+			}
+			q.Clean()
+		})
+	}
+}

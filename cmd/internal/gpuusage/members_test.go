@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuusage
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// ticking is a GPU that uses 100 J at each sample, and has a client of 700 MiB for each pid.
+type ticking struct {
+	pids   []int
+	joules int
+}
+
+func (g *ticking) Read() (gpu.Activity, error) {
+	g.joules += 100
+	a := gpu.Activity{Source: gpu.FromGPM, EnergyJ: g.joules, Memory: map[int]int{}}
+	a.SMActive, a.UsedMiB = 43, 9000
+	for _, pid := range g.pids {
+		a.Memory[pid] = 700
+	}
+	return a, nil
+}
+
+const sharedID = 0xf0000000
+
+// partOf is a recorder of a lease with a part of a GPU. The clients' pids are their jobs' numbers, and each has shards.
+func partOf(t *testing.T, id uint32, part lease.Part, shards int, g *ticking) *recorder {
+	t.Helper()
+	folder, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { folder.Close() })
+	return newRecorder(options{
+		lease:  lease.Lease{Job: lease.Job{ID: id}, Part: part, CreatedAt: time.Now()},
+		ticket: lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{MemoryMiB: 80000}}}},
+		folder: folder, interval: time.Second, samplers: []sampler{g},
+		read: func(pid int) clientenv.Environment {
+			return clientenv.Environment{Rank: -1, Job: uint32(pid / 10), Shards: shards}
+		},
+		others: func(site.UUID, uint32) int { return 3 },
+	})
+}
+
+// client tells a recorder of a client that began at a time. It never ends by itself, because the process is this one.
+func (r *recorder) client(pid int, begin time.Time) usage.Event {
+	e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: begin}
+	e.Counts = lease.Counts{ClientsSeen: 9, ClientsPeak: 9}
+	r.tell(e)
+	return e
+}
+
+// A part has the memory of its own clients, its part of the energy, and no percentage. A job on such a node whose client
+// has no shards has whole GPUs, and all their figures if it was alone.
+func TestReportOfAPart(t *testing.T) {
+	shards := func(n int) lease.Part { return lease.Part{Gres: lease.GresShard, Units: n, Count: 4} }
+	shard, half := shards(0), lease.Part{Gres: lease.GresMPS, Units: 50, Count: 100}
+	for name, c := range map[string]struct {
+		part      lease.Part
+		shards    int
+		others    int
+		want      lease.Part
+		joules    int
+		used      int
+		sm        float64
+		noClients bool
+	}{
+		"shards":         {part: shard, shards: 1, others: 3, want: shards(1), joules: 50, used: 700, sm: -1},
+		"percent":        {part: half, others: 1, want: half, joules: 100, used: 700, sm: -1},
+		"alone":          {part: shard, shards: 2, want: shards(2), joules: 100, used: 700, sm: -1},
+		"without shards": {part: shard, joules: 200, used: 9000, sm: 43},
+		"beside":         {part: shard, others: 1, joules: 200, used: 700, sm: -1},
+		"no client":      {part: shard, want: shard, sm: -1, noClients: true},
+	} {
+		r := partOf(t, 7, c.part, c.shards, &ticking{pids: []int{70, 80}}) // 80 is another job's
+		r.others = func(site.UUID, uint32) int { return c.others }
+		if !c.noClients {
+			r.client(70, time.Now())
+		}
+		for n := range 2 {
+			r.sampleAll(r.began.Add(time.Duration(n+1) * time.Second))
+		}
+		got := r.reportOf(r.own, anyJob)
+		mean := got.Mean()
+		g := got.GPUs[0]
+		if got.Part != c.want || got.EnergyJ != c.joules || g.EnergyJ != c.joules || g.Others != c.others {
+			t.Errorf("%s: %+v, %d J, %d others", name, got.Part, got.EnergyJ, g.Others)
+		}
+		if mean.UsedMiB != c.used || mean.SMActive != c.sm {
+			t.Errorf("%s: mean %+v", name, mean)
+		}
+		whole := r.report.OfGPUs().GPUs
+		if len(whole) != 1 || len(whole[0].Samples) != 1 || whole[0].Samples[0].SMActive != 43 {
+			t.Errorf("%s: root has %+v", name, whole)
+		}
+	}
+}
+
+// Each job of a shared daemon has its own clients, time and energy. One that has left has no report any more.
+func TestReportsOfJoinedJobs(t *testing.T) {
+	g := &ticking{pids: []int{70, 80, 81}}
+	part := lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
+	r := partOf(t, sharedID, part, 0, g)
+	second := func(n float64) time.Time { return r.began.Add(time.Duration(n * float64(time.Second))) }
+	leases := []lease.Lease{{Job: lease.Job{ID: 7}, Part: part, CreatedAt: second(-1)}}
+	r.members = func() ([]lease.Lease, error) { return leases, nil }
+	r.client(70, second(0))
+	r.sampleAll(second(1))
+	half := lease.Part{Gres: lease.GresMPS, Units: 50, Count: 100}
+	leases = append(leases, lease.Lease{Job: lease.Job{ID: 8}, Part: half, CreatedAt: second(1.5)})
+	first := r.client(80, second(1.6))
+	first.End, first.Exit, first.Ending = second(1.7), "signal 9", usage.Ended
+	r.tell(first)
+	r.client(81, second(1.8))
+	r.sampleAll(second(2))
+	for n, want := range []struct {
+		joules, seen, peak, bad, used int
+		with                          uint32
+	}{{50, 1, 1, 0, 700, 8}, {25, 2, 1, 1, 700, 7}} {
+		got := r.reportOfJoined(r.joined[n])
+		counts := got.ClientsSeen == want.seen && got.ClientsPeak == want.peak && got.BadEnds == want.bad
+		with := len(got.SharedWith) == 1 && got.SharedWith[0] == want.with && got.Begin.Equal(leases[n].CreatedAt)
+		if got.EnergyJ != want.joules || got.Mean().UsedMiB != want.used || !counts || !with {
+			t.Errorf("job %d: %+v, used %d MiB, shared with %v", got.Job, got.Totals, got.Mean().UsedMiB, got.SharedWith)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Skip("reports must be owned by root: run as root")
+	}
+	r.write()
+	path := filepath.Join(r.folder.Name(), usage.RunningOf(8, sharedID))
+	if got, err := usage.Read(path); err != nil || got.Job != 8 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if info, err := os.Stat(filepath.Join(r.folder.Name(), usage.GPUs)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the whole GPUs are in %v, %v", info, err)
+	}
+	leases = leases[:1]
+	r.sample(second(3))
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) || len(r.joined) != 1 {
+		t.Errorf("job 8 has left: %v, %d are served", err, len(r.joined))
+	}
+}
+
+// The clients of a job count when they have made room for others, too.
+func TestCountsOfAJobsClients(t *testing.T) {
+	all := clients{read: func(pid int) clientenv.Environment { return clientenv.Environment{Job: uint32(7 + pid%2)} }}
+	for pid := 1; pid <= 2*usage.MaxClients; pid++ {
+		e := event(pid)
+		all.tell(e)
+		e = end(e)
+		e.Exit = "signal 9"
+		all.tell(e)
+	}
+	for job, want := range map[uint32]int{7: usage.MaxClients, 8: usage.MaxClients, anyJob: 2 * usage.MaxClients} {
+		if seen, bad := all.count(job); seen != want || bad != want {
+			t.Errorf("job %d: %d clients, %d bad ends, want %d", job, seen, bad, want)
+		}
+	}
+	for job := range uint32(2 * maxTallies) { // as a user can write them
+		all.all = append(all.all, &client{environment: clientenv.Environment{Job: 100 + job}})
+		all.drop(len(all.all) - 1)
+	}
+	if len(all.gone) != maxTallies {
+		t.Errorf("%d jobs are told apart", len(all.gone))
+	}
+}
