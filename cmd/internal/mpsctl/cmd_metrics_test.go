@@ -67,6 +67,44 @@ func TestText(t *testing.T) {
 	}
 }
 
+// A GPU that several jobs have is there once, without a job. Each job has its own totals, and a daemon that jobs share
+// is no job.
+func TestMetricsOfASharedGPU(t *testing.T) {
+	quarter := lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
+	gpus := func(active float64) []usage.GPU {
+		return []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{{SMActive: active, SMUtil: active, DRAM: active}}}}
+	}
+	var jobs []inspect.Job
+	for _, id := range []uint32{7, 8, 0xf0000000} {
+		r := usage.Report{Job: id, Part: quarter, Totals: usage.Totals{EnergyJ: 25}, GPUs: gpus(usage.Unknown)}
+		jobs = append(jobs, inspect.Job{ID: id, Report: r, WholeGPUs: gpus(43)})
+	}
+	got := metricsText(useMetrics(reportsOf(jobs)))
+	for text, n := range map[string]int{
+		`gpu_sm_active_ratio{gpu="0",uuid="GPU-a"} 0.43`: 1, "gpu_sm_active_ratio{": 1, "gpu_memory_used_bytes{": 1,
+		"job_energy_joules{": 2, "4026531840": 0,
+	} {
+		if strings.Count(got, text) != n {
+			t.Errorf("%s is not there %d times:\n%s", text, n, got)
+		}
+	}
+	whole := []inspect.Job{{ID: 7, Report: usage.Report{Job: 7, GPUs: gpus(43)}, WholeGPUs: gpus(43)}}
+	if got := metricsText(useMetrics(reportsOf(whole))); strings.Count(got, `uuid="GPU-a"`) != 4 ||
+		!strings.Contains(got, `gpu_sm_active_ratio{gpu="0",uuid="GPU-a",jobid="7",`) {
+		t.Errorf("of whole GPUs:\n%s", got)
+	}
+}
+
+// A daemon that jobs have shared is no job in the totals.
+func TestTotalsOfASharedDaemon(t *testing.T) {
+	ended, err := addUp(strings.NewReader(`{"step":"summary","job":8,"daemon":"shared daemon 1","pauses":2,"closed":true}
+{"step":"summary","job":8,"energy_j":25,"clients_seen":1,"closed":true}
+`))
+	if err != nil || ended.jobs != 1 || ended.figures["pauses"] != 2 || ended.figures["energy_j"] != 25 {
+		t.Errorf("%+v, %v", ended, err)
+	}
+}
+
 // docs/reference.md has each metric.
 func TestMetricsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/reference.md")
