@@ -3,13 +3,18 @@
 package epilog
 
 import (
+	"encoding/json"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // sharedLease makes a shared daemon with these members.
@@ -148,5 +153,64 @@ func TestAJobsEndKeepsTheOthersClaims(t *testing.T) {
 	if err != nil || slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 7 }) ||
 		!slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 8 && c.UUID == fakenode.GPUA && c.Shared }) {
 		t.Errorf("%+v, %v", claims, err)
+	}
+}
+
+// A job that leaves a shared daemon has its own report, with the time and the energy until its end. The daemon has none,
+// and its summary has nothing that the jobs' summaries have.
+//
+// Contract: U3
+func TestTheReportOfAMember(t *testing.T) {
+	needsRoot(t)
+	n := newNode(t)
+	id := n.sharedLease(7)
+	e := n.epilog()
+	e.Reports, e.Lost = t.TempDir(), t.TempDir()
+	began, part := time.Now().Add(-20*time.Second), lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
+	r := usage.Report{Schema: usage.Schema, Job: 7, Begin: began, Part: part,
+		Totals:  usage.Totals{Counts: lease.Counts{ClientsSeen: 2, ClientsPeak: 2}},
+		GPUs:    []usage.GPU{{EnergyJ: 250, Samples: []usage.Sample{{At: began.Add(10 * time.Second)}}}},
+		Clients: []usage.Client{{PID: 1 << 30}, {PID: os.Getpid()}}}
+	all := r
+	all.Job = id
+	folder, err := os.Open(n.Store.JobDir(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	err = errors.Join(r.Write(folder, usage.RunningOf(7, id), 0), all.Write(folder, usage.Running, 0),
+		n.Store.SaveGuard(id, lease.GuardState{Counts: lease.Counts{ClientsSeen: 2, Pauses: 3}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
+	got, err := usage.Read(filepath.Join(e.Reports, "7.json"))
+	if err != nil || got.EnergyJ < 500 || got.EnergyJ > 1500 || got.End.IsZero() {
+		t.Errorf("%d J until %v, %v: want 500 J in 20 s", got.EnergyJ, got.End, err)
+	}
+	if gone := got.Clients[0]; gone.End.IsZero() || gone.Ending != "" || got.Clients[1].Ending != usage.AtEpilog {
+		t.Errorf("%+v: want one that is gone and one that outlived the job", got.Clients)
+	}
+	if kept, _ := os.ReadDir(e.Reports); len(kept) != 1 {
+		t.Errorf("%v are kept, want one report", kept)
+	}
+	joules, clients, pauses, seconds := 0.0, 0.0, 0.0, 0
+	for line := range strings.Lines(n.log.String()) {
+		var s map[string]any
+		if json.Unmarshal([]byte(line), &s) != nil || s["step"] != SummaryStep {
+			continue
+		}
+		for key, sum := range map[string]*float64{"energy_j": &joules, "clients_seen": &clients, "pauses": &pauses} {
+			value, _ := s[key].(float64)
+			*sum += value
+		}
+		if s["seconds"] != nil {
+			seconds++
+		}
+	}
+	if joules != float64(got.EnergyJ) || clients != 2 || pauses != 3 || seconds != 1 {
+		t.Errorf("%v J, %v clients, %v pauses, %d times in\n%s", joules, clients, pauses, seconds, n.log.String())
 	}
 }

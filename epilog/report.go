@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -44,6 +45,9 @@ func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) *keeping {
 		folder := e.Store.JobDir(cmp.Or(l.Joined, l.Job.ID))
 		report, err := usage.Read(filepath.Join(folder, usage.RunningOf(l.Job.ID, l.Joined)))
 		if err == nil {
+			if l.Joined != 0 {
+				endGone(report.Clients, ended)
+			}
 			k.report = finished(report, guard, ended)
 		}
 		k.err = err
@@ -57,6 +61,15 @@ func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) *keeping {
 		}
 	}()
 	return k
+}
+
+// endGone sets the end of clients that are gone. The recorder of a shared daemon has not been told that the job ends.
+func endGone(clients []usage.Client, now time.Time) {
+	for i, c := range clients {
+		if c.End.IsZero() && !proc.Exists(c.PID) {
+			clients[i].End = now
+		}
+	}
 }
 
 // finished completes the report of an ended job. A client without an end has outlived the job. The guard's counts are
