@@ -57,7 +57,7 @@ func TestFiguresOfParts(t *testing.T) {
 }
 
 // The energy after the last sample of a part is reckoned. That of whole GPUs stays.
-func TestEnergyAfterTheLastSample(t *testing.T) {
+func TestJoulesAfterTheLastSample(t *testing.T) {
 	for part, want := range map[lease.Part]int{{}: 1000, quarter: 2000} {
 		r := busyHour(part, 0)
 		if r.ScaleEnergy(r.End); r.EnergyJ != want || r.GPUs[0].EnergyJ != want {
