@@ -77,7 +77,7 @@ func TestPruneIsFair(t *testing.T) {
 
 func TestWantsLogs(t *testing.T) {
 	for keep, want := range map[string][2]bool{"": {}, "never": {}, "on_failure": {false, true}, "always": {true, true}, "sometimes": {}} {
-		l := lease.Lease{KeepLogs: keep}
+		l := lease.Lease{Settings: lease.Settings{KeepLogs: keep}}
 		if got := [2]bool{wantsLogs(l, false), wantsLogs(l, true)}; got != want {
 			t.Errorf("%q: %v, want %v", keep, got, want)
 		}

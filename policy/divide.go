@@ -46,6 +46,14 @@ func (p Percent) MarshalJSON() ([]byte, error) {
 	return []byte(p.String()), nil
 }
 
+// UnmarshalJSON reads what MarshalJSON writes.
+func (p *Percent) UnmarshalJSON(content []byte) (err error) {
+	if *p = 0; string(content) != "null" {
+		*p, err = ParsePercent(string(content))
+	}
+	return err
+}
+
 // PercentOf returns the smallest percentage with six decimals that the driver rounds to exactly sms of the GPU's SMs.
 // The driver gives the largest multiple of a TPC that is at most SMs × p / 100. So 44 of 132 is 33.333334, not 33.33.
 func (g GPU) PercentOf(sms int) Percent {

@@ -28,14 +28,11 @@ func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 }
 
 // adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. It
-// returns the lease that has the daemons. If the policy denies the job by now, the lease stays, because the job runs
-// already.
-func (p Prolog) adoptable(ctx context.Context, l lease.Lease, found resolution) (serving lease.Lease, ok bool) {
+// returns the lease that has the daemons. If the policy denies the job by now, or grants something else, the lease of a job
+// with a ticket stays, because the job runs already.
+func (p Prolog) adoptable(ctx context.Context, a admission, l lease.Lease, found resolution) (serving lease.Lease, ok bool) {
 	if l.Phase != lease.Opened || found.refusal == "" && !slices.Equal(l.UUIDs(), uuids(found.devices)) {
 		return l, false
-	}
-	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && found.refusal != "" {
-		return l, false // no rank has started with it yet
 	}
 	serving = l
 	if l.Joined != 0 {
@@ -44,7 +41,19 @@ func (p Prolog) adoptable(ctx context.Context, l lease.Lease, found resolution) 
 			return l, false
 		}
 	}
+	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && !p.asGranted(serving, a, found) {
+		return l, false // no rank has started with it yet
+	}
 	return serving, p.serves(ctx, serving)
+}
+
+// asGranted reports whether a lease has the settings that the job would get now.
+func (p Prolog) asGranted(serving lease.Lease, a admission, found resolution) bool {
+	if found.refusal != "" {
+		return false
+	}
+	settings, err := p.settings(a.verdict.Grant, found)
+	return err == nil && serving.Settings.Equal(settings)
 }
 
 // serves reports whether a lease is open and its daemons answer.

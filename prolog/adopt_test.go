@@ -219,3 +219,33 @@ func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {
 		t.Errorf("the lease is %q, %v", content, err)
 	}
 }
+
+// If a prolog died before it wrote the ticket and the policy has changed since, the job gets what the new rule grants. A job
+// with a ticket keeps what it has, because its ranks may run.
+func TestAnEarlierLeaseOfAnotherGrant(t *testing.T) {
+	for name, before := range map[string]policy.Grant{"alone": oneDaemon(), "shared": {}} {
+		if name == "shared" {
+			before = oneDaemon()
+			before.ShareGPU = policy.ShareUser
+		}
+		after := before
+		after.Ceiling = 20
+		for _, ticket := range []bool{true, false} {
+			n := newNode(t)
+			n.mustOpenAs(quarter(7), granting(before))
+			want := Adopted
+			if !ticket {
+				want = Opened
+				if err := n.Store.RemoveTicket(7); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if outcome, err := n.open(quarter(7), granting(after)); outcome != want || err != nil {
+				t.Errorf("%s, ticket %t: %s, %v, want %s", name, ticket, outcome, err, want)
+			}
+			if set := slices.ContainsFunc(n.Events, func(e string) bool { return strings.HasPrefix(e, "set ceiling 20") }); set == ticket {
+				t.Errorf("%s, ticket %t: the daemon gets the new ceiling: %t", name, ticket, set)
+			}
+		}
+	}
+}

@@ -25,11 +25,13 @@ type node struct {
 	later    site.Mode    // the mode of GPU A from its claim on, "" for the same mode
 	asUser   error        // the error of a daemon's start as any user except nobody
 	pings    error        // what Ping returns
+	pinged   func()       // called by Ping
 	guard    site.Process // what Running returns
 	fit      int          // what Fit returns
 	driver   string       // what Driver returns, with noDriver
 	noDriver error
 	jobFiles string // folder, "" for none
+	site     lease.Settings
 	gres     slurm.Gres
 	major    int // compute capability
 }
@@ -40,7 +42,7 @@ func newNode(t *testing.T) *node {
 		Node: fakenode.New(t), fit: 100, major: 9, driver: "580.95.05",
 		gres: slurm.Gres{Node: "n1", Detect: slurm.DetectOff, Entries: []slurm.GresEntry{{Minor: 0}, {Minor: 1}}},
 	}
-	n.guard = n.Self
+	n.guard, n.site.Control.Path = n.Self, "/usr/bin/control"
 	n.Claims = func() []string {
 		var claimed string
 		for _, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUB} {
@@ -60,7 +62,7 @@ func newNode(t *testing.T) *node {
 func (n *node) prolog() Prolog {
 	return Prolog{
 		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
-		Undo: n.undo, Control: lease.Program{Path: "/usr/bin/control"}, Log: zerolog.Nop(), Clock: time.Now,
+		Undo: n.undo, Site: n.site, Log: zerolog.Nop(), Clock: time.Now,
 		JobFiles:   n.jobFiles,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
 	}
@@ -159,7 +161,12 @@ func (d daemons) Configure(_ context.Context, job lease.Job, daemon lease.Daemon
 	return d.n.Event("set ceiling %s", limits.Ceiling)
 }
 
-func (d daemons) Ping(context.Context, lease.Job, lease.Daemon) error { return d.n.pings }
+func (d daemons) Ping(context.Context, lease.Job, lease.Daemon) error {
+	if d.n.pinged != nil {
+		d.n.pinged()
+	}
+	return d.n.pings
+}
 
 func (d daemons) Fit(int) (int, error) {
 	if d.n.fit == 0 {

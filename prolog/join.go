@@ -5,9 +5,9 @@ package prolog
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -19,8 +19,9 @@ const joinWait = 3 * time.Second
 // joinLease gives a job the daemons that jobs of the same user have on the same GPUs, or makes daemons that later jobs
 // can join. The job's own lease comes first. It names the shared lease, so that the epilog of the last member ends it.
 func (p Prolog) joinLease(ctx context.Context, a admission, l lease.Lease, devices []site.Device) (Outcome, error) {
-	l.Daemons, l.Hold = nil, 0 // both are the shared lease's
-	refusal, err := p.member(ctx, a, &l, devices)
+	settings := l.Settings
+	l.Settings = lease.Settings{} // the shared lease has them
+	refusal, err := p.member(ctx, a, &l, settings, devices)
 	if refusal == "" && err == nil {
 		return Opened, nil
 	}
@@ -36,10 +37,12 @@ func (p Prolog) joinLease(ctx context.Context, a admission, l lease.Lease, devic
 }
 
 // member makes a job a member of a shared lease. It holds the shared lease's lock, so that the lease stays.
-func (p Prolog) member(ctx context.Context, a admission, l *lease.Lease, devices []site.Device) (refusal string, err error) {
-	shared, lock := p.joinable(ctx, *l, max(a.verdict.Grant.Domains, 1))
+func (p Prolog) member(
+	ctx context.Context, a admission, l *lease.Lease, settings lease.Settings, devices []site.Device,
+) (refusal string, err error) {
+	shared, lock := p.joinable(ctx, *l, settings)
 	if lock == nil {
-		if shared, lock, err = p.newShared(ctx, a, *l, devices); err != nil {
+		if shared, lock, err = p.newShared(ctx, *l, settings); err != nil {
 			return "", err
 		}
 	}
@@ -63,9 +66,8 @@ func (p Prolog) member(ctx context.Context, a admission, l *lease.Lease, devices
 	return "", p.step("ticket", func() error { return p.publish(*l, p.ticket(*l, shared, a, devices)) })
 }
 
-// joinable returns a shared lease whose daemons serve this user on the same GPUs, and its lock. The lock is nil if there
-// is none.
-func (p Prolog) joinable(ctx context.Context, l lease.Lease, domains int) (lease.Lease, *lease.JobLock) {
+// joinable returns a shared lease that fits and whose daemons serve, and its lock. The lock is nil if there is none.
+func (p Prolog) joinable(ctx context.Context, l lease.Lease, settings lease.Settings) (lease.Lease, *lease.JobLock) {
 	ids, err := p.Store.Jobs()
 	if err != nil {
 		return lease.Lease{}, nil // Create reports it
@@ -73,7 +75,7 @@ func (p Prolog) joinable(ctx context.Context, l lease.Lease, domains int) (lease
 	ctx, cancel := context.WithTimeout(ctx, joinWait)
 	defer cancel()
 	for _, id := range ids {
-		if !lease.IsShared(id) || !p.fits(id, l, domains) {
+		if shared, err := p.Store.Read(id); err != nil || !lease.IsShared(id) || !fits(shared, l, settings) {
 			continue
 		}
 		lock, err := p.Store.Lock(ctx, id)
@@ -81,7 +83,7 @@ func (p Prolog) joinable(ctx context.Context, l lease.Lease, domains int) (lease
 			continue
 		}
 		shared, err := p.Store.Read(id)
-		if err == nil && p.fits(id, l, domains) && p.serves(ctx, shared) {
+		if err == nil && fits(shared, l, settings) && p.serves(ctx, shared) {
 			p.guardAgain(ctx, shared)
 			return shared, lock
 		}
@@ -90,21 +92,23 @@ func (p Prolog) joinable(ctx context.Context, l lease.Lease, domains int) (lease
 	return lease.Lease{}, nil
 }
 
-// fits reports whether a shared lease is of the job's user and has exactly the job's GPUs and fault domains.
-func (p Prolog) fits(id uint32, l lease.Lease, domains int) bool {
-	shared, err := p.Store.Read(id)
-	return err == nil && shared.Job.UID == l.Job.UID && slices.Equal(shared.UUIDs(), l.UUIDs()) && shared.Domains() == domains
+// joins reports whether a job shares daemons with other jobs of its user.
+func joins(grant policy.Grant, part lease.Part) bool {
+	return part.Shared() && grant.ShareGPU == policy.ShareUser
+}
+
+// fits reports whether the daemons and the guard of a shared lease are those that the job would get alone. They run as the
+// user with one of the user's groups, on the devices of the settings.
+func fits(shared, l lease.Lease, settings lease.Settings) bool {
+	return shared.Job.UID == l.Job.UID && shared.Job.GID == l.Job.GID && shared.Settings.Equal(settings)
 }
 
 // newShared drafts a shared lease, and takes its lock.
-func (p Prolog) newShared(ctx context.Context, a admission, l lease.Lease, devices []site.Device) (lease.Lease, *lease.JobLock, error) {
+func (p Prolog) newShared(ctx context.Context, l lease.Lease, settings lease.Settings) (lease.Lease, *lease.JobLock, error) {
 	id, lock, err := p.Store.NewShared(ctx)
 	if err != nil {
 		return l, nil, err
 	}
-	l.Job.ID, l.Hold = id, lease.Duration(a.verdict.Grant.Hold)
-	if l.Daemons, err = p.daemons(id, devices, a.verdict.Grant); err != nil {
-		return l, nil, errors.Join(err, lock.Release())
-	}
+	l.Job.ID, l.Settings, l.Daemons = id, settings, p.daemons(id, settings)
 	return l, lock, nil
 }

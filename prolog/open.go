@@ -51,7 +51,7 @@ func (p Prolog) serve(ctx context.Context, a admission, l lease.Lease, devices [
 	if !failedAsUser(err) {
 		return "", err
 	}
-	if trial := p.step("trial as nobody", func() error { return p.trial(l, a.verdict.Grant) }); trial != nil {
+	if trial := p.step("trial as nobody", func() error { return p.trial(l) }); trial != nil {
 		p.Log.Error().Err(trial).Msg("the control daemon also fails as user nobody: the node is at fault")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
@@ -109,7 +109,7 @@ const nobody = 65534
 
 // trial starts the lease's daemons as nobody, asks them and undoes everything. It has its own lease, so a prolog that
 // is killed here leaves a record. The compute modes stay as they are.
-func (p Prolog) trial(l lease.Lease, grant policy.Grant) error {
+func (p Prolog) trial(l lease.Lease) error {
 	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace, l.Hold = "nobody", nobody, "", 0, 0
@@ -125,7 +125,7 @@ func (p Prolog) trial(l lease.Lease, grant policy.Grant) error {
 		err = p.startAll(ctx, &l)
 	}
 	if err == nil {
-		err = p.prepareDaemons(ctx, l, grant)
+		err = p.prepareDaemons(ctx, l)
 	}
 	if undone := p.undo(l); undone != nil {
 		return dirtyError{errors.Join(err, undone)}
@@ -149,10 +149,11 @@ func (p Prolog) draft(a admission, found resolution) (lease.Lease, error) {
 	l := lease.Lease{
 		SLUID: a.job.SLUID,
 		Job:   leaseJob(a.job), Phase: lease.Opening, Rule: a.verdict.Rule, Request: asked,
-		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold), Pause: lease.Duration(grant.Pause),
-		Clients:   p.served(),
 		CreatedAt: p.Clock(),
 		Part:      found.part,
+	}
+	if l.Settings, err = p.settings(grant, found); err != nil {
+		return l, err
 	}
 	if found.part.Shared() {
 		grant.Compute = policy.ComputeUnchanged // in EXCLUSIVE_PROCESS, one job's server alone could use the GPU
@@ -167,22 +168,36 @@ func (p Prolog) draft(a admission, found resolution) (lease.Lease, error) {
 		}
 		l.GPUs = append(l.GPUs, gpu)
 	}
-	l.Daemons, err = p.daemons(a.job.ID, found.devices, grant)
-	return l, err
+	return l, nil
+}
+
+// settings returns the settings of a job's daemons and guard. No other function gives them anything of the grant.
+func (p Prolog) settings(grant policy.Grant, found resolution) (lease.Settings, error) {
+	s := p.Site
+	s.DrainGrace, s.KeepLogs, s.Clients = lease.Duration(grant.DrainGrace), string(grant.KeepLogs), p.served()
+	s.Hold, s.Pause = lease.Duration(grant.Hold), lease.Duration(grant.Pause)
+	part := found.part.Percent()
+	if joins(grant, found.part) { // the jobs that share a daemon may have different parts
+		part = 0
+	}
+	for _, group := range groups(found.devices, grant) {
+		if _, err := p.Daemons.Fit(len(group)); err != nil {
+			return s, err
+		}
+		s.Limits = append(s.Limits, limits(group, policy.PercentFrom(grant.Ceiling), part))
+	}
+	return s, nil
 }
 
 // daemons returns the daemons of a lease as they will be.
-func (p Prolog) daemons(id uint32, devices []site.Device, grant policy.Grant) (all []lease.Daemon, err error) {
-	for n, group := range groups(devices, grant) {
-		if _, err := p.Daemons.Fit(len(group)); err != nil {
-			return nil, err
-		}
+func (p Prolog) daemons(id uint32, s lease.Settings) (all []lease.Daemon) {
+	for n, limits := range s.Limits {
 		dir := p.Store.DaemonDir(id, n)
 		all = append(all, lease.Daemon{
-			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: p.groupOf(id, n),
+			Devices: limits.Devices, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: p.groupOf(id, n),
 		})
 	}
-	return all, nil
+	return all
 }
 
 // served returns the number of clients that MPS serves on a GPU of this node. If the driver's version cannot be read,
@@ -212,17 +227,13 @@ func (p Prolog) modeChange(device site.Device, grant policy.Grant) (lease.Leased
 
 // groups returns which devices share a daemon. A daemon serves only one MIG instance. Each fault domain has a daemon of
 // its own, and those of the same devices follow each other.
-func groups(devices []site.Device, grant policy.Grant) (all [][]site.UUID) {
-	var of [][]site.UUID
+func groups(devices []site.Device, grant policy.Grant) (all [][]site.Device) {
+	size := 1
 	if grant.Scope == policy.ScopeJob && !devices[0].UUID.MIG() {
-		of = [][]site.UUID{uuids(devices)}
-	} else {
-		for _, device := range devices {
-			of = append(of, []site.UUID{device.UUID})
-		}
+		size = len(devices)
 	}
-	for _, group := range of {
-		all = append(all, slices.Repeat([][]site.UUID{group}, max(grant.Domains, 1))...)
+	for group := range slices.Chunk(devices, size) {
+		all = append(all, slices.Repeat([][]site.Device{group}, max(grant.Domains, 1))...)
 	}
 	return all
 }
@@ -245,7 +256,7 @@ func (p Prolog) apply(ctx context.Context, l *lease.Lease, a admission, devices 
 	if err != nil {
 		return err
 	}
-	if err := p.step("answer", func() error { return p.prepareDaemons(ctx, *l, a.verdict.Grant) }); err != nil {
+	if err := p.step("answer", func() error { return p.prepareDaemons(ctx, *l) }); err != nil {
 		return err
 	}
 	p.writeJobFiles(*l)
@@ -378,27 +389,22 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	return errors.Join(err, p.Store.Save(*l))
 }
 
-func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease, grant policy.Grant) error {
+func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease) error {
 	return site.Each(len(l.Daemons), func(n int) error {
-		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], p.limits(l, l.Daemons[n], grant))
+		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], l.Limits[n])
 	})
 }
 
-// limits returns what a daemon limits each of its clients to: the policy's ceiling, and the job's part of the GPU if it
-// is known. The daemon of several jobs does not limit its clients to one job's part.
-func (p Prolog) limits(l lease.Lease, d lease.Daemon, grant policy.Grant) lease.Limits {
-	limits, part := lease.Limits{Ceiling: policy.PercentFrom(grant.Ceiling)}, l.Part.Percent()
-	if part == 0 || lease.IsShared(l.Job.ID) {
+// limits returns what a daemon limits each of its clients to: the policy's ceiling, and the job's part of each GPU. The
+// ranks have these limits, too. A part of 0 is none.
+func limits(devices []site.Device, ceiling, part policy.Percent) lease.Limits {
+	limits := lease.Limits{Devices: uuids(devices), Ceiling: ceiling}
+	if part == 0 {
 		return limits
 	}
-	limits.Ceiling = min(limits.Ceiling, part)
-	for _, uuid := range d.Devices {
-		if device, err := p.GPUs.Find(uuid); err == nil { // the ranks have this limit, too
-			limits.MemoryMiB = append(limits.MemoryMiB, policy.PartMiB(device.MemoryMiB, part)-policy.ReserveMiB)
-		}
-	}
-	if len(limits.MemoryMiB) < len(d.Devices) { // by the place of a device among the daemon's
-		limits.MemoryMiB = nil
+	limits.Ceiling = min(ceiling, part)
+	for _, device := range devices {
+		limits.MemoryMiB = append(limits.MemoryMiB, policy.PartMiB(device.MemoryMiB, part)-policy.ReserveMiB)
 	}
 	return limits
 }

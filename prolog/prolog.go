@@ -69,7 +69,7 @@ type Prolog struct {
 	Slurm      Slurm
 	GroupNames func(context.Context, []uint32) ([]string, error) // the names of groups
 	Undo       func(context.Context, lease.Lease) error          // undoes a lease: the epilog's
-	Control    lease.Program                                     // for the ticket
+	Site       lease.Settings                                    // what site.hcl gives the daemons and guards of all jobs
 	JobFiles   string                                            // folder of files that name each GPU's job; "" for none
 	Log        zerolog.Logger
 	Clock      func() time.Time
@@ -183,7 +183,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		}
 	}
 	if before != nil {
-		if serving, ok := p.adoptable(ctx, *before, found); ok {
+		if serving, ok := p.adoptable(ctx, a, *before, found); ok {
 			p.guardAgain(ctx, serving)
 			return Adopted, p.republish(*before, serving, a, found.devices)
 		}
@@ -199,8 +199,9 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	if err != nil {
 		return Failed, err
 	}
-	if l.Part.Shared() && a.verdict.Grant.ShareGPU == policy.ShareUser {
+	if joins(a.verdict.Grant, l.Part) {
 		return p.joinLease(ctx, a, l, found.devices)
 	}
+	l.Daemons = p.daemons(l.Job.ID, l.Settings)
 	return p.makeLease(ctx, a, l, found.devices)
 }

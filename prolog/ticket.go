@@ -23,7 +23,7 @@ func (p Prolog) ticket(l, serving lease.Lease, a admission, devices []site.Devic
 	t := lease.Ticket{
 		Job: l.Job, Rule: a.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
 		Exclusive: slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool { return gpu.NewMode == site.ModeExclusiveProcess }),
-		Daemons:   serving.Daemons, ControlProgram: p.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
+		Daemons:   serving.Daemons, ControlProgram: p.Site.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
 		Part: l.Part, Joined: l.Joined,
 	}
 	for i, device := range devices {

@@ -19,7 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"reflect"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -40,17 +40,13 @@ var (
 
 // Lease records the devices that a job holds, and all that must be undone.
 type Lease struct {
-	Schema     int      `json:"schema"`
-	Boot       string   `json:"boot"`
-	Job        Job      `json:"job"`
-	SLUID      string   `json:"sluid,omitempty"` // names the job's control groups since Slurm 26.05
-	Phase      Phase    `json:"phase"`
-	Rule       string   `json:"rule"`
-	DrainGrace Duration `json:"drain_grace"`
-	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never
-	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds dead clients' files; 0: no guard
-	Pause      Duration `json:"pause,omitempty"`     // how long the guard may pause their neighbours; 0: never
-	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU; 0, of an earlier version: 48
+	Schema int    `json:"schema"`
+	Boot   string `json:"boot"`
+	Job    Job    `json:"job"`
+	SLUID  string `json:"sluid,omitempty"` // names the job's control groups since Slurm 26.05
+	Phase  Phase  `json:"phase"`
+	Rule   string `json:"rule"`
+	Settings
 	// Request is the request to the policy (a policy.Request), so that it can be repeated. No undo reads it.
 	Request   json.RawMessage `json:"request,omitempty"`
 	CreatedAt time.Time       `json:"created_at"`
@@ -62,6 +58,25 @@ type Lease struct {
 	Guard site.Process `json:"guard,omitzero"`
 }
 
+// Settings are all that daemons, their guard and their end are made from, beside the user, the devices and the number of
+// the lease. Jobs share daemons only if their settings are equal, so whatever a grant or site.hcl gives a daemon or a guard
+// stands here. A job that shares daemons has none: the shared lease has them.
+type Settings struct {
+	DrainGrace Duration `json:"drain_grace"`
+	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never
+	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds dead clients' files; 0: no guard
+	Pause      Duration `json:"pause,omitempty"`     // how long the guard may pause their neighbours; 0: never
+	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU; 0, of an earlier version: 48
+	Limits     []Limits `json:"limits,omitempty"`    // of each daemon; none in a lease of an earlier version
+	// These are of site.hcl.
+	Control  Program  `json:"control_program,omitzero"`
+	NVML     string   `json:"nvml_library,omitempty"`
+	Interval Duration `json:"usage_interval,omitempty"` // between two samples of the recorder; 0: no recorder
+}
+
+// Equal reports whether jobs with these settings can share daemons.
+func (s Settings) Equal(other Settings) bool { return reflect.DeepEqual(s, other) }
+
 // ServedClients returns how many clients MPS serves on a GPU of the lease.
 func (l Lease) ServedClients() int { return cmp.Or(l.Clients, policy.Clients) }
 
@@ -72,16 +87,6 @@ func (l Lease) UUIDs() []site.UUID {
 		list[i] = gpu.UUID
 	}
 	return list
-}
-
-// Domains returns how many daemons serve each GPU of the lease.
-func (l Lease) Domains() (n int) {
-	for _, d := range l.Daemons {
-		if slices.Equal(d.Devices, l.Daemons[0].Devices) {
-			n++
-		}
-	}
-	return n
 }
 
 // Job is the job of a lease.
@@ -116,8 +121,9 @@ type Daemon struct {
 
 // Limits are what a daemon limits each of its clients to.
 type Limits struct {
-	Ceiling   policy.Percent // of a GPU
-	MemoryMiB []int          // of each of the daemon's devices, in their order; nil for no limit
+	Devices   []site.UUID    `json:"devices"`              // of the daemon
+	Ceiling   policy.Percent `json:"ceiling"`              // of a GPU
+	MemoryMiB []int          `json:"memory_mib,omitempty"` // of each device, in their order; nil for no limit
 }
 
 // OrphanDaemon is a daemon that no lease names. The job and the user are read from the daemon's own process.

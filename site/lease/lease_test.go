@@ -48,7 +48,7 @@ func newStore(t *testing.T) *Store {
 }
 
 func leaseOf(job uint32, devices ...site.UUID) Lease {
-	l := Lease{Job: Job{ID: job, UID: 2001, GID: 2001, User: "hpc1"}, Phase: Opening, DrainGrace: Duration(10 * time.Second)}
+	l := Lease{Job: Job{ID: job, UID: 2001, GID: 2001, User: "hpc1"}, Phase: Opening, Settings: Settings{DrainGrace: Duration(10 * time.Second)}}
 	for _, d := range devices {
 		l.GPUs = append(l.GPUs, LeasedGPU{UUID: d, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess})
 	}

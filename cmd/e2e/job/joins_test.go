@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -106,6 +107,74 @@ func (p testNode) killed(random *rand.Rand, job testnode.Job, program string, ki
 		*kills++
 	}
 	return err != nil || ctx.Err() != nil
+}
+
+// Two jobs of one user share a daemon only if they get the same from it. In each order, each job has a daemon with its own
+// rule's ceiling, which binds a rank that sets a larger percentage behind the wrapper, and a guard if its rule gives one.
+//
+// Contract: S3, D4
+func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name            string
+		first, second   string // the options of two jobs, with a quarter of the GPU each
+		ceilings, holds [2]string
+		share           bool
+	}{
+		{"the same", "", "", [2]string{"100.0", "100.0"}, [2]string{"30s", "30s"}, true},
+		{"another share", "", "share=25%", [2]string{"100.0", "100.0"}, [2]string{"30s", "30s"}, true},
+		{"another ceiling", "", "ceiling=20", [2]string{"100.0", "20.0"}, [2]string{"30s", "30s"}, false},
+		{"another hold", "", "hold=0s", [2]string{"100.0", "100.0"}, [2]string{"30s", "0s"}, false},
+		{"another end", "", "drain_grace=1s", [2]string{"100.0", "100.0"}, [2]string{"30s", "30s"}, false},
+	} {
+		for order, options := range [][2]string{{c.first, c.second}, {c.second, c.first}} {
+			t.Run(fmt.Sprintf("%s, order %d", c.name, order), func(t *testing.T) {
+				p := newTestNode(t, strings.Replace(testnode.Default(`share_gpu = "user"`, `share = "none"`),
+					"  grant {", `  allow = ["share", "ceiling", "hold", "drain_grace"]`+"\n  grant {", 1), node.H200, node.H200)
+				p.sharesGPUs(shares[1].gres)
+				var jobs []testnode.Job
+				for i := range options {
+					jobs = append(jobs, p.Job(uint32(7+i), "0"))
+					jobs[i].Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", "SPANK_MPS=" + options[i]}
+					p.Must(0, jobs[i], "prolog")
+				}
+				if same := p.Ticket(7).Joined == p.Ticket(8).Joined; same != c.share {
+					t.Errorf("the jobs share a daemon: %t, want %t", same, c.share)
+				}
+				for i, job := range jobs {
+					p.serves(job, c.ceilings[(i+order)%2], c.holds[(i+order)%2])
+				}
+				p.Must(0, jobs[0], "epilog")
+				p.serves(jobs[1], c.ceilings[(1+order)%2], c.holds[(1+order)%2])
+				p.Must(0, jobs[1], "epilog")
+				p.Clean()
+			})
+		}
+	}
+}
+
+// serves checks the ceiling and the guard that a job really has.
+func (p testNode) serves(job testnode.Job, ceiling, hold string) {
+	p.T.Helper()
+	shared := p.Lease(p.Ticket(job.ID).Joined)
+	ask := p.AsUser(job.ID, []string{p.Sim.Program("nvidia-cuda-mps-control")})
+	ask.Env = append(ask.Env, "CUDA_MPS_PIPE_DIRECTORY="+shared.Daemons[0].PipeDir)
+	ask.Stdin = strings.NewReader("get_default_active_thread_percentage\n")
+	if out, err := ask.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != ceiling {
+		p.T.Errorf("the daemon of job %d has ceiling %s, %v, want %s", job.ID, out, err, ceiling)
+	}
+	if guarded := shared.Guard.Running(); guarded != (hold != "0s") || time.Duration(shared.Hold).String() != hold {
+		p.T.Errorf("job %d has a guard: %t, hold %v, want %s", job.ID, guarded, time.Duration(shared.Hold), hold)
+	}
+	percent, err := policy.ParsePercent(ceiling[:len(ceiling)-2])
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	own := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.CudaClient(), "info")
+	want := fmt.Sprintf("sm=%d", policy.GPU{SMs: 132, SMsPerTPC: 2}.SMsAt(percent))
+	if out, err := p.AsUser(job.ID, own).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+		p.T.Errorf("a rank of job %d that asks for the whole GPU prints %s, %v, want %s", job.ID, out, err, want)
+	}
 }
 
 // clientOf starts a client of a job as its user, and waits until the client is ready.

@@ -68,7 +68,10 @@ func runJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) 
 	}
 	p := prolog.Prolog{
 		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
-		Control:    lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
+		Site: lease.Settings{
+			Control: lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
+			NVML:    n.config.NVMLLibrary, Interval: lease.Duration(n.config.UsageInterval),
+		},
 		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
 	}
 	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
