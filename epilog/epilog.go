@@ -57,6 +57,8 @@ type Epilog struct {
 	Lost    string // the folder that names the reports that could not be kept
 	// RerunCommand returns the command that runs the epilog of a job by hand, for the log.
 	RerunCommand func(lease.Job) string
+
+	keptFor *lease.Lease // whose logs those of a shared daemon are; nil for the lease's own
 }
 
 // The bounds of single steps. Together with a grant's grace they stay below the default deadline of 60 s. Each step

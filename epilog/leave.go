@@ -31,9 +31,12 @@ func (e Epilog) leave(ctx context.Context, l *lease.Lease) error {
 	others := slices.DeleteFunc(members, func(job uint32) bool { return job == l.Job.ID })
 	if len(others) == 0 {
 		lock.MarkClosing()
+		e.keptFor = l
 		if err := e.closeShared(ctx, l.Joined); err != nil {
 			return err
 		}
+	} else {
+		e.keepSharedLogs(*l)
 	}
 	e.Log.Info().Str("step", "left").Str("daemon", lease.Name(l.Joined)).Uints32("others", others).Send()
 	l.Joined = 0

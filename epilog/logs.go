@@ -37,6 +37,9 @@ func wantsLogs(l lease.Lease, failed bool) bool {
 
 // keepLogs keeps a job's logs. They are not part of the undo: a failure is logged, and has no other effect.
 func (e Epilog) keepLogs(l lease.Lease) {
+	if e.keptFor != nil {
+		l.Job, l.CreatedAt = e.keptFor.Job, e.keptFor.CreatedAt
+	}
 	kept, err := keep(e.Logs, l)
 	if err == nil {
 		err = prune(e.Logs, maxKeptJobs, 0, logsOwner)
@@ -46,6 +49,16 @@ func (e Epilog) keepLogs(l lease.Lease) {
 		return
 	}
 	e.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
+}
+
+// keepSharedLogs keeps the logs of daemons that go on, for a job that leaves them.
+func (e Epilog) keepSharedLogs(l lease.Lease) {
+	shared, err := e.Store.Read(l.Joined)
+	died := func(d lease.Daemon) bool { return !d.Proc.Running() }
+	if err == nil && wantsLogs(shared, slices.ContainsFunc(shared.Daemons, died)) {
+		e.keptFor = &l
+		e.keepLogs(shared)
+	}
 }
 
 // keep copies the logs to a folder of the job below dir. Root owns it, and the job's group can read it, as with the

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,6 +145,45 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 		content, err := os.ReadFile(filepath.Join(n.logs, "7", "0", serverlog.Name))
 		if there := err == nil && string(content) == "it ends"; there != killed {
 			t.Errorf("killed %t: the log is %q, %v", killed, content, err)
+		}
+	}
+}
+
+// The logs of a shared daemon are kept for each of its jobs when the job ends, as the rule of all of them grants.
+func TestLogsOfASharedDaemon(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("logs are kept by root")
+	}
+	for _, c := range []struct {
+		keep, want string
+		died       bool
+	}{{"always", "7/0 8/0", false}, {"never", "", true}, {"on_failure", "", false}, {"on_failure", "7/0 8/0", true}} {
+		n := newNode(t)
+		n.leave = true
+		id := n.sharedLease(7, 8)
+		shared, err := n.Store.Read(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.KeepLogs = c.keep
+		if c.died {
+			shared.Daemons[0].Proc.Start++
+		}
+		if err := n.Store.Save(shared); err != nil {
+			t.Fatal(err)
+		}
+		for job := uint32(7); job <= 8; job++ {
+			n.Events = nil
+			if err := n.epilog().Close(t.Context(), job); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kept, err := filepath.Glob(filepath.Join(n.logs, "*", "0"))
+		for i := range kept {
+			kept[i], _ = filepath.Rel(n.logs, kept[i])
+		}
+		if got := strings.Join(kept, " "); err != nil || got != c.want {
+			t.Errorf("keep_logs %s, died %t: kept %q, want %q: %s", c.keep, c.died, got, c.want, &n.log)
 		}
 	}
 }

@@ -5,10 +5,14 @@ package job_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +20,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -151,6 +156,54 @@ func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A shared lease of an earlier version does not tell what its daemon is made from. No job joins it, and the epilogs of its
+// members close it.
+//
+// Contract: R10, S3
+func TestASharedLeaseOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t, testnode.Default(`share_gpu = "user"`), node.H200, node.H200)
+	p.sharesGPUs(shares[1].gres)
+	var jobs []testnode.Job
+	for id := uint32(7); id <= 9; id++ {
+		job := p.Job(id, "0")
+		job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}
+		if jobs = append(jobs, job); id == 9 { // jobs 7 and 8 are from before the upgrade
+			p.older(7, map[string]any{"drain_grace": "10s", "keep_logs": "never", "pause": "5s", "clients": 48})
+			p.older(p.Ticket(7).Joined, nil)
+		}
+		p.Must(0, job, "prolog")
+	}
+	old := p.Ticket(7)
+	if p.Ticket(8).Joined != old.Joined || p.Ticket(9).Joined == old.Joined {
+		t.Errorf("jobs 7, 8 and 9 have daemons %d, %d and %d", old.Joined, p.Ticket(8).Joined, p.Ticket(9).Joined)
+	}
+	for i, job := range jobs {
+		p.Must(0, job, "epilog")
+		if runs := old.Daemons[0].Proc.Running(); runs != (i == 0) {
+			t.Errorf("after the epilog of job %d the daemon of jobs 7 and 8 runs: %t", job.ID, runs)
+		}
+	}
+	p.Clean()
+}
+
+// older gives a lease the form that it had before it listed its settings.
+func (p testNode) older(id uint32, add map[string]any) {
+	p.T.Helper()
+	path := filepath.Join(p.Paths().Run(), "leases", fmt.Sprintf("%d.json", id))
+	l := map[string]any{}
+	err := json.Unmarshal([]byte(e2e.Read(p.T, path)), &l)
+	for _, name := range []string{"limits", "control_program", "nvml_library", "usage_interval"} {
+		delete(l, name)
+	}
+	maps.Copy(l, add)
+	content, failed := json.Marshal(l)
+	if err := errors.Join(err, failed); err != nil {
+		p.T.Fatal(err)
+	}
+	p.Rewrite(path, string(content))
 }
 
 // serves checks the ceiling and the guard that a job really has.
