@@ -82,8 +82,12 @@ func TestTheOrderOfDuplicates(t *testing.T) {
 		unix.Close(fd)
 	}
 	r.scanOne(c.Process.Pid)
+	client := r.living[c.Process.Pid]
+	if client == nil {
+		t.Fatalf("the process is no client: %+v", r.state)
+	}
 	control, memory := 0, 1<<30
-	for _, f := range r.living[c.Process.Pid].files {
+	for _, f := range client.files {
 		if f.kind == controlFile {
 			control = max(control, f.fd)
 		} else {

@@ -477,14 +477,14 @@ func TestAProcessOutsideOfMPS(t *testing.T) {
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		now := time.Now()
 		is := clientOf(cmd.Process.Pid, 1)
-		r.verifyOne(is, servers, now)
+		r.answered(func() { r.verifyOne(is, servers, now) })
 		if again := !is.verify.IsZero(); again != c.want || again && is.verify.Sub(now) != verifyAgain {
 			t.Fatalf("%d pipes: another check at %v", c.pipes, is.verify)
 		}
 		if !c.want {
 			continue
 		}
-		r.verifyOne(is, servers, now.Add(verifyAgain))
+		r.answered(func() { r.verifyOne(is, servers, now.Add(verifyAgain)) })
 		r.awaitResults(soon, func() bool { return r.Guard.state.OutsideSeen > 0 })
 		state := r.Guard.state
 		if state.OutsideSeen != 1 || len(state.Outside) != 1 || state.Outside[0].Proc.PID != cmd.Process.Pid {

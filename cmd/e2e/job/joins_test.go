@@ -163,7 +163,6 @@ func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
 //
 // Contract: R10, S3
 func TestASharedLeaseOfAnEarlierVersion(t *testing.T) {
-	t.Parallel()
 	p := newTestNode(t, testnode.Default(`share_gpu = "user"`), node.H200, node.H200)
 	p.sharesGPUs(shares[1].gres)
 	var jobs []testnode.Job
