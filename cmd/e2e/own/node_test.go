@@ -27,7 +27,7 @@ import (
 type testNode struct {
 	e2e.Node
 	home string // with mpirun-wrap
-	tmp  string // $TMPDIR, which has nothing else
+	tmp  string // $TMPDIR
 }
 
 func newTestNode(t *testing.T, models ...node.Model) testNode {
@@ -260,10 +260,24 @@ func (n testNode) one(mode string) site.Process {
 	return all[0]
 }
 
+// bases are the folders of the node in which a user may have one for steps.
+func (n testNode) bases() []string {
+	return []string{filepath.Join(n.Root, "tmp"), filepath.Join(n.Root, "dev/shm")}
+}
+
+// places are users' folders for steps.
+func (n testNode) places() (found []string) {
+	for _, base := range n.bases() {
+		more, _ := filepath.Glob(filepath.Join(base, "slurm-mps-*"))
+		found = append(found, more...)
+	}
+	return found
+}
+
 // folders are those of steps.
 func (n testNode) folders() (found []string) {
-	for _, base := range []string{n.tmp, "/dev/shm"} {
-		more, _ := filepath.Glob(filepath.Join(base, "slurm-mps-*"))
+	for _, place := range n.places() {
+		more, _ := filepath.Glob(filepath.Join(place, "*"))
 		found = append(found, more...)
 	}
 	return found
@@ -272,7 +286,7 @@ func (n testNode) folders() (found []string) {
 // daemons are the processes of MPS: for each step a daemon and its server.
 func (n testNode) daemons() []site.Process {
 	n.T.Helper()
-	found, err := n.Below(n.tmp + "/")
+	found, err := n.Below(n.Root + "/")
 	if err != nil {
 		n.T.Fatal(err)
 	}
@@ -286,7 +300,7 @@ func (n testNode) state() string {
 
 // left is what a step has left.
 func (n testNode) left() []string {
-	return append(n.Strangers(), n.folders()...)
+	return append(n.Strangers(), n.places()...)
 }
 
 // clean checks that nothing is left of any step, and that all ranks have run under MPS.

@@ -117,7 +117,10 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 // the step start.
 func (n testNode) tracedKeeper(dir string, kill func(faultinject.Effect) bool) (result faultinject.Result, ranks []*process) {
 	n.T.Helper()
-	err := errors.Join(os.MkdirAll(dir+"/ranks", 0o700), os.Chown(dir, e2e.UID, e2e.GID), os.Chown(dir+"/ranks", e2e.UID, e2e.GID))
+	err := os.MkdirAll(dir+"/ranks", 0o700)
+	for _, made := range []string{filepath.Dir(dir), dir, dir + "/ranks"} {
+		err = errors.Join(err, os.Chown(made, e2e.UID, e2e.GID))
+	}
 	if err != nil {
 		n.T.Fatal(err)
 	}
@@ -177,7 +180,7 @@ func (n testNode) points(run func(func(faultinject.Effect) bool) faultinject.Res
 var differing = map[*regexp.Regexp]string{
 	regexp.MustCompile(`-removing-\d+`): "-removing-N",
 	regexp.MustCompile(`ranks/\d+`):     "ranks/N",
-	regexp.MustCompile(`-[0-9a-f]{16}`): "",
+	regexp.MustCompile(`/[0-9a-f]{16}`): "/STEP",
 }
 
 func (n testNode) effect(e faultinject.Effect) string {

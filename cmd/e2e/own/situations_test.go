@@ -116,44 +116,84 @@ func TestSecondUser(t *testing.T) {
 	n.clean()
 }
 
-// Another user has made a folder or a link with the name of ours. It is not used, and the ranks are told why if no other
-// place is left.
+// Another user makes each name that our folder could have, in any form, before the step and between two of its ranks.
+// All ranks have one daemon.
 func TestForeignFolder(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	holder := n.start(nil, n.spin("60")...)
-	ready(holder)
-	ours := n.folders()[0]
-	lives(holder)
-	n.clean()
 	elsewhere := e2e.PublicDir(t)
-	for name, plant := range map[string]func() error{
-		"a folder":  func() error { return os.Mkdir(ours, 0o777) },
-		"a link":    func() error { return os.Symlink(elsewhere, ours) },
-		"a file":    func() error { return os.WriteFile(ours, nil, 0o666) },
-		"wide open": func() error { return openTo(ours) },
+	name := fmt.Sprintf("slurm-mps-%d", e2e.UID)
+	for form, plant := range map[string]func(path string) error{
+		"a folder":  func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2002, 2002)) },
+		"a link":    func(path string) error { return os.Symlink(elsewhere, path) },
+		"a file":    func(path string) error { return os.WriteFile(path, nil, 0o666) },
+		"wide open": openTo,
 	} {
-		t.Run(name, func(t *testing.T) {
-			if err := plant(); err != nil {
-				t.Fatal(err)
-			}
-			p := n.start(nil, n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
-			ends(0, p)
-			if out := p.text(); strings.Contains(out, ours) || !inTmp.MatchString(out) {
-				t.Errorf("the daemon's folder is %s", out)
-			}
-			if found, _ := os.ReadDir(elsewhere); len(found) > 0 {
-				t.Errorf("files behind the link: %v", found)
-			}
-			if err := os.Remove(ours); err != nil {
-				t.Fatal(err)
-			}
-		})
+		for _, taken := range [][]string{n.bases()[:1], n.bases()} {
+			t.Run(fmt.Sprintf("%s in %d", form, len(taken)), func(t *testing.T) {
+				n := testNode{n.Node.Again(t), n.home, n.tmp}
+				for _, base := range taken {
+					if err := plant(filepath.Join(base, name)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				first := n.start(inStep(7, 0, 0, 2), n.spin("60")...)
+				ready(first)
+				for _, base := range taken {
+					if err := os.Remove(filepath.Join(base, name)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				second := n.start(inStep(7, 0, 1, 2), n.spin("60")...)
+				ready(second)
+				if got := len(n.daemons()); got != 2 {
+					t.Errorf("%d processes of MPS, want a daemon and its server\n%s", got, n.state())
+				}
+				n.one("--own-keep")
+				lives(first, second)
+				if found, _ := os.ReadDir(elsewhere); len(found) > 0 {
+					t.Errorf("files behind the link: %v", found)
+				}
+				n.clean()
+			})
+		}
+	}
+}
+
+// Another user may have filled /tmp with names like ours. So neither a start nor the removal of a dead step's folder
+// lists /tmp.
+func TestACrowdOfNames(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	events, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(events)
+	for _, base := range n.bases() {
+		if _, err := unix.InotifyAddWatch(events, base, unix.IN_ACCESS); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for job := range 3 { // each but the first removes the folder of the one before
+		p := n.start(inStep(7+job, 0, 0, 1), n.spin("60")...)
+		ready(p)
+		n.killAll(p)
+		if left := n.stepsLeft(); left != 1 {
+			t.Errorf("%d folders of steps, want that of the last one", left)
+		}
+	}
+	ends(0, n.start(nil, n.wrap("true")...))
+	var buffer [4096]byte
+	if size, _ := unix.Read(events, buffer[:]); size > 0 {
+		t.Errorf("/tmp was listed: %d bytes of events", size)
 	}
 	n.clean()
 }
 
-// inTmp is what a rank prints of a daemon below /tmp. Servers of other tests may be a message.
-var inTmp = regexp.MustCompile(`(?m)^/tmp/slurm-mps-2001-`)
+// stepsLeft counts the folders of our user's steps in /tmp.
+func (n testNode) stepsLeft() int {
+	all, _ := os.ReadDir(filepath.Join(n.bases()[0], fmt.Sprintf("slurm-mps-%d", e2e.UID)))
+	return len(all)
+}
 
 // openTo makes a folder of the user that others can enter.
 func openTo(dir string) error {
@@ -226,16 +266,34 @@ func TestSharedTmpdir(t *testing.T) {
 	n.clean()
 }
 
-// On a file system that may not be of this node alone, no folder is made. The ranks take the next place.
-func TestTmpdirOfTheNetwork(t *testing.T) {
+// $TMPDIR does not decide where ranks meet: it may differ by task, or be on a network. Slots bound all of them.
+func TestAnyTmpdir(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	for _, dir := range []string{"/proc/self", "/sys/kernel", "relative", "/nonexistent", "/" + strings.Repeat("long/", 18)} {
-		p := n.start([]string{"TMPDIR=" + dir}, n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
-		ends(0, p)
-		if !inTmp.MatchString(p.text()) {
-			t.Errorf("TMPDIR=%s: the daemon's folder is %s", dir, p.text())
-		}
+	var all []*process
+	for _, dir := range []string{"/proc/self", n.home, "relative", "/nonexistent", "/" + strings.Repeat("long/", 18)} {
+		all = append(all, n.start([]string{"TMPDIR=" + dir}, n.spin("60", "--slots=5")...))
 	}
+	ready(all...)
+	n.one("--own-keep")
+	sixth := n.start([]string{"TMPDIR=" + n.tmp}, n.spin("0", "--slots=5", "--slots-wait=0")...)
+	sixth.says("cannot take a slot: all 5 are taken")
+	lives(all...)
+	n.clean()
+}
+
+// A job or a session may have a /tmp of its own, as job_container/tmpfs and pam_namespace make it. Its ranks meet there.
+func TestAMountNamespace(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	tmpfs := "mount -t tmpfs -o mode=1777 none "
+	line := fmt.Sprintf(`%s%s && %[1]s%[3]s && exec setpriv --reuid=%d --regid=%d --clear-groups sh -c '"$@" & "$@" & wait' sh "$@"`,
+		tmpfs, n.bases()[0], n.bases()[1], e2e.UID, e2e.GID)
+	p := n.startAs(0, inStep(7, 0, 0, 2), append([]string{"/usr/bin/unshare", "-m", "sh", "-c", line, "sh"}, n.spin("60")...)...)
+	n.Until("two ranks", func() bool { return strings.Count(p.text(), " ready ") == 2 || p.over() })
+	if got := len(n.daemons()); got != 2 || len(n.places()) > 0 {
+		t.Errorf("%d processes of MPS; folders outside: %v\n%s%s", got, n.places(), p.text(), n.state())
+	}
+	_ = node.SignalGroup(p.cmd, unix.SIGTERM)
+	p.end()
 	n.clean()
 }
 

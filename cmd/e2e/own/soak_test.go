@@ -201,7 +201,7 @@ func (n testNode) strike(p plan, ranks []*process) (killed []bool) {
 func (n testNode) terminate() {
 	n.T.Helper()
 	all := slices.Concat(n.of("--own-supervise"), n.of("--own-keep"))
-	if tickets, _ := filepath.Glob(n.tmp + "/slurm-mps-*/tickets/*.json"); len(tickets) > 0 {
+	if tickets, _ := filepath.Glob(n.Root + "/tmp/slurm-mps-*/*/tickets/*.json"); len(tickets) > 0 {
 		all = append(all, n.daemons()...)
 	}
 	for _, p := range all {
@@ -245,7 +245,7 @@ func (n testNode) after(p plan, sum *tally) {
 		sum.Left++
 		n.T.Logf("%+v: left behind: %q", p, n.left())
 		n.killStrangers()
-		for _, dir := range n.folders() {
+		for _, dir := range n.places() {
 			_ = os.RemoveAll(dir)
 		}
 	}

@@ -8,7 +8,7 @@
 //	                                                             ▼
 //	         supervisor ──▶ keeper: daemon, guard, ticket ──▶ alive (LOCK_EX: no rank is left) ──▶ remove the folder, end all
 //
-// The folder is slurm-mps-UID-KEY in $TMPDIR, /tmp or /dev/shm. Its name is the same for all ranks that share a daemon:
+// The folder is slurm-mps-UID/KEY in /tmp or /dev/shm (place.go). The key is the same for all ranks that share a daemon:
 // those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have ended,
 // however they end, so no file or pid has to be believed.
 package own
@@ -21,6 +21,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,7 +39,7 @@ type Step struct {
 	Root string // put before the paths of the node's files; "" outside of tests
 	Job  uint32 // SLURM_JOB_ID, or NoJob
 	env  []string
-	name string // of its folder
+	key  string // the name of its folder
 }
 
 // NoJob is the number of a step's job outside of Slurm.
@@ -63,7 +64,7 @@ func NewStep(root string, environ []string, task slurm.Task, binding slurm.Bindi
 	if err != nil {
 		return Step{}, err
 	}
-	return Step{Root: root, Job: job, env: environ, name: fmt.Sprintf("slurm-mps-%d-%s", os.Getuid(), key)}, nil
+	return Step{Root: root, Job: job, env: environ, key: key}, nil
 }
 
 // usable returns the GPUs that a rank with this environment may use.
@@ -136,7 +137,7 @@ func join(ctx context.Context, step Step) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := openFolder(step.name, bases(slurm.NewEnv(step.env)))
+	dir, err := openFolder(ctx, step)
 	if err != nil {
 		return nil, err
 	}
@@ -195,28 +196,37 @@ func (m *Member) keep(step Step) error {
 	if err != nil {
 		return fmt.Errorf("cannot lock %s: %w", lock.Name(), err)
 	}
-	removeStale(filepath.Dir(m.dir))
+	removeStale(step.Root)
 	m.started = true
 	return startKeeper(m.dir, step, lock)
 }
 
-// warnOfOthers prints that another MPS server runs on the node. Which GPU a server of another user has is not known.
+// warnOfOthers prints that another MPS server runs on the node, one of this user if there is one: it may be of the same
+// step, in a container with a /tmp of its own. Which GPU a server of another user has is not known.
 func (r *Rank) warnOfOthers(ctx context.Context) {
 	all, _ := mps.FindAll(ctx)
-	for _, p := range all {
+	all = slices.DeleteFunc(all, func(p mps.Process) bool {
 		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, r.member.dir+"/") {
-			continue
+			return true
 		}
-		if _, err := os.Lstat(p.PipeDir); p.PipeDir != "" && err != nil {
-			continue // it ends at this moment: its keeper removes the folder first
-		}
-		whose := fmt.Sprintf("an MPS server of uid %d", p.UID)
-		if p.UID == uint32(os.Getuid()) {
-			whose = "another MPS server of yours"
-		}
-		fmt.Fprintf(r.Err, "mpirun-wrap: %s (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns\n", whose, p.PID)
-		return
+		_, err := os.Lstat(p.PipeDir)
+		return p.PipeDir != "" && p.UID == uint32(os.Getuid()) && errors.Is(err, os.ErrNotExist) // it ends: its keeper removes the folder first
+	})
+	if text := othersText(all, uint32(os.Getuid())); text != "" {
+		fmt.Fprintf(r.Err, "mpirun-wrap: %s\n", text)
 	}
+}
+
+// othersText is the line about other servers, "" for none.
+func othersText(servers []mps.Process, uid uint32) string {
+	if len(servers) == 0 {
+		return ""
+	}
+	other, whose := servers[0], "an MPS server of uid "+strconv.FormatUint(uint64(servers[0].UID), 10)
+	if i := slices.IndexFunc(servers, func(p mps.Process) bool { return p.UID == uid }); i >= 0 {
+		other, whose = servers[i], "another MPS server of yours"
+	}
+	return fmt.Sprintf("%s (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns", whose, other.PID)
 }
 
 // Rank is a rank that may join a step. It is a wrap.OwnDaemon.

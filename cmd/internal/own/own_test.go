@@ -3,12 +3,12 @@
 package own
 
 import (
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -34,10 +34,10 @@ func TestKey(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := fmt.Sprintf("slurm-mps-%d-", os.Getuid()); len(s.name) != len(want)+16 || !strings.HasPrefix(s.name, want) {
-			t.Errorf("the folder's name is %s", s.name)
+		if len(s.key) != 16 {
+			t.Errorf("the folder's name is %s", s.key)
 		}
-		return s.name
+		return s.key
 	}
 	ours := name(base, first)
 	for what, same := range map[string]string{
@@ -101,6 +101,19 @@ func TestFirst(t *testing.T) {
 	gone := &Member{dir: filepath.Join(t.TempDir(), "gone")}
 	if gone.first("x") {
 		t.Error("a message for a step that has ended")
+	}
+}
+
+// The user's own other server is named before another user's.
+func TestOthersText(t *testing.T) {
+	theirs := mps.Process{Process: site.Process{PID: 1}, UID: 2002}
+	mine := mps.Process{Process: site.Process{PID: 2}, UID: 2001}
+	for want, servers := range map[string][]mps.Process{
+		"": nil, "an MPS server of uid 2002 (pid 1) ": {theirs}, "another MPS server of yours (pid 2) ": {theirs, mine},
+	} {
+		if got := othersText(servers, 2001); !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

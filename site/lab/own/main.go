@@ -87,7 +87,7 @@ func (s show) launch(ctx context.Context, user lab.User) error {
 	fmt.Printf("%s$ ls\n  mpirun-wrap\n%[1]s$ mpirun -np %d ./mpirun-wrap --own --report cuda-client spin -ms 5 -for 2\n", user.Name, ranks)
 	cmd := exec.CommandContext(ctx, "mpirun.openmpi", line...)
 	cmd.Env = []string{"PATH=" + filepath.Dir(s.node.Sim.Program("x")) + ":/usr/bin:/bin", "LD_LIBRARY_PATH=" + s.node.Sim.Libraries(),
-		"HOME=" + s.home, "TMPDIR=" + s.home}
+		"HOME=" + s.home}
 	cmd.Dir, cmd.SysProcAttr = s.home, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID}}
 	output, err := cmd.StdoutPipe()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 
 // present names the user's folders of --own, and all processes of the node.
 func (s show) present() (found []string) {
-	made, _ := filepath.Glob(filepath.Join(s.home, "slurm-mps-*"))
+	made, _ := filepath.Glob(filepath.Join(s.node.Root, "tmp/slurm-mps-*"))
 	for _, folder := range made {
 		found = append(found, "the folder "+filepath.Base(folder))
 	}

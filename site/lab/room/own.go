@@ -89,7 +89,7 @@ func (l *lane) closeOwn(ctx context.Context) error {
 			left = append(left, p.String())
 		}
 		for _, folder := range []string{"/tmp", "/dev/shm"} {
-			found, _ := filepath.Glob(filepath.Join(folder, fmt.Sprintf("slurm-mps-%d-*", l.r.user.UID)))
+			found, _ := filepath.Glob(l.r.rootOfOwn() + filepath.Join(folder, fmt.Sprintf("slurm-mps-%d*", l.r.user.UID)))
 			left = append(left, found...)
 		}
 		daemons, err := l.r.daemonsOfOwn()
@@ -106,7 +106,7 @@ func (l *lane) closeOwn(ctx context.Context) error {
 
 // daemonsOfOwn returns the daemons of the user's steps and their servers.
 func (r *room) daemonsOfOwn() ([]site.Process, error) {
-	return r.node.Below(fmt.Sprintf("/tmp/slurm-mps-%d-", r.user.UID))
+	return r.node.Below(r.rootOfOwn() + fmt.Sprintf("/tmp/slurm-mps-%d/", r.user.UID))
 }
 
 // rootOfOwn is the --root of the ranks: "" on a real node.

@@ -46,7 +46,7 @@ var packages = map[string][]string{
 	"cmd/internal/hook": {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile",
 		"prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/internal/wrap": {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
-	"cmd/internal/own":  {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/slurm", "golang.org/x/sys/unix"},
+	"cmd/internal/own":  {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix"},
 	"site/driver":       {"policy", "site"},
 	"cmd/prolog":        {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/gpuusage", "cmd/internal/hook"},
@@ -134,8 +134,8 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 	}
 }
 
-// lockers lock a thread, and only for the time of the program.
-var lockers = []string{"cmd/internal/own/gauge.go", "cmd/internal/own/yama.go", "cmd/mpirun-wrap/signals.go", "site/guard/pause.go"}
+// lockers lock a thread for the time of the program. place.go unlocks it again.
+var lockers = []string{"cmd/internal/own/gauge.go", "cmd/internal/own/place.go", "cmd/internal/own/yama.go", "cmd/mpirun-wrap/signals.go", "site/guard/pause.go"}
 
 // No thread of a shipped program ends before the program, because the kernel kills children with the thread that has
 // started them (PR_SET_PDEATHSIG in site/mps/fork.go and site/guard/pause.go). Go ends a thread if a goroutine ends that

@@ -332,7 +332,7 @@ func (t *trials) left() (found []string) {
 		found = append(found, fmt.Sprintf("%d %.60q %s", pid, line, wchan))
 	}
 	for _, folder := range []string{"/tmp", "/dev/shm"} {
-		folders, _ := filepath.Glob(filepath.Join(folder, fmt.Sprintf("slurm-mps-%d-*", uid)))
+		folders, _ := filepath.Glob(t.node.Root + filepath.Join(folder, fmt.Sprintf("slurm-mps-%d*", uid)))
 		found = append(found, folders...)
 	}
 	return found
@@ -347,7 +347,7 @@ func (t *trials) clear() {
 		}
 		return len(pids) == 0
 	})
-	folders, _ := filepath.Glob(fmt.Sprintf("/tmp/slurm-mps-%d-*", uid))
+	folders, _ := filepath.Glob(t.node.Root + fmt.Sprintf("/tmp/slurm-mps-%d", uid))
 	for _, folder := range folders {
 		_ = os.RemoveAll(folder)
 	}

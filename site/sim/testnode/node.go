@@ -245,6 +245,12 @@ func (s Node) install(policy, facts string) error {
 	if err := os.MkdirAll(filepath.Dir(paths.Policy()), 0o755); err != nil {
 		return fmt.Errorf("cannot make test node: %w", err)
 	}
+	for _, dir := range []string{"tmp", "dev/shm"} { // mpirun-wrap --own makes folders there
+		dir = filepath.Join(s.Root, dir)
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777|os.ModeSticky)); err != nil {
+			return fmt.Errorf("cannot make test node: %w", err)
+		}
+	}
 	return errors.Join(os.WriteFile(paths.Policy(), []byte(policy), 0o644), os.WriteFile(paths.ConfigFile(), []byte(facts), 0o644))
 }
 
