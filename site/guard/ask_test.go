@@ -187,18 +187,18 @@ func TestProcessesThatCannotBeWatched(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()
 	for range 3 {
-		r.noteUnguarded(11, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE))
-		r.noteUnguarded(12, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE))
-		r.noteUnguarded(13, fmt.Errorf("cannot open a pidfd: %w", unix.EPERM))
-		r.noteUnguarded(14, unix.ESRCH)
-		r.noteUnguarded(15, errSilent)
-		r.noteUnguarded(16, errNotOurs)
-		r.noteUnguarded(17, nil)
-		r.noteUnguarded(18, fmt.Errorf("cannot list its open files: %w", unix.ENOENT))
+		r.noteUnguarded(11, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE), false)
+		r.noteUnguarded(12, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE), false)
+		r.noteUnguarded(13, fmt.Errorf("cannot open a pidfd: %w", unix.EPERM), false)
+		r.noteUnguarded(14, unix.ESRCH, false)
+		r.noteUnguarded(15, errSilent, false)
+		r.noteUnguarded(16, errNotOurs, false)
+		r.noteUnguarded(17, nil, false)
+		r.noteUnguarded(18, fmt.Errorf("cannot list its open files: %w", unix.ENOENT), false)
 	}
-	r.noteUnguarded(19, errCrowd)
+	r.noteUnguarded(19, errCrowd, false)
 	for pid := 20; pid < 30; pid++ {
-		r.noteUnguarded(pid, fmt.Errorf("cause %d", pid))
+		r.noteUnguarded(pid, fmt.Errorf("cause %d", pid), false)
 	}
 	want := []lease.Unguarded{
 		{Cause: "cannot open a pidfd: too many open files", Processes: 2},

@@ -98,7 +98,7 @@ func (g *Guard) find(full bool) {
 		}
 		opened, err := g.kernel.openedBy(pid, min(left, maxDescriptors))
 		left -= opened.scanned + 1
-		g.noteUnguarded(pid, err)
+		g.noteUnguarded(pid, err, false)
 		if err == nil && len(opened.memory) > 0 {
 			g.take(pid, opened)
 		}
@@ -140,7 +140,7 @@ func (g *Guard) take(pid int, opened opened) {
 	if c == nil {
 		var err error
 		if c, err = g.admit(pid); err != nil {
-			g.noteUnguarded(pid, err)
+			g.noteUnguarded(pid, err, true)
 			return
 		}
 	} else if pollable(c.pidfd) { // the process has ended and the pid may be reused; its event will come
@@ -262,9 +262,9 @@ const (
 	maxCauses = 4
 )
 
-// noteUnguarded counts a process that may be a client and cannot be watched, once, and logs each cause once. It ignores
-// processes that have ended, that are not the job's, and that do not answer now.
-func (g *Guard) noteUnguarded(pid int, err error) {
+// noteUnguarded counts a process that may be a client, or is for certain, and cannot be watched, once, and logs each
+// cause once. It ignores processes that have ended, that are not the job's, and that do not answer now.
+func (g *Guard) noteUnguarded(pid int, err error, certain bool) {
 	silent := errors.Is(err, errSilent) && !errors.Is(err, errCrowd)
 	ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 	known := g.living[pid] != nil || g.unguarded[pid] || len(g.unguarded) >= maxUnguarded
@@ -272,6 +272,7 @@ func (g *Guard) noteUnguarded(pid int, err error) {
 		return
 	}
 	g.unguarded[pid], g.changed = true, true
+	g.warnUnguarded(pid, err, certain)
 	cause := site.OneLine(err)
 	sameCause := func(u lease.Unguarded) bool { return u.Cause == cause }
 	if !slices.ContainsFunc(g.state.Unguarded, sameCause) && len(g.state.Unguarded) >= maxCauses {
@@ -409,13 +410,14 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		return
 	case errors.Is(err, errThread) && g.living[c.proc.PID] == nil:
 		g.dismissed[c.proc] = true
-		g.noteUnguarded(c.proc.PID, err)
+		g.noteUnguarded(c.proc.PID, err, true)
 		return
 	case err != nil:
 		if errors.Is(err, unix.EPERM) || errors.Is(err, errThread) { // the kernel's answer stays, and it logs each EPERM
 			g.dismissed[c.proc] = true
 		}
 		g.state.Unheld++
+		g.warnUnguarded(c.proc.PID, err, true)
 		g.logOnce("cannot hold files of clients: a client that ends in mid-kernel harms its neighbours", err)
 		return
 	}

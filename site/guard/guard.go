@@ -60,6 +60,7 @@ type Options struct {
 	NameOf  func(site.Process) string // the name of a client, as in "rank 3"; it may take a second; nil for nothing
 	Log     func(Line)                // nil for nothing
 	*OfRoot                           // nil for a guard without root
+	Warnings
 }
 
 // OfRoot are the options of a guard that runs as root and has a lease.
@@ -145,6 +146,7 @@ type reporting struct {
 	states   saver[lease.GuardState]
 	notices  chan notice
 	told     int             // notices
+	asked    int             // unguarded processes that are looked at again
 	logged   map[string]bool // messages that are logged only once
 	lines    int             // log lines about single clients
 }

@@ -17,8 +17,8 @@ import (
 // its 3 neighbours go on". The guard is outside of the job and has no output there. So a taker writes the line into the
 // standard error of one of the neighbours, which the launcher shows.
 //
-// Only pipes, sockets and terminals are written to, because a file of the user's may delay the writer. The standard
-// error of a program that no launcher has started is often a file.
+// A guard of root's writes to pipes, sockets and terminals only, because a file of the user's may delay the writer. The
+// standard error of a program that no launcher has started is often a file. A guard of the user's writes there, too.
 
 // maxTold limits the lines of a job.
 const maxTold = 64
@@ -35,9 +35,6 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 		return
 	}
 	c.announced = true
-	if g.told >= maxTold {
-		return
-	}
 	neighbours := g.neighboursOf(c)
 	nearest := neighbours[0]
 	for _, other := range neighbours { // the launcher's own, if possible
@@ -45,16 +42,7 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 			nearest = other
 		}
 	}
-	pidfd, err := g.kernel.filesOf(nearest)
-	if err != nil {
-		return
-	}
-	g.told++
-	select {
-	case g.notices <- notice{pidfd, g.endText(c, len(neighbours))}:
-	default: // the output of an earlier one is slow
-		unix.Close(pidfd)
-	}
+	g.send(nearest, g.endText(c, len(neighbours)))
 }
 
 // endText is the line about a client's end.
@@ -105,8 +93,7 @@ func (g *Guard) name(p site.Process) {
 	})
 }
 
-// tell writes a line into a descriptor of another process, if it is a pipe, a socket or a terminal that takes the line
-// at once.
+// tell writes a line into a descriptor of another process, if it takes the line at once.
 func tell(pidfd, number int, text []byte) unix.Errno {
 	var code unix.Errno
 	fd, err := unix.PidfdGetfd(pidfd, number, 0)
@@ -129,12 +116,15 @@ func tell(pidfd, number int, text []byte) unix.Errno {
 	return code
 }
 
-// shownAtOnce reports whether a file is a pipe, a socket or a terminal of a user's session.
+// shownAtOnce reports whether a file is a pipe, a socket or a terminal of a user's session, or a regular file if this
+// process is not root's.
 func shownAtOnce(st *unix.Statx_t) bool {
 	const firstTerminal, lastTerminal = 136, 143 // the major numbers of /dev/pts
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFIFO, unix.S_IFSOCK:
 		return true
+	case unix.S_IFREG:
+		return unix.Geteuid() != 0
 	case unix.S_IFCHR:
 		return st.Rdev_major >= firstTerminal && st.Rdev_major <= lastTerminal
 	}

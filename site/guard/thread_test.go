@@ -157,7 +157,7 @@ func TestAZombieIsNotUnguarded(t *testing.T) {
 		stat, err = proc.ReadStat(c.Process.Pid)
 	}
 	_, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
-	r.noteUnguarded(c.Process.Pid, err)
+	r.noteUnguarded(c.Process.Pid, err, true)
 	if err == nil || len(r.Guard.state.Unguarded) > 0 {
 		t.Errorf("%v, %+v", err, r.Guard.state)
 	}

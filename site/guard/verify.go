@@ -80,7 +80,11 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	found := lease.Outside{Proc: c.proc, Since: c.opened}
 	g.background(func() func(time.Time) {
 		found.Cause = g.causeOf(found.Proc)
-		return func(time.Time) { g.noteOutside(found) }
+		why := ""
+		if g.Warnings.Outside != nil {
+			why = g.Warnings.Outside(found.Proc)
+		}
+		return func(time.Time) { g.noteOutside(found); g.warnOutside(found.Proc, why) }
 	})
 }
 

@@ -72,8 +72,8 @@ func removeFolder(dir string) {
 // maxStale limits the folders that one start removes.
 const maxStale = 64
 
-// removeStale removes the folders of steps whose keepers and ranks have ended, killed all at once, for example by Slurm.
-// A rank that has just made such a folder finds it gone and makes another one.
+// removeStale removes the folders of steps whose keepers and ranks have ended, killed all at once, for example by
+// Slurm. A rank that has just made such a folder finds it gone and makes another one.
 func removeStale(root string) {
 	left := maxStale
 	for _, place := range ours(root) {

@@ -3,6 +3,7 @@
 package own
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,8 +11,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
 
@@ -134,5 +137,39 @@ func TestRegistered(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(ranks); len(left) != 2 {
 		t.Errorf("files: %v, want the living rank's and the one that is none of ours", left)
+	}
+}
+
+// A folder is removed and made again by other ranks before a rank has its lock. The rank tries again, and does not join
+// the removed one.
+func TestEnterARemovedFolder(t *testing.T) {
+	dir := filepath.Join(base(t), "step")
+	step := Step{Job: 7, key: "step"}
+	make := func() {
+		if err := os.MkdirAll(filepath.Join(dir, ranksFolder), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	make()
+	alive, err := openLock(dir, aliveLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alive.Close()
+	removeFolder(dir)
+	make()
+	keeper, err := openLock(dir, keeperLock) // the other ranks' keeper runs
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keeper.Close()
+	if err := unix.Flock(int(keeper.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	m := &Member{Store: lease.ReadPrivate(dir, "boot"), dir: dir, alive: alive}
+	if err := m.enter(ctx, step); !errors.Is(err, errEnding) {
+		t.Errorf("%v, want %v", err, errEnding)
 	}
 }

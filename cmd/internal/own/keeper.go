@@ -72,7 +72,7 @@ func Main(args []string, environ []string) (code int, is bool) {
 // inherit the lock.
 func startKeeper(dir string, step Step, lock *os.File) error {
 	argv := []string{"mpirun-wrap", superviseMode, dir, strconv.FormatUint(uint64(step.Job), 10), step.Root}
-	process, err := start(argv, step.env, lock)
+	process, err := start(argv, withoutPipes(step.env), lock)
 	if err != nil {
 		return fmt.Errorf("cannot start the daemon's keeper: %w", err)
 	}
@@ -411,6 +411,7 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
 		Daemons: func() []site.Process { return []site.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
+		Warnings: guard.Warnings{Unguarded: k.unguarded, Outside: k.outside},
 		OfRoot: &guard.OfRoot{
 			Promise: func(time.Time) {}, Guards: func() int { return 1 }, Leased: func() bool { return true },
 			Save:     func(s lease.GuardState) { <-clients; clients <- s.Clients },
@@ -451,17 +452,22 @@ func (k *keeper) gauge(env slurm.Env) []string {
 	return line
 }
 
-// waitForRanks waits until no rank of the step is left: no process has their lock, no registered process lives, and the
-// daemon has no client.
+// waitForRanks waits until nothing of the ranks is left: no process has their lock, no registered process lives, the
+// daemon has no client, and no process has its variables.
 func waitForRanks(alive *os.File, k *keeper) {
-	for {
+	for pause := firstLook; ; {
 		for unix.Flock(int(alive.Fd()), unix.LOCK_EX) != nil { // EINTR
 		}
-		if len(registered(k.dir)) == 0 && !k.hasClient() {
+		switch {
+		case len(registered(k.dir)) > 0 || k.hasClient():
+			pause = firstLook
+		case k.process.Load() != nil && k.leftBehind():
+			pause = min(2*pause, lastLook)
+		default:
 			return
 		}
 		_ = unix.Flock(int(alive.Fd()), unix.LOCK_UN)
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 
@@ -471,16 +477,21 @@ func (k *keeper) hasClient() bool {
 	if k.clients() == 0 || k.process.Load() == nil {
 		return false
 	}
-	k.control.Lock()
-	defer k.control.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), askTime)
-	defer cancel()
-	clients, err := k.program.Clients(ctx, k.job, k.daemon())
+	clients, err := k.askClients()
 	lives := func(c site.Client) bool {
 		stat, err := site.ReadStat(c.PID)
 		return err == nil && stat.Running()
 	}
 	return err != nil && k.process.Load().Running() || slices.ContainsFunc(clients, lives)
+}
+
+// askClients asks the daemon for its clients.
+func (k *keeper) askClients() ([]site.Client, error) {
+	k.control.Lock()
+	defer k.control.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	defer cancel()
+	return k.program.Clients(ctx, k.job, k.daemon())
 }
 
 // askTime limits a question. While a quit waits for clients, the daemon does not answer.

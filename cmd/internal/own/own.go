@@ -8,8 +8,8 @@
 //	                                                             ▼
 //	         supervisor ──▶ keeper: daemon, guard, ticket ──▶ alive (LOCK_EX: no rank is left) ──▶ remove the folder, end all
 //
-// The folder is slurm-mps-UID/KEY in /tmp or /dev/shm (place.go). The key is the same for all ranks that share a daemon:
-// those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have ended,
+// The folder is slurm-mps-UID/KEY in /tmp or /dev/shm (place.go). The key is the same for all ranks that share a
+// daemon: those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have ended,
 // however they end, so no file or pid has to be believed.
 package own
 
@@ -209,8 +209,8 @@ func (r *Rank) warnOfOthers(ctx context.Context) {
 		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, r.member.dir+"/") {
 			return true
 		}
-		_, err := os.Lstat(p.PipeDir)
-		return p.PipeDir != "" && p.UID == uint32(os.Getuid()) && errors.Is(err, os.ErrNotExist) // it ends: its keeper removes the folder first
+		_, err := os.Lstat(p.PipeDir) // if it ends, its keeper has removed the folder
+		return p.PipeDir != "" && p.UID == uint32(os.Getuid()) && errors.Is(err, os.ErrNotExist)
 	})
 	if text := othersText(all, uint32(os.Getuid())); text != "" {
 		fmt.Fprintf(r.Err, "mpirun-wrap: %s\n", text)
@@ -226,7 +226,8 @@ func othersText(servers []mps.Process, uid uint32) string {
 	if i := slices.IndexFunc(servers, func(p mps.Process) bool { return p.UID == uid }); i >= 0 {
 		other, whose = servers[i], "another MPS server of yours"
 	}
-	return fmt.Sprintf("%s (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns", whose, other.PID)
+	const form = "%s (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns"
+	return fmt.Sprintf(form, whose, other.PID)
 }
 
 // Rank is a rank that may join a step. It is a wrap.OwnDaemon.
@@ -252,15 +253,21 @@ func (r *Rank) Join(
 	return r.member.Ticket, r.member.Store, nil
 }
 
-// Stay is Member.Stay. A rank that has not joined a step does nothing.
-func (r *Rank) Stay() error {
+// Stay is Member.Stay for a rank that becomes a program. A rank that has not joined a step does nothing.
+func (r *Rank) Stay(program string) error {
 	if r.member == nil {
 		return nil
 	}
-	if err := r.member.allowGuard(); err != nil && r.member.first("unguarded") {
+	r.warnOnce("unguarded", r.member.allowGuard())
+	r.warnOnce(hiddenLine, checkHidden(program))
+	return r.member.Stay()
+}
+
+// warnOnce prints an error if this rank is the first of its step with one of that name.
+func (r *Rank) warnOnce(name string, err error) {
+	if err != nil && r.member.first(name) {
 		fmt.Fprintf(r.Err, "mpirun-wrap: %s\n", site.OneLine(err))
 	}
-	return r.member.Stay()
 }
 
 // first reports whether this rank is the first of its step that calls it with a name.

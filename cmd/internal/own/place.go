@@ -121,7 +121,8 @@ func (s Step) makeIn(ctx context.Context, place string) (string, error) {
 	if above == nil {
 		return "", errEnding
 	}
-	if err := unix.Mkdirat(int(above.Fd()), s.key, 0o700); err != nil { // not by its path, which may be another folder by now
+	// Not by its path, which may be another folder by now.
+	if err := unix.Mkdirat(int(above.Fd()), s.key, 0o700); err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) {
 			return "", errEnding
 		}
@@ -181,8 +182,9 @@ func checkOwn(dir string) error {
 	if err := unix.Lstat(dir, &st); err != nil {
 		return errEnding
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0 {
-		return fmt.Errorf("cannot use %s: it is not a folder of uid %d with mode 0700, and uid %d owns it: %w", dir, os.Geteuid(), st.Uid, errTaken)
+	if us := os.Geteuid(); st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(us) || st.Mode&0o077 != 0 {
+		const form = "cannot use %s: it is not a folder of uid %d with mode 0700, and uid %d owns it: %w"
+		return fmt.Errorf(form, dir, us, st.Uid, errTaken)
 	}
 	return nil
 }
@@ -219,8 +221,8 @@ func checkBase(base string) error {
 	return nil
 }
 
-// The secret is in the kernel's keyring of this user, which no other user can read or change. It is made only if another
-// user has taken all other names, and stays until the node boots.
+// The secret is in the kernel's keyring of this user, which no other user can read or change. It is made only if
+// another user has taken all other names, and stays until the node boots.
 const (
 	keyType, keyName = "user", "slurm-mps"
 	keyPermissions   = 0x3f3f0000 // all for its owner, nothing for others

@@ -44,7 +44,7 @@ func names(t *testing.T, dir string) string {
 
 // open opens the folder of a step, as Join does.
 func open(t *testing.T, step Step) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for {
 		dir, err := openFolder(ctx, step)
@@ -123,7 +123,8 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 	}{
 		"none":       {os.Remove, "no such file or directory"},
 		"not sticky": {func(tmp string) error { return os.Chmod(tmp, 0o777) }, "another user could remove files from it"},
-		"of another": {func(tmp string) error { return errors.Join(os.Chmod(tmp, 0o755), os.Chown(tmp, 2002, 2002)) }, "another user could remove files from it"},
+		"of another": {func(tmp string) error { return errors.Join(os.Chmod(tmp, 0o755), os.Chown(tmp, 2002, 2002)) },
+			"another user could remove files from it"},
 		"a network": {func(tmp string) error { return errors.Join(os.Remove(tmp), os.Symlink("/proc/self", tmp)) },
 			"it is not on a local file system (type 0x9fa0)"},
 	} {
@@ -146,7 +147,8 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err := open(t, step)
-			if err == nil || !strings.HasPrefix(err.Error(), "cannot make a folder for the MPS daemon: cannot use "+tmp+": ") || !strings.Contains(err.Error(), c.want) {
+			want := "cannot make a folder for the MPS daemon: cannot use " + tmp + ": "
+			if text := fmt.Sprint(err); !strings.HasPrefix(text, want) || !strings.Contains(text, c.want) {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 		})
@@ -155,7 +157,8 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 	if err := os.MkdirAll(bases(long)[0], 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t, Step{Root: long, Job: 7, key: "1"}); err == nil || !strings.Contains(err.Error(), "a socket's path has at most 107") {
+	_, err := open(t, Step{Root: long, Job: 7, key: "1"})
+	if !strings.Contains(fmt.Sprint(err), "a socket's path has at most 107") {
 		t.Errorf("a long path: %v", err)
 	}
 }
@@ -192,7 +195,8 @@ func TestNamesThatAnotherUserTakes(t *testing.T) {
 	}
 }
 
-// /tmp has no inode when the first rank starts. The next rank, which finds room there, has the same folder.
+// /tmp has no inode when the first rank starts. The next rank has the same folder, although another step is in /tmp by
+// now.
 func TestABaseThatIsFullForAMoment(t *testing.T) {
 	root := newRoot(t)
 	step := Step{Root: root, Job: 7, key: "1"}
@@ -207,13 +211,16 @@ func TestABaseThatIsFullForAMoment(t *testing.T) {
 	if again := opens(t, step); again != dir || !strings.HasPrefix(dir, bases(root)[1]) {
 		t.Errorf("%s, then %s", dir, again)
 	}
-	if _, err := os.Stat(places(root)[0]); err == nil {
-		t.Error("an empty folder is left")
+	if other := opens(t, Step{Root: root, Job: 7, key: "2"}); !strings.HasPrefix(other, tmp) {
+		t.Errorf("another step: %s", other)
+	}
+	if again := opens(t, step); again != dir {
+		t.Errorf("%s, then %s", dir, again)
 	}
 }
 
-// Ranks start while the step's folder is removed, and while another user takes /tmp's name and leaves it. At no time has
-// the step two folders.
+// Ranks start while the step's folder is removed, and while another user takes /tmp's name and leaves it. At no time
+// has the step two folders.
 func TestOneFolder(t *testing.T) {
 	root := newRoot(t)
 	step := Step{Root: root, Job: 7, key: "1"}
@@ -273,6 +280,47 @@ func TestOneFolder(t *testing.T) {
 	t.Logf("%d rounds", rounds)
 }
 
+// A place is removed and made again while a process waits for its lock. That lock does not count.
+func TestALockedPlaceIsRemoved(t *testing.T) {
+	root := newRoot(t)
+	place := places(root)[0]
+	if err := makeOwn(place); err != nil {
+		t.Fatal(err)
+	}
+	holder, err := lockPlaces(t.Context(), root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		locked, err := lockPlaces(t.Context(), root)
+		locked.close()
+		ended <- err
+	}()
+	opened := func() (count int) {
+		for _, fd := range strings.Fields(names(t, "/proc/self/fd")) {
+			if target, _ := os.Readlink("/proc/self/fd/" + fd); target == place {
+				count++
+			}
+		}
+		return count
+	}
+	for limit := time.Now().Add(time.Minute); opened() < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("no process waits")
+		}
+	}
+	if err := errors.Join(os.Remove(place), makeOwn(place)); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range holder {
+		file.Close()
+	}
+	if err := <-ended; !errors.Is(err, errEnding) {
+		t.Errorf("%v, want %v", err, errEnding)
+	}
+}
+
 // What was made beside a removal is made again.
 func TestOpenFolderBesideARemoval(t *testing.T) {
 	root := newRoot(t)
@@ -306,7 +354,8 @@ func TestIsLocal(t *testing.T) {
 	}{
 		"ext4": {unix.EXT4_SUPER_MAGIC, true}, "tmpfs": {unix.TMPFS_MAGIC, true}, "xfs": {unix.XFS_SUPER_MAGIC, true},
 		"overlay": {unix.OVERLAYFS_SUPER_MAGIC, true}, "btrfs with a sign": {unix.BTRFS_SUPER_MAGIC - 1<<32, true},
-		"NFS": {unix.NFS_SUPER_MAGIC, false}, "Lustre": {0x0bd00bd0, false}, "GPFS": {0x47504653, false}, "FUSE": {unix.FUSE_SUPER_MAGIC, false},
+		"NFS": {unix.NFS_SUPER_MAGIC, false}, "Lustre": {0x0bd00bd0, false}, "GPFS": {0x47504653, false},
+		"FUSE": {unix.FUSE_SUPER_MAGIC, false},
 		"Ceph": {0x00c36400, false}, "SMB": {unix.SMB2_SUPER_MAGIC, false}, "BeeGFS": {0x19830326, false},
 	} {
 		if got := isLocal(c.kind); got != c.local {

@@ -76,7 +76,7 @@ var errSetID = errors.New("cannot run a program for another user: this file has 
 type OwnDaemon interface {
 	// Join returns the ticket of the daemon that serves the rank's step. root is put before the node's paths.
 	Join(ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error)
-	Stay() error // is called before the rank becomes its program
+	Stay(program string) error // is called before the rank becomes its program, which has this path
 }
 
 // Wrap is the program mpirun-wrap. It returns if the program cannot be run, or if there is none to run.
@@ -131,7 +131,8 @@ func become(run *mpirunwrap.Run, daemon OwnDaemon) error {
 	if err != nil || run.Options.DryRun {
 		return err
 	}
-	if err := daemon.Stay(); err != nil {
+	path, _ := mpirunwrap.Look(run.Program[0], environ) // Exec returns the error
+	if err := daemon.Stay(path); err != nil {
 		return err
 	}
 	return mpirunwrap.Exec(run.Program, environ)

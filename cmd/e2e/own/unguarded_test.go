@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// hidden is a copy of a program that the user may run and not read. The kernel hides its processes from the user.
+func (n testNode) hidden(program string) string {
+	n.T.Helper()
+	content, err := os.ReadFile(program)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	path := filepath.Join(n.home, "hidden-"+filepath.Base(program))
+	if err := node.WriteProgram(path, content); err != nil {
+		n.T.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o711); err != nil {
+		n.T.Fatal(err)
+	}
+	return path
+}
+
+const cannotGuard = "slurm-mps: cannot guard process "
+
+// The program of a rank is hidden. One line at its start names the cause. A readable program, a script, and a program
+// that is not found get no line.
+func TestAHiddenProgram(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	neighbour := n.start(inStep(7, 0, 0, 4), n.spin("60")...)
+	ready(neighbour)
+	program := n.hidden(n.CudaClient())
+	var all []*process
+	for rank := 1; rank < 3; rank++ {
+		all = append(all, n.start(inStep(7, 0, rank, 4), n.wrap(program, "spin", "-ms", "1", "-for", "60", "-exit-idle")...))
+	}
+	ready(all...)
+	text := all[0].text() + all[1].text()
+	want := "mpirun-wrap: " + program + " is not guarded if it uses CUDA itself, because you may not read its file"
+	if strings.Count(text, want) != 1 {
+		t.Errorf("they print %s\nwant once %s", text, want)
+	}
+	script := filepath.Join(n.home, "script")
+	if err := node.WriteProgram(script, []byte("#!/bin/sh\nexec true\n")); err != nil {
+		t.Fatal(err)
+	}
+	for code, program := range map[int]string{0: script, 127: "/nonexistent"} {
+		p := n.start(inStep(7, 0, 3, 4), n.wrap(program)...)
+		ends(code, p)
+		if strings.Contains(p.text(), "guarded") {
+			t.Errorf("%s: it prints %s", program, p.text())
+		}
+	}
+	lives(append(all, neighbour)...)
+	if strings.Contains(neighbour.text(), cannotGuard) {
+		t.Errorf("the neighbour reads %s", neighbour.text())
+	}
+	n.clean()
+}
+
+// A rank's script starts a hidden program. A neighbour is told when that is a client of MPS. Hidden programs that do not
+// use CUDA, and those of another step, are not told.
+func TestAHiddenChild(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	neighbour := n.start(inStep(7, 0, 0, 4), n.spin("60")...)
+	ready(neighbour)
+	other := n.start(inStep(8, 0, 0, 2), n.spin("60")...)
+	ready(other)
+	client, sleeper := n.hidden(n.CudaClient()), n.hidden("/bin/sleep")
+	sleeps := n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", sleeper+" 60 & echo sleeps; wait")...)
+	n.Until("sleeper", func() bool { return strings.Contains(sleeps.text(), "sleeps") || sleeps.over() })
+	elsewhere := n.start(inStep(8, 0, 1, 2), n.wrap("sh", "-c", client+" spin -ms 1 -for 60 -exit-idle; true")...)
+	ready(elsewhere)
+	computes := n.start(inStep(7, 0, 2, 4), n.wrap("sh", "-c", client+" spin -ms 1 -for 60 -exit-idle; true")...)
+	ready(computes)
+	told := func(of *process) string {
+		return fmt.Sprintf("%s%d, because the kernel lets only root see its files: its end may kill its neighbours\n", cannotGuard, of.pid())
+	}
+	n.Until("lines", func() bool {
+		return strings.Contains(neighbour.text(), told(computes)) && strings.Contains(other.text(), told(elsewhere))
+	})
+	if strings.Count(neighbour.text(), cannotGuard) != 1 || strings.Count(other.text(), cannotGuard) != 1 {
+		t.Errorf("the neighbours read %s%s", neighbour.text(), other.text())
+	}
+	for _, p := range []*process{sleeps, computes, elsewhere} {
+		_ = node.SignalGroup(p.cmd, unix.SIGTERM)
+		p.end()
+	}
+	lives(neighbour, other)
+	n.clean()
+}
+
+// A process of the step that does not find the daemon reads that it computes without MPS. Clients of the step and of
+// another one read nothing.
+func TestAProcessOutside(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	all := append(n.step(7, 0, 2, n.spin("60")...), n.step(8, 0, 1, n.spin("60")...)...)
+	ready(all...)
+	spin := n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
+	clean := n.start(inStep(7, 0, 1, 3), n.wrap("sh", "-c", "exec env -i LD_LIBRARY_PATH=$LD_LIBRARY_PATH "+spin)...)
+	tmpfs := fmt.Sprintf("mount -t tmpfs none %s && mount -t tmpfs none %s && exec ", n.bases()[0], n.bases()[1])
+	container := n.start(inStep(7, 0, 2, 3), n.wrap("unshare", "-Urm", "sh", "-c", tmpfs+spin)...)
+	plain := n.start(nil, n.CudaClient(), "spin", "-ms", "1", "-for", "60", "-exit-idle") // not of this step
+	ready(clean, container, plain)
+	for p, cause := range map[*process]string{
+		clean: "what starts it (env -i, a container) must keep CUDA_MPS_PIPE_DIRECTORY", container: "its container does not show it " + n.bases()[0],
+	} {
+		want := fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s", p.pid(), cause)
+		n.Until("line", func() bool { return strings.Contains(p.text(), want) })
+	}
+	for _, p := range append(all, plain) {
+		if strings.Contains(p.text(), "without MPS") {
+			t.Errorf("it reads %s", p.text())
+		}
+	}
+	lives(append(all, clean, container, plain)...)
+	n.Until("end", func() bool { return len(n.left()) == 0 })
+}
+
+// daemonize starts a program as daemons start: in a session of its own, with no descriptor of its parent. It prints to a
+// file.
+const daemonize = `use POSIX; fork and exit; setsid; fork and exit; POSIX::close($_) for 0..1023;
+open STDIN, "</dev/null"; open STDOUT, ">", shift; open STDERR, ">&STDOUT"; exec @ARGV`
+
+// A rank leaves a process in the background that opens CUDA when no rank lives any more. It is served, and everything
+// ends with it.
+func TestADaemonOfTheUsers(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	out := filepath.Join(n.home, "out")
+	line := n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
+	if err := unix.Mkfifo(out+".go", 0o666); err != nil {
+		t.Fatal(err)
+	}
+	rank := n.start(inStep(7, 0, 0, 1), n.wrap("perl", "-e", daemonize, out, "sh", "-c", "echo $$; read line <"+out+".go; exec "+line)...)
+	ends(0, rank)
+	keeper := n.one("--own-keep")
+	site.Sleep(n.Ctx, time.Second)
+	if !keeper.Running() || len(n.daemons()) != 2 {
+		t.Fatalf("the keeper has ended\n%s", n.state())
+	}
+	if err := os.WriteFile(out+".go", []byte("go\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	n.Until("client", func() bool { return strings.Contains(e2e.Read(t, out), " ready ") })
+	pid := 0
+	fmt.Sscan(e2e.Read(t, out), &pid)
+	stat, err := site.ReadStat(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := n.start(inStep(7, 0, 0, 1), n.spin("0.1")...)
+	ends(0, late)
+	kill(stat.Process)
+	n.clean()
+}
+
+// A client whose environment names the daemon's folder in another way, and that has closed its rank's lock, outlives its
+// rank. The daemon serves it.
+func TestAClientThatOutlivesItsRank(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	out := filepath.Join(n.home, "out")
+	line := `export CUDA_MPS_PIPE_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY/.; exec perl -e '` + daemonize + `' ` + out + " " + n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
+	wait := fmt.Sprintf("(%s); until grep -q ready %s; do sleep 0.1; done", line, out)
+	rank := n.start(inStep(7, 0, 0, 1), n.wrap("sh", "-c", wait)...)
+	ends(0, rank)
+	keeper := n.one("--own-keep")
+	site.Sleep(n.Ctx, time.Second)
+	if !keeper.Running() || strings.Contains(e2e.Read(t, out), "err=") {
+		t.Errorf("the keeper runs: %v; the client prints %s", keeper.Running(), e2e.Read(t, out))
+	}
+	pid := readyPID.FindStringSubmatch(e2e.Read(t, out))
+	if pid == nil {
+		t.Fatalf("it prints %s", e2e.Read(t, out))
+	}
+	var number int
+	fmt.Sscan(pid[1], &number)
+	stat, err := site.ReadStat(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill(stat.Process)
+	n.clean()
+}
+
+// The keeper of a step is killed while it removes its folder. The keeper that follows ends what that one has left, and
+// nothing of the user's other step.
+func TestAnOrphansKeeper(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	other := n.step(8, 0, 2, n.spin("60")...)
+	ready(other...)
+	theirs := n.daemons()
+	first := n.step(7, 0, 1, n.spin("60")...)
+	ready(first...)
+	keeper := n.keeperOf(7)
+	place := n.places()[0]
+	crowd := "" // removing it takes long enough
+	for _, dir := range n.folders() {
+		if _, err := os.Stat(filepath.Join(dir, "jobs/7")); err == nil {
+			crowd = filepath.Join(dir, "jobs/7/exchange")
+		}
+	}
+	for i := range 20_000 {
+		if err := os.WriteFile(filepath.Join(crowd, fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lives(first...)
+	n.Until("removal", func() bool {
+		found, _ := filepath.Glob(filepath.Join(place, "*-removing-*"))
+		return len(found) > 0
+	})
+	kill(keeper)
+	n.Until("end of the first step", func() bool { return len(n.of("--own-keep")) == 1 && len(n.daemons()) == len(theirs) })
+	for _, p := range theirs {
+		if !p.Running() {
+			t.Errorf("%v of the other step has ended", p)
+		}
+	}
+	lives(other...)
+	ends(0, n.start(nil, n.wrap("true")...)) // removes the rest of the folder
+	n.clean()
+}
+
+// keeperOf returns the keeper of a job.
+func (n testNode) keeperOf(job int) site.Process {
+	n.T.Helper()
+	for _, p := range n.of("--own-keep") {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
+		if strings.Contains(string(line), fmt.Sprintf("\x00%d\x00", job)) {
+			return p
+		}
+	}
+	n.T.Fatalf("no keeper of job %d\n%s", job, n.state())
+	return site.Process{}
+}

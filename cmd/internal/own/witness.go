@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"golang.org/x/sys/unix"
+)
+
+// pipeVariable tells a program where its daemon is. All that a rank starts has it, unless it is taken away.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+
+const (
+	// The time between two looks for what is left of the ranks. It doubles while only processes in the background are
+	// left, because a look reads the environments of all the user's processes.
+	firstLook, lastLook = 100 * time.Millisecond, 2 * time.Second
+)
+
+// leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in the
+// background, in a session of its own and without the lock's file, and it may open CUDA at any time.
+func (k *keeper) leftBehind() bool {
+	var procs []site.Process
+	_ = proc.EachPID(func(pid int) bool {
+		uid, ok := proc.Owner(pid)
+		name, err := proc.Name(pid)
+		if ok && uid == k.job.UID && err == nil && !strings.HasPrefix(name, "nvidia-cuda-mps") && pid != os.Getpid() && pid != os.Getppid() {
+			procs = append(procs, site.Process{PID: pid})
+		}
+		return true
+	})
+	for i, e := range proc.Environments(context.Background(), procs, pipeVariable) {
+		if e.Values[pipeVariable] == k.folders.PipeDir {
+			return true
+		}
+		if e.Empty || errors.Is(e.Err, proc.ErrLate) { // a zombie, or a process in the middle of an exec
+			if status, err := proc.ReadStatus(procs[i].PID); err == nil && status.Running() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// withoutPipes is an environment without the daemon of other ranks, as a keeper must have it: the keeper of those ranks
+// would take this one for a process that they have left behind.
+func withoutPipes(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, pipeVariable+"=") })
+}
+
+// unguarded reports whether the ranks are told that a process cannot be guarded: if it is a client of their daemon, and
+// no line at their start has told them.
+func (k *keeper) unguarded(p site.Process, why error, certain bool) bool {
+	if errors.Is(why, unix.EPERM) && scope() != 0 {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(k.dir, hiddenLine))
+	if err == nil && slices.Contains(registered(k.dir), p) {
+		return false
+	}
+	if certain || k.process.Load() == nil {
+		return certain
+	}
+	clients, _ := k.askClients()
+	return slices.ContainsFunc(clients, func(c site.Client) bool { return c.PID == p.PID })
+}
+
+// outside returns why a process that computes without MPS does so, "" if it is not a process of this step, or a client
+// of another daemon.
+func (k *keeper) outside(p site.Process) string {
+	environment := proc.Variables(context.Background(), p, pipeVariable)
+	value, set := environment.Values[pipeVariable]
+	switch {
+	case environment.Err != nil:
+		return ""
+	case value == k.folders.PipeDir:
+		return "its container does not show it " + filepath.Dir(k.dir) + ": bind that there"
+	case set && isSocket(filepath.Join(value, "control")):
+		return ""
+	case !startedBy(registered(k.dir), p.PID):
+		return ""
+	}
+	return "what starts it (env -i, a container) must keep " + pipeVariable
+}
+
+func isSocket(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode()&os.ModeSocket != 0
+}
+
+// startedBy reports whether a process is one of some others, or a descendant of one.
+func startedBy(ranks []site.Process, pid int) bool {
+	for range maxAncestors {
+		stat, err := site.ReadStat(pid)
+		if err != nil || pid <= 1 {
+			return false
+		}
+		if slices.Contains(ranks, stat.Process) {
+			return true
+		}
+		pid = stat.Parent
+	}
+	return false
+}
+
+// maxAncestors is above the depth of any launcher's processes.
+const maxAncestors = 64
