@@ -146,7 +146,7 @@ type reporting struct {
 	states   saver[lease.GuardState]
 	notices  chan notice
 	told     int             // notices
-	asked    int             // unguarded processes that are looked at again
+	asked    map[int]bool    // unguarded processes that are looked at again, by pid
 	logged   map[string]bool // messages that are logged only once
 	lines    int             // log lines about single clients
 }
@@ -168,7 +168,7 @@ func New(o Options) (*Guard, error) {
 		results: make(chan func(time.Time), maxFiles),
 		reporting: reporting{
 			state: lease.GuardState{Released: map[string]int{}}, changed: true,
-			notices: make(chan notice, maxTold), logged: map[string]bool{},
+			notices: make(chan notice, maxTold), logged: map[string]bool{}, asked: map[int]bool{},
 		},
 	}
 	k.asks.nudge = e.nudge

@@ -38,10 +38,10 @@ func (g *Guard) warnUnguarded(pid int, why error, certain bool) {
 		return
 	}
 	stat, err := g.kernel.stat(pid)
-	if err != nil || g.asked >= maxAsked || g.logged[causeText(why)] {
+	if err != nil || len(g.asked) >= maxAsked || g.asked[pid] || g.logged[causeText(why)] {
 		return
 	}
-	g.asked++
+	g.asked[pid] = true
 	go func() {
 		for pause := firstAsk; stat.Process.Running(); pause = min(2*pause, lastAsk) {
 			if g.Warnings.Unguarded(stat.Process, why, certain) && g.inTurn(func() bool { return g.warnNeighbour(pid, why) }) {
@@ -49,7 +49,7 @@ func (g *Guard) warnUnguarded(pid int, why error, certain bool) {
 			}
 			time.Sleep(pause)
 		}
-		g.inTurn(func() bool { g.asked--; return true })
+		g.inTurn(func() bool { delete(g.asked, pid); return true })
 	}()
 }
 

@@ -131,7 +131,10 @@ func become(run *mpirunwrap.Run, daemon OwnDaemon) error {
 	if err != nil || run.Options.DryRun {
 		return err
 	}
-	path, _ := mpirunwrap.Look(run.Program[0], environ) // Exec returns the error
+	path, err := mpirunwrap.Look(run.Program[0], environ)
+	if err != nil {
+		return err
+	}
 	if err := daemon.Stay(path); err != nil {
 		return err
 	}
