@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -119,9 +120,8 @@ func registered(dir string) (living []site.Process) {
 		}
 		content, _ := os.ReadFile(filepath.Join(dir, ranksFolder, entry.Name()))
 		start, _ := strconv.ParseUint(string(content), 10, 64)
-		if p := (site.Process{PID: pid, Start: start}); p.Running() {
-			living = append(living, p)
-		} else {
+		left := proc.Left([]site.Process{{PID: pid, Start: start}}) // a rank in the middle of an exec may not answer
+		if living = append(living, left...); len(left) == 0 {
 			_ = os.Remove(filepath.Join(dir, ranksFolder, entry.Name()))
 		}
 	}

@@ -25,6 +25,9 @@ const (
 	firstLook, lastLook = 100 * time.Millisecond, 2 * time.Second
 )
 
+// execTime is longer than a process has no environment in the middle of an exec.
+const execTime = 10 * time.Millisecond
+
 // leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in the
 // background, in a session of its own and without the lock's file, and it may open CUDA at any time.
 func (k *keeper) leftBehind() bool {
@@ -32,22 +35,37 @@ func (k *keeper) leftBehind() bool {
 	_ = proc.EachPID(func(pid int) bool {
 		uid, ok := proc.Owner(pid)
 		name, err := proc.Name(pid)
-		if ok && uid == k.job.UID && err == nil && !strings.HasPrefix(name, "nvidia-cuda-mps") && pid != os.Getpid() && pid != os.Getppid() {
+		ours := pid == os.Getpid() || pid == os.Getppid() || strings.HasPrefix(name, "nvidia-cuda-mps")
+		if ok && uid == k.job.UID && err == nil && !ours {
 			procs = append(procs, site.Process{PID: pid})
 		}
 		return true
 	})
+	found, unknown := k.have(procs)
+	if found || len(unknown) == 0 {
+		return found
+	}
+	time.Sleep(execTime)
+	found, _ = k.have(unknown)
+	return found
+}
+
+// have reports whether one of some processes has the daemon's variable. Of the unknown ones, the environment is empty, or
+// does not come in time. They may be in the middle of an exec.
+func (k *keeper) have(procs []site.Process) (found bool, unknown []site.Process) {
 	for i, e := range proc.Environments(context.Background(), procs, pipeVariable) {
 		if e.Values[pipeVariable] == k.folders.PipeDir {
-			return true
+			return true, nil
 		}
-		if e.Empty || errors.Is(e.Err, proc.ErrLate) { // a zombie, or a process in the middle of an exec
-			if status, err := proc.ReadStatus(procs[i].PID); err == nil && status.Running() {
-				return true
-			}
+		if !e.Empty && !errors.Is(e.Err, proc.ErrLate) {
+			continue
+		}
+		status, err := proc.ReadStatus(procs[i].PID)
+		if err == nil && status.Running() && status.Parent != os.Getpid() { // the keeper's own have no variables
+			unknown = append(unknown, procs[i])
 		}
 	}
-	return false
+	return false, unknown
 }
 
 // withoutPipes is an environment without the daemon of other ranks, as a keeper must have it: the keeper of those ranks

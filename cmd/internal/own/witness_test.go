@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package own
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// A process with the daemon's variable is a witness while it lives, also without an open file and in a session of its
+// own. Processes with another value, and without any variable, are none.
+func TestLeftBehind(t *testing.T) {
+	k := &keeper{}
+	k.job.UID, k.folders.PipeDir = uint32(os.Getuid()), base(t)+"/pipe"
+	start := func(env ...string) *exec.Cmd {
+		cmd := exec.Command("sleep", "60")
+		cmd.Env = env
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		return cmd
+	}
+	start()
+	start(pipeVariable + "=" + k.folders.PipeDir + "/other")
+	if k.leftBehind() {
+		t.Error("another daemon's process is a witness")
+	}
+	heir := start("A=b", pipeVariable+"="+k.folders.PipeDir)
+	if !k.leftBehind() {
+		t.Error("a process with the variable is no witness")
+	}
+	_ = heir.Process.Kill()
+	stat, err := site.ReadStat(heir.Process.Pid)
+	for ; err == nil && stat.Running(); stat, err = site.ReadStat(heir.Process.Pid) {
+	}
+	if k.leftBehind() { // it is a zombie
+		t.Error("a dead process is a witness")
+	}
+	_ = heir.Wait()
+}
