@@ -75,7 +75,7 @@ func newRank(t *testing.T) *rank {
 		t.Fatal(err)
 	}
 	r := &rank{t: t, dir: t.TempDir(), said: &bytes.Buffer{}, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
-	r.env = append(os.Environ(), "SLURM_JOB_ID=7")
+	r.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0")
 	if os.Geteuid() != 0 {
 		r.env = append(r.env, "SLURM_MPS=off")
 		r.root = r.dir

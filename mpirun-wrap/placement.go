@@ -73,8 +73,9 @@ func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 		return ticket, err
 	}
 	if len(task.JobIDs) == 0 {
-		return lease.Ticket{}, noTicketError{errors.New("cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): " +
-			"submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own")}
+		return lease.Ticket{}, noTicketError{errors.New(
+			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), or Slurm's variables were unset: " +
+				"submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own")}
 	}
 	folder := filepath.Dir(store.TicketPath(task.JobIDs[0]))
 	if _, err := os.Lstat(folder); errors.Is(err, fs.ErrNotExist) {

@@ -93,7 +93,8 @@ func TestNoPlacement(t *testing.T) {
 		want string
 	}{
 		{"outside of Slurm", func() error { _, err := FindTicket(reader, slurm.Task{}); return err },
-			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
+			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), " +
+				"or Slurm's variables were unset: submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
 		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"a container without the folder", func() error {

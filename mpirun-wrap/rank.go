@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/tuned"
+	"golang.org/x/sys/unix"
 )
 
 // Rank is all input for the placement of a rank.
@@ -84,30 +85,54 @@ func (r *Run) host() HostInfo {
 	return host
 }
 
-// readTask reads the rank's place on its node, once.
+// readTask reads the rank's place on its node, once. The variables of launchers that have not started this process are
+// removed from the run's, but not from the program's.
 func (r *Run) readTask() {
-	if !r.taskRead {
-		r.task, r.taskErr = readTask(r.Env, r.PID, r.Options)
-		r.taskRead = true
+	if r.taskRead {
+		return
+	}
+	r.taskRead = true
+	r.task, r.taskErr = r.findTask()
+	if r.taskErr != nil && r.Options.Slots != 0 { // the slot is the place
+		r.task, r.taskErr = slurm.ManualTask(r.Env, 0, 1)
+	} else if r.taskErr != nil && r.Options.LocalSize == 0 {
+		r.taskErr = fmt.Errorf("%w; or give --local-rank and --local-size", r.taskErr)
 	}
 }
 
-func readTask(env slurm.Env, pid int, options Options) (slurm.Task, error) {
-	if options.LocalSize > 0 {
-		return slurm.ManualTask(env, options.LocalRank, options.LocalSize)
+func (r *Run) findTask() (slurm.Task, error) {
+	if r.Options.LocalSize > 0 {
+		return slurm.ManualTask(r.Env, r.Options.LocalRank, r.Options.LocalSize)
 	}
-	if first, _ := strconv.Atoi(env["SLURM_TASK_PID"]); first > 0 && first != pid {
-		inherited := proc.Variables(context.Background(), site.Process{PID: first}, slurm.LauncherVariables()...).Values
-		env = slurm.WithoutInheritedLauncher(env, inherited)
+	first, _ := strconv.Atoi(r.Env["SLURM_TASK_PID"])
+	if first > 0 && first != r.PID && slurm.HasLauncher(r.Env) {
+		env, err := slurm.WithoutInheritedLauncher(r.Env, readOrigin(first, r.Env["PMI_FD"]))
+		if err != nil {
+			return slurm.Task{}, err
+		}
+		r.Env = env
 	}
-	task, err := slurm.ReadTask(env, pid)
-	if err != nil && options.Slots != 0 { // the slot is the place
-		return slurm.ManualTask(env, 0, 1)
+	return slurm.ReadTask(r.Env, r.PID)
+}
+
+func readOrigin(pid int, pmi string) slurm.Origin {
+	found := proc.Variables(context.Background(), site.Process{PID: pid}, slurm.OriginVariables()...)
+	if found.Err != nil {
+		found.Values = nil // a part proves nothing
 	}
+	return slurm.Origin{Env: found.Values, Hidden: proc.InOwnNamespace("pid"), HasPMI: isInheritedSocket(pmi)}
+}
+
+// isInheritedSocket reports whether a number is a descriptor of a socket that this process has not opened itself. Go
+// gives its own descriptors the close-on-exec flag.
+func isInheritedSocket(number string) bool {
+	fd, err := strconv.Atoi(number)
 	if err != nil {
-		return task, fmt.Errorf("%w; or give --local-rank and --local-size", err)
+		return false
 	}
-	return task, nil
+	var st unix.Stat_t
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	return err == nil && flags&unix.FD_CLOEXEC == 0 && unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
 // launchID names the launch of the rank, whose place was read before. All ranks of a launch on a node have the same

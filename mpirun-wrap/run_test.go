@@ -172,18 +172,23 @@ func TestWhichRankRunsWithoutMPS(t *testing.T) {
 // A rank of prun in a batch script has no place of its own, so it is refused. A slot is a place.
 func TestARankWithoutAPlace(t *testing.T) {
 	env := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "PMIX_RANK": "3"}
-	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE; " +
-		"or give --local-rank and --local-size"
-	if task, err := readTask(env, os.Getpid(), Options{}); err == nil || !strings.HasSuffix(err.Error(), want) {
+	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE, " +
+		"or unset PMIX_RANK if no launcher has set it; or give --local-rank and --local-size"
+	read := func(o Options) (slurm.Task, error) {
+		r := Run{Env: env, PID: os.Getpid(), Options: o}
+		r.readTask()
+		return r.task, r.taskErr
+	}
+	if task, err := read(Options{}); err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("%+v, %v", task, err)
 	}
 	for _, n := range []int{8, JobTasks} {
-		if task, err := readTask(env, os.Getpid(), Options{Slots: n}); err != nil || task.JobID != 7 {
+		if task, err := read(Options{Slots: n}); err != nil || task.JobID != 7 {
 			t.Errorf("%d slots: %+v, %v", n, task, err)
 		}
 	}
 	env["SLURM_JOB_ID"] = "x"
-	if task, err := readTask(env, os.Getpid(), Options{Slots: 8}); err == nil {
+	if task, err := read(Options{Slots: 8}); err == nil {
 		t.Errorf("%+v", task)
 	}
 }

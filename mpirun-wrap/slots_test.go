@@ -56,7 +56,8 @@ func newMembers(t *testing.T, gpus int) *members {
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	m := &members{t: t, dir: dir, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
-	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_TASKS_PER_NODE=8", "WRAP="+m.binary+" --root "+dir)
+	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASKS_PER_NODE=8",
+		"WRAP="+m.binary+" --root "+dir)
 	return m
 }
 

@@ -4,8 +4,8 @@ package slurm
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,6 +45,7 @@ type launcher struct {
 	rank   string // variable of the rank on its node
 	size   string // variable of the number of ranks on the node; "" if the launcher has none
 	world  string // variable of the rank in the whole job; it shows the launcher if the others are missing
+	launch string // variables, separated by blanks, that two launches have with different values or only one of them has
 }
 
 // launchers is the table that ReadTask follows, in its order: the innermost launcher first. torchrun starts its workers
@@ -52,15 +53,17 @@ type launcher struct {
 // variables Intel MPI has, too. The others are documented: PALS by HPE Cray, jsrun by IBM Spectrum LSF. Slurm's pmi2
 // sets PMI_RANK, too, and its pmix PMIX_RANK, and prun sets no more. The last row is for scripts with torchrun's names.
 var launchers = []launcher{
-	{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
-	{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"},
-	{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK"},
-	{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK"},
-	{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID"},
-	{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK"},
-	{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK"},
-	{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK"},
-	{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
+	{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "",
+		"TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE"},
+	{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK",
+		"OMPI_MCA_ess_base_jobid PMIX_NAMESPACE OMPI_NUM_APP_CTX"},
+	{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_FD PMI_PORT"},
+	{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "PMI_FD PMI_PORT"},
+	{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "PALS_APID"},
+	{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "PMIX_NAMESPACE"},
+	{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "FLUX_JOB_ID FLUX_JOB_SIZE FLUX_JOB_NNODES"},
+	{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "PMIX_NAMESPACE"},
+	{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", ""},
 }
 
 // ReadTask reads the index on its node of the rank with process pid, in this order:
@@ -68,7 +71,9 @@ var launchers = []launcher{
 //  1. Slurm's variables, if SLURM_TASK_PID proves that slurmstepd started this process. An srun inside of an mpirun
 //     does not remove mpirun's variables.
 //  2. The launchers' variables, because under an mpirun Slurm's variables are those of the launcher's own step.
-//  3. Slurm's variables. If there is no sign of a launch, the process is rank 0 of 1.
+//  3. Slurm's variables.
+//  4. Outside of a job, the process is rank 0 of 1. In a job, each process has Slurm's variables, so one without them
+//     is refused: its environment was cleaned, and each rank would be rank 0 of 1.
 //
 // A process has Slurm's variables of the task to which it belongs (recorded: 22.05.8, 24.11.5, 26.05.5):
 //
@@ -103,30 +108,10 @@ func ManualTask(env Env, localRank, localSize int) (Task, error) {
 	return task, nil
 }
 
-// WithoutInheritedLauncher returns env without launcher variables from outside of the step of this process. An srun
-// inside of an mpirun does not remove mpirun's variables. If a shell runs between srun and the rank, SLURM_TASK_PID
-// proves nothing. The process SLURM_TASK_PID is the step's task, and task is its environment.
-func WithoutInheritedLauncher(env, task Env) Env {
-	if step, err := stepOf(env); step == "" || err != nil {
-		return env // a batch script or an interactive step, which inherits the submitter's variables
-	}
-	fresh := maps.Clone(env)
-	for _, name := range LauncherVariables() {
-		if value, ok := task[name]; ok && value == env[name] {
-			delete(fresh, name)
-		}
-	}
-	return fresh
-}
-
-// LauncherVariables returns the variables in which launchers give a process its rank and size.
-func LauncherVariables() []string {
-	var names []string
-	for _, l := range launchers {
-		names = append(names, l.rank, l.size, l.world)
-	}
-	return names
-}
+// errCleaned refuses a process that has lost its place. The shell of an salloc on the submit host never had one.
+var errCleaned = errors.New("SLURM_JOB_ID is set and SLURM_LOCALID is not, so Slurm's variables are missing: " +
+	"hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID, or run the wrapper outside of the container; " +
+	"in the shell of an salloc, start it by srun")
 
 func readTask(env Env, pid int) (Task, error) {
 	task, err := taskJob(env)
@@ -143,6 +128,8 @@ func readTask(env Env, pid int) (Task, error) {
 		return found, err
 	case inTask:
 		return bySlurm(task, env, SourceInherited)
+	case len(task.JobIDs) > 0:
+		return Task{}, errCleaned
 	}
 	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle
 	return task, nil
@@ -258,7 +245,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 	}
 	if half != "" {
 		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export "+
-			"LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
+			"LOCAL_RANK and LOCAL_WORLD_SIZE, or unset %[1]s if no launcher has set it", half, quote(env[half]))
 	}
 	for _, l := range launchers {
 		if _, ok := env[l.world]; ok && !bySlurmsPlugin(env, l.world) {
@@ -296,8 +283,8 @@ func withoutPlace(l launcher) error {
 	if l.world == "PMIX_RANK" { // PRRTE's own personality has no place; that of Open MPI has (run with PRRTE of 5.0.7)
 		repair = "give prun or prterun --personality ompi, or " + repair
 	}
-	return fmt.Errorf("%s is set, so a launcher started this rank, but no variable has its place on this node: %s",
-		l.world, repair)
+	return fmt.Errorf("%s is set, so a launcher started this rank, but no variable has its place on this node: %s, "+
+		"or unset %[1]s if no launcher has set it", l.world, repair)
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.

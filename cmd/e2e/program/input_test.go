@@ -131,7 +131,8 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 			`cannot read SLURM_MPS_GPU: it is "best": want auto, block, cyclic, nearest, all or inherit`},
 		{"a rank by hand that is none", rank, []string{"--local-rank", "2", "true"}, 125, "cannot place rank 2: --local-rank needs --local-size"},
 		{"outside of Slurm", []string{"PATH=/bin"}, []string{"true"}, 125,
-			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
+			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), " +
+				"or Slurm's variables were unset: submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
 		{"another job", e2e.With(rank, "SLURM_JOB_ID", "8"), []string{"true"}, 125,
 			"cannot find ticket of job 8 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"not found", rank, []string{"nonexistent"}, 127, "cannot run nonexistent: not found in PATH"},

@@ -36,7 +36,8 @@ func TestOneRankPrintsTheError(t *testing.T) {
 	for i := range printed {
 		lines = append(lines, strings.Split(strings.TrimSuffix(printed[i].String(), "\n"), "\n")...)
 	}
-	const login = "mpirun-wrap: cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: " +
+	const login = "mpirun-wrap: cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), " +
+		"or Slurm's variables were unset: submit it: " +
 		"sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own (printed once for this node)"
 	got := strings.Join(lines, "")
 	if printed[7].String() != "mpirun-wrap: cannot read flags: unknown flag: --shar: did you mean --share? (printed once for this node)\n" ||
