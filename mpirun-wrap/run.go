@@ -94,8 +94,9 @@ func (r *Run) place() (err error) {
 	}
 	if r.rank.Options.Slots > 0 && r.ticket.RefusalReason == "" {
 		m := r.messages()
-		waits := func() {
-			m.once("slots", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait)", r.rank.Options.Slots))
+		waits := func(holders string) {
+			m.once("slots", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait); %s",
+				r.rank.Options.Slots, holders))
 		}
 		if r.rank, err = TakeSlot(context.Background(), r.ticket, r.rank, waits); err != nil {
 			return err

@@ -18,7 +18,7 @@ import (
 func TestASlotsFileWithAnotherName(t *testing.T) {
 	folder := t.TempDir()
 	secret := filepath.Join(folder, "secret")
-	slot := slotTable{folder: folder}.path(0)
+	slot := (&slotTable{folder: folder}).path(0)
 	if err := errors.Join(os.WriteFile(secret, []byte("root's"), 0o600), os.Link(secret, slot)); err != nil {
 		t.Fatal(err)
 	}
@@ -66,13 +66,13 @@ func TestWhichSlotIsTaken(t *testing.T) {
 	} {
 		table := slotTable{folder: t.TempDir(), gpus: []int{0, 1, 0, 1}, usable: c.usable}
 		for _, slot := range c.taken {
-			file, _, err := table.try(slot)
+			file, _, err := table.try(t.Context(), slot)
 			if err != nil || file == nil {
 				t.Fatal(err)
 			}
 			defer file.Close()
 		}
-		if slot, ok, err := table.take(); err != nil || ok != (c.want >= 0) || ok && slot != c.want {
+		if slot, ok, err := table.take(t.Context()); err != nil || ok != (c.want >= 0) || ok && slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
 		}
 		closeKept(table.folder)
@@ -99,10 +99,10 @@ func TestProcessesAgreeOnTheNumberOfSlots(t *testing.T) {
 		lock, err := table.lock(t.Context())
 		must(t, err)
 		defer lock.Close()
-		return table.agree(lock)
+		return table.agree(t.Context(), lock)
 	}
 	must(t, agree(4))
-	held, _, err := slotTable{folder: folder}.try(3)
+	held, _, err := (&slotTable{folder: folder}).try(t.Context(), 3)
 	must(t, err)
 	must(t, agree(4))
 	for _, n := range []int{1, 3, 5} {

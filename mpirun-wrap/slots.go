@@ -21,9 +21,8 @@ import (
 )
 
 // A slot is the place of one rank among n ranks of the job on the node. Processes that no launcher numbers take
-// slots. A slot is taken while its file is locked. The program inherits the descriptor, so the kernel unlocks the
-// file when the program, and each child that kept the descriptor, has ended. A process ID would free a slot while
-// children still use its share, and means nothing in another PID namespace.
+// slots. A slot's file names the process that took it, and that process and its children inherit a lock of the file
+// (judge, in slot_holder.go).
 
 const (
 	maxSlots = 4096 // far above the clients that a node's GPUs serve
@@ -31,6 +30,8 @@ const (
 	slotFD = 230
 	// slotPause is the time between two looks for a free slot. Only the first process that waits looks.
 	slotPause = 5 * time.Millisecond
+	// lookPause is the time between two looks at the processes that have slots.
+	lookPause = 500 * time.Millisecond
 	// minSlotWait is the time for the processes before this one to take their slots.
 	minSlotWait = 300 * time.Millisecond
 )
@@ -39,15 +40,19 @@ const (
 // slot.
 type slotTable struct {
 	folder string
-	gpus   []int        // the GPU of each slot
-	usable []int        // the GPUs that this process may open
-	family map[int]bool // this process and those that started it, by process ID
+	gpus   []int              // the GPU of each slot
+	usable []int              // the GPUs that this process may open
+	family map[int]bool       // this process and those that started it, by process ID
+	looked time.Time          // the last look at the processes that have slots
+	looks  bool               // now is a look; between two looks, only locks count
+	taken  map[int]slotHolder // of the last look
+	left   *leftovers         // of this look, if they were needed
 }
 
 // TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the
-// rank with the slot's place. If all slots are taken, it calls waits once and waits for options.SlotsWait. A process
-// whose parent has a slot uses the parent's. The lock has no close-on-exec flag, so it lasts as long as the program.
-func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func()) (Rank, error) {
+// rank with the slot's place. If all slots are taken, it calls waits once, with who has them, and waits for
+// options.SlotsWait. A process whose parent has a slot uses the parent's. The lock has no close-on-exec flag, so it lasts as long as the program.
+func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(holders string)) (Rank, error) {
 	table, err := newSlotTable(ticket, rank)
 	if err != nil {
 		return rank, err
@@ -57,23 +62,24 @@ func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func())
 	lock, err := table.lock(ctx)
 	if err == nil {
 		defer lock.Close()
-		err = table.agree(lock)
+		err = table.agree(ctx, lock)
 	}
 	for ; err == nil; waits = nil {
-		slot, ok, err := table.take()
+		slot, ok, err := table.take(ctx)
 		if ok || err != nil {
 			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), slurm.SourceSlot
 			return rank, err
 		}
 		if waits != nil && rank.Options.SlotsWait > minSlotWait {
-			waits()
+			waits(table.holders())
 		}
 		if !site.Sleep(ctx, slotPause) {
 			break
 		}
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("cannot take a slot: all %d are taken: start fewer processes at once, or wait longer (--slots-wait=10m)", len(table.gpus))
+		err = fmt.Errorf("cannot take a slot: all %d are taken: start fewer processes at once, or wait longer "+
+			"(--slots-wait=10m); %s", len(table.gpus), table.holders())
 	}
 	return rank, err
 }
@@ -106,10 +112,10 @@ func slotPosition(devices int, slot slurm.Task, choice Choice) position {
 	return cyclic(groups, slot)
 }
 
-func (t slotTable) path(slot int) string { return filepath.Join(t.folder, "slot."+strconv.Itoa(slot)) }
+func (t *slotTable) path(slot int) string { return filepath.Join(t.folder, "slot."+strconv.Itoa(slot)) }
 
 // lock locks the table. The processes that wait get it in turn.
-func (t slotTable) lock(ctx context.Context) (*os.File, error) {
+func (t *slotTable) lock(ctx context.Context) (*os.File, error) {
 	file, err := openSlotFile(filepath.Join(t.folder, "slots"))
 	if err != nil {
 		return nil, err
@@ -133,7 +139,7 @@ func flock(file *os.File) error {
 
 // agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on
 // it.
-func (t slotTable) agree(lock *os.File) error {
+func (t *slotTable) agree(ctx context.Context, lock *os.File) error {
 	content, err := io.ReadAll(io.LimitReader(lock, 16))
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", lock.Name(), err)
@@ -142,13 +148,15 @@ func (t slotTable) agree(lock *os.File) error {
 	if n == len(t.gpus) {
 		return nil
 	}
+	t.look()
 	for slot := range min(n, maxSlots) {
-		file, _, err := t.try(slot)
+		file, holder, err := t.try(ctx, slot)
 		if err != nil {
 			return err
 		}
 		if file == nil {
-			return fmt.Errorf("cannot take one of %d slots: other processes of this job use %d: give all of them the same --slots", len(t.gpus), n)
+			return fmt.Errorf("cannot take one of %d slots: other processes of this job use %d: "+
+				"give all of them the same --slots; slot %d: %v", len(t.gpus), n, slot, holder)
 		}
 		file.Close()
 	}
@@ -156,7 +164,8 @@ func (t slotTable) agree(lock *os.File) error {
 }
 
 // take takes the usable free slot whose GPU has the fewest taken ones. ok is false if there is none.
-func (t slotTable) take() (slot int, ok bool, err error) {
+func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
+	t.look()
 	taken := make(map[int]int) // by GPU
 	free := make(map[int]*os.File)
 	defer func() {
@@ -165,13 +174,13 @@ func (t slotTable) take() (slot int, ok bool, err error) {
 		}
 	}()
 	for slot, gpu := range t.gpus {
-		file, holder, err := t.try(slot)
+		file, holder, err := t.try(ctx, slot)
 		switch {
 		case err != nil:
 			return 0, false, err
 		case file != nil:
 			free[slot] = file
-		case t.family[holder]:
+		case t.family[holder.PID] && !holder.left:
 			return slot, true, nil
 		default:
 			taken[gpu]++
@@ -189,26 +198,49 @@ func (t slotTable) take() (slot int, ok bool, err error) {
 	return best, true, keep(free[best])
 }
 
-// try locks a slot's file. If the slot is taken, it returns the process ID that took it, or 0 if that is unknown.
-func (t slotTable) try(slot int) (file *os.File, holder int, err error) {
-	if file, err = openSlotFile(t.path(slot)); err != nil {
-		return nil, 0, err
+// look begins a look at the processes that have slots, if one is due.
+func (t *slotTable) look() {
+	if t.looks = time.Since(t.looked) >= lookPause; t.looks {
+		t.looked, t.left = time.Now(), nil
+		t.taken = map[int]slotHolder{}
 	}
-	if err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		return file, 0, nil
-	}
-	defer file.Close()
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, 0, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
-	}
-	content, _ := io.ReadAll(io.LimitReader(file, 16))
-	holder, _ = strconv.Atoi(string(content))
-	return nil, holder, nil
 }
 
-// keep writes the holder's process ID and leaves a descriptor of the file open for the program.
+// try locks a slot's file. If the slot is taken, it returns who has it. A slot that only an idle process of an ended
+// program has gets a new file, whose lock is free.
+func (t *slotTable) try(ctx context.Context, slot int) (*os.File, slotHolder, error) {
+	file, locked, err := t.openSlot(slot)
+	if err != nil {
+		return nil, slotHolder{}, err
+	}
+	taker, known := readTaker(file)
+	holder, taken := t.judge(ctx, slot, taker, known, locked)
+	if taken || locked {
+		file.Close()
+	}
+	switch {
+	case taken:
+		if t.looks {
+			t.taken[slot] = holder
+		}
+		return nil, holder, nil
+	case !locked:
+		return file, slotHolder{}, nil
+	}
+	if err := os.Remove(t.path(slot)); err != nil {
+		return nil, slotHolder{}, fmt.Errorf("cannot take a slot: %w", err)
+	}
+	file, locked, err = t.openSlot(slot)
+	if err == nil && locked { // by a process that does not lock the table
+		file.Close()
+		return nil, slotHolder{}, nil
+	}
+	return file, slotHolder{}, err
+}
+
+// keep writes which process takes the slot, and leaves a descriptor of the file open for the program.
 func keep(file *os.File) error {
-	if err := writeWhole(file, strconv.Itoa(os.Getpid())); err != nil {
+	if err := writeTaker(file); err != nil {
 		return err
 	}
 	_, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD, slotFD)

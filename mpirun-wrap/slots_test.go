@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,13 +129,20 @@ func TestSlots(t *testing.T) {
 	if want := "GPU-0 24.242425 GPU-0 24.242425 GPU-0 25.757576 GPU-0 25.757576 GPU-1 24.242425"; !strings.HasPrefix(strings.Join(got, " "), want) {
 		t.Errorf("members have %q", got)
 	}
-	if got, want := m.run("--slots=8 --slots-wait=0", where), "mpirun-wrap: cannot take a slot: all 8 are taken: start fewer processes at once, or wait longer (--slots-wait=10m)"; got != want {
+	const none = "mpirun-wrap: cannot take a slot: all 8 are taken: start fewer processes at once, or " +
+		"wait longer (--slots-wait=10m); "
+	slot0 := regexp.MustCompile(`slot 0: sh \(pid \d+\)`)
+	if got := m.run("--slots=8 --slots-wait=0", where); !strings.HasPrefix(got, none) || !slot0.MatchString(got) ||
+		!strings.HasSuffix(got, "; and 4 more") {
 		t.Errorf("the ninth process prints\n%s", got)
 	}
-	if got, want := m.run("--slots=4", where), "mpirun-wrap: cannot take one of 4 slots: other processes of this job use 8: give all of them the same --slots"; got != want {
+	const other = "mpirun-wrap: cannot take one of 4 slots: other processes of this job use 8: " +
+		"give all of them the same --slots; "
+	if got := m.run("--slots=4", where); !strings.HasPrefix(got, other) || !slot0.MatchString(got) {
 		t.Errorf("a process with another number of slots prints\n%s", got)
 	}
-	if got := m.run("--slots=8 --slots-wait=500ms", where); !strings.HasPrefix(got, "mpirun-wrap: waiting for a slot: all 8 are taken (--slots-wait=0 does not wait)\n") {
+	const waits = "mpirun-wrap: waiting for a slot: all 8 are taken (--slots-wait=0 does not wait); slot 0: sh (pid "
+	if got := m.run("--slots=8 --slots-wait=500ms", where); !strings.HasPrefix(got, waits) {
 		t.Errorf("a waiting process prints\n%s", got)
 	}
 	must(t, all[5].cmd.Process.Kill())
@@ -173,21 +181,90 @@ func TestASlotInASlot(t *testing.T) {
 	first.in.Close()
 }
 
-// A slot stays taken while a child of the program has its descriptor, because the child has the share too.
-func TestASlotOfAChild(t *testing.T) {
+// A slot is taken while its program runs, whatever it does with its files. After its end, a child keeps the slot if it
+// uses the GPU or works. A child that waits for nothing does not keep it, and a message names it.
+func TestWhatKeepsASlot(t *testing.T) {
+	t.Parallel()
+	const bash = `exec bash -c '%s echo ready $pid; read -r line; wait'`
+	for _, c := range []struct {
+		name, script string
+		ends         bool   // the program ends
+		want         string // for the next process, "" if the slot is free
+	}{
+		{"closes its files", "exec 230<&-;", false, "slot 0: bash (pid P)"},
+		{"ends after that", "exec 230<&-;", true, ""},
+		{"ends", "", true, ""},
+		{"a child on the GPU", "sleep 60 9<$UVM & pid=$!;", true, "slot 0: sleep (pid P), left by a program that has ended"},
+		{"a child in a session, on the GPU", "setsid sleep 60 9<$UVM & pid=$!;", true, "slot 0: sleep (pid P), left by"},
+		{"a child that begins", "bash -c \"while :; do :; done\" & pid=$!;", true, "slot 0: bash (pid P), left by"},
+		{"a helper", "setsid sleep 60 & pid=$!;", true, ""},
+		{"a helper that asks the GPU", "setsid sleep 60 9<$UVM-tools & pid=$!;", true, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			m := newMembers(t, 1)
+			must(t, os.Mkdir(filepath.Join(m.dir, "dev"), 0o700))
+			m.env = append(m.env, "UVM="+filepath.Join(m.dir, "dev/nvidia-uvm"))
+			for _, name := range []string{"nvidia-uvm", "nvidia-uvm-tools"} {
+				must(t, os.WriteFile(filepath.Join(m.dir, "dev", name), nil, 0o600))
+			}
+			p, line := m.start("--slots=1", fmt.Sprintf(bash, c.script))
+			pid, err := strconv.Atoi(strings.TrimPrefix(line, "ready "))
+			if err != nil {
+				pid = p.cmd.Process.Pid
+			}
+			if c.ends {
+				must(t, p.cmd.Process.Kill())
+				_ = p.cmd.Wait()
+			}
+			if pid != p.cmd.Process.Pid {
+				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+			}
+			wait := "20s"
+			if c.want != "" { // after the time in which a helper loses the slot
+				wait = "5s"
+			}
+			got := m.run("--slots=1 --slots-wait="+wait, "echo runs")
+			want := strings.Replace(c.want, "(pid P)", fmt.Sprintf("(pid %d)", pid), 1)
+			if runs := strings.HasSuffix(got, "runs"); runs != (c.want == "") || !strings.Contains(got, want) {
+				t.Errorf("the next process: %s\nwant %q", got, want)
+			}
+			got = m.run("--slots=2 --slots-wait=0", "echo runs")
+			if free := strings.HasSuffix(got, "runs"); free != (c.want == "") || !strings.Contains(got, want) {
+				t.Errorf("a process with other slots: %s\nwant %q", got, want)
+			}
+		})
+	}
+}
+
+// A process in a pid namespace of its own sees no process outside, and is not seen by its pid there. Only locks count.
+func TestSlotsInAPIDNamespace(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
-	p, child := m.start("--slots=1", `sleep 60 & echo $!; read -r line`)
+	content, err := os.ReadFile(m.binary)
+	must(t, err)
+	binary := filepath.Join(m.dir, "wrap") // a path that a pid namespace has, too
+	must(t, os.WriteFile(binary, content, 0o700))
+	in := *m
+	in.env = append(slices.Clone(m.env), "WRAP=unshare --pid --fork --mount-proc --kill-child "+binary+" --root "+m.dir)
+	first, _ := in.start("--slots=1", where)
+	const unseen = "slot 0: a process that cannot be seen here"
+	if got := m.run("--slots=1 --slots-wait=0", "echo runs"); !strings.Contains(got, unseen) {
+		t.Errorf("beside a process in a container: %s", got)
+	}
+	first.in.Close()
+	_ = first.cmd.Wait()
+	p, _ := m.start("--slots=1 --slots-wait=20s", "sleep 60 & "+where)
+	if got := in.run("--slots=1 --slots-wait=0", "echo runs"); !strings.Contains(got, unseen) {
+		t.Errorf("in a container: %s", got)
+	}
 	must(t, p.cmd.Process.Kill())
 	_ = p.cmd.Wait()
-	if got := m.run("--slots=1 --slots-wait=0", "echo runs"); !strings.Contains(got, "all 1 are taken") {
-		t.Errorf("beside the child: %s", got)
+	if got := in.run("--slots=1 --slots-wait=4s", "echo runs"); !strings.Contains(got, unseen) {
+		t.Errorf("in a container, after the end: %s", got)
 	}
-	pid, err := strconv.Atoi(child)
-	must(t, err)
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
-	if got := m.run("--slots=1", "echo runs"); !strings.HasSuffix(got, "runs") {
-		t.Errorf("after it: %s", got)
+	if got := m.run("--slots=1 --slots-wait=20s", "echo runs"); !strings.HasSuffix(got, "runs") {
+		t.Errorf("outside, after the end: %s", got)
 	}
 }
 

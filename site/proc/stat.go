@@ -33,7 +33,8 @@ type Stat struct {
 	Parent  int
 	Session int
 	Threads int
-	Exiting bool // the kernel is ending its first thread
+	CPU     uint64 // that it has used, in clock ticks
+	Exiting bool   // the kernel is ending its first thread
 	// Exit is the exit status of a zombie, as in wait(2). It is 0 if this process may not trace the other one.
 	Exit uint32
 }
@@ -150,8 +151,8 @@ func readStatOf(folder string, pid int) (Stat, error) {
 //	4242 (my (odd) name) S 4100 4242 4200 34816 4242 4194560 513 0 0 0 12 3 0 0 20 0 7 0 8675309 … 0
 //
 // It splits the line after the last ')', because the command's name before it may contain any character. The numbers of
-// the fields are those of proc(5): field 3: state, 4: parent, 6: session, 9: flags, 20: threads, 22: start time, 52: exit
-// code.
+// the fields are those of proc(5): field 3: state, 4: parent, 6: session, 9: flags, 14 and 15: time of user and system,
+// 20: threads, 22: start time, 52: exit code.
 func parseStat(content []byte) (Stat, bool) {
 	open, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
 	if open < 0 || end < open {
@@ -167,12 +168,14 @@ func parseStat(content []byte) (Stat, bool) {
 	parent, err1 := strconv.Atoi(fields[4-first])
 	session, err2 := strconv.Atoi(fields[6-first])
 	flags, err3 := strconv.ParseUint(fields[9-first], 10, 64)
+	user, err7 := strconv.ParseUint(fields[14-first], 10, 64)
+	system, err8 := strconv.ParseUint(fields[15-first], 10, 64)
 	threads, err4 := strconv.Atoi(fields[20-first])
 	start, err5 := strconv.ParseUint(fields[22-first], 10, 64)
 	exit, err6 := strconv.ParseUint(fields[52-first], 10, 32)
 	const exiting = 4 // PF_EXITING
-	stat := Stat{Process{pid, start}, state, parent, session, threads, flags&exiting != 0, uint32(exit)}
-	return stat, errors.Join(err1, err2, err3, err4, err5, err6) == nil
+	stat := Stat{Process{pid, start}, state, parent, session, threads, user + system, flags&exiting != 0, uint32(exit)}
+	return stat, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8) == nil
 }
 
 // Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again. A

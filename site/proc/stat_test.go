@@ -85,3 +85,20 @@ func TestReadersOfRecordedProcesses(t *testing.T) {
 		t.Errorf("a recorded process has no reader: %+v", a)
 	}
 }
+
+// The time of a process grows while it computes.
+func TestTimeOfAProcess(t *testing.T) {
+	first, err := ReadStat(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		now, err := ReadStat(os.Getpid())
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("%+v, then %+v, %v", first, now, err)
+		}
+		if now.CPU > first.CPU {
+			return
+		}
+	}
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"golang.org/x/sys/unix"
+)
+
+// slotHolder is who has a slot: the process that took it, or one that it has left behind.
+type slotHolder struct {
+	site.Process      // zero if it is not known
+	left         bool // the process that took the slot has ended
+}
+
+// String describes the holder for the user.
+func (h slotHolder) String() string {
+	name, err := proc.Name(h.PID)
+	switch {
+	case h.PID == 0 || err != nil:
+		return "a process that cannot be seen here"
+	case h.left:
+		return fmt.Sprintf("%s (pid %d), left by a program that has ended", name, h.PID)
+	}
+	return fmt.Sprintf("%s (pid %d)", name, h.PID)
+}
+
+// namespaces names the namespaces of this process in which its pid and start time are valid. It is "" if the kernel
+// does not tell.
+func namespaces() string {
+	pids, err := proc.Namespace(os.Getpid(), "pid")
+	if err != nil {
+		return ""
+	}
+	times, _ := proc.Namespace(os.Getpid(), "time") // Linux 5.6
+	return pids + times
+}
+
+// writeTaker writes which process takes a slot.
+func writeTaker(file *os.File) error {
+	self, err := site.CurrentProcess()
+	if err != nil {
+		return err
+	}
+	return writeWhole(file, fmt.Sprintf("%d %d %s", self.PID, self.Start, namespaces()))
+}
+
+// readTaker reads which process has taken a slot. It is not known in another namespace, or if its file is empty.
+func readTaker(file *os.File) (taker site.Process, known bool) {
+	content, _ := io.ReadAll(io.LimitReader(file, 128))
+	var where string
+	_, err := fmt.Sscanf(string(content), "%d %d %s", &taker.PID, &taker.Start, &where)
+	if err != nil || where != namespaces() || taker.PID <= 0 {
+		return site.Process{}, false
+	}
+	return taker, true
+}
+
+// lives reports whether the process that took a slot runs. A process in an exec does not answer, and runs.
+func (t *slotTable) lives(taker site.Process) bool {
+	if !proc.Exists(taker.PID) {
+		return false
+	}
+	return !t.looks || len(proc.Left([]site.Process{taker})) > 0
+}
+
+// leftover is what the processes with a slot's lock are, after the process that took the slot has ended.
+type leftover struct {
+	site.Process      // one that uses the GPU, or that may begin to; otherwise any
+	mayUse       bool // the slot's part of the GPU
+}
+
+// leftovers are all processes that have the lock of a slot, by the path of the slot's file.
+type leftovers struct {
+	all map[string]leftover
+	// hidden is the latest start of a process of this user whose files cannot be seen. It may be a leftover of any
+	// slot that was taken before.
+	hidden uint64
+}
+
+// searchTime limits a search for leftovers. A process in the middle of an exec can delay it.
+const searchTime = time.Second
+
+// findLeftovers looks through the files of this user's processes.
+func findLeftovers(ctx context.Context, prefix string) (leftovers, error) {
+	ctx, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	return site.Within(ctx, func() (leftovers, error) {
+		found := leftovers{all: map[string]leftover{}}
+		pids, err := proc.PIDs()
+		for _, pid := range pids {
+			if ctx.Err() != nil {
+				return found, ctx.Err()
+			}
+			status, err := proc.ReadStatus(pid)
+			if err == nil && status.Running() && status.UIDs[0] == uint32(os.Getuid()) && pid != os.Getpid() {
+				found.add(pid, prefix)
+			}
+		}
+		return found, err
+	})
+}
+
+// add adds a process, if it has the lock of a slot.
+func (l *leftovers) add(pid int, prefix string) {
+	var slots []string
+	usesGPU := false
+	err := proc.EachDescriptor(pid, func(folder, number int) bool {
+		var link [unix.PathMax]byte
+		n, _ := unix.Readlinkat(folder, fmt.Sprint(number), link[:])
+		path := string(link[:max(n, 0)])
+		if strings.HasPrefix(path, prefix) {
+			slots = append(slots, path)
+		}
+		usesGPU = usesGPU || strings.HasSuffix(path, "/dev/nvidia-uvm")
+		return true
+	})
+	stat, noStat := site.ReadStat(pid)
+	if noStat != nil && !proc.Exists(pid) {
+		return
+	}
+	if err != nil || noStat != nil {
+		l.hidden = max(l.hidden, stat.Start)
+		if noStat != nil {
+			l.hidden = ^uint64(0)
+		}
+		return
+	}
+	for _, path := range slots {
+		if before, seen := l.all[path]; !seen || !before.mayUse {
+			l.all[path] = leftover{stat.Process, usesGPU || !isIdle(stat)}
+		}
+	}
+}
+
+// A process that a program leaves behind is idle if it has run for idleAge ticks, and has used less than a tenth of a
+// processor since its start. A program that starts is busier: it reads its libraries.
+const idleAge, idlePart = 300, 10
+
+func isIdle(stat site.Stat) bool {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return false
+	}
+	const ticks = 100 // a second, in all of Linux's interfaces
+	age := uint64(now.Nano())/(uint64(time.Second)/ticks) - stat.Start
+	return int64(age) >= idleAge && stat.CPU*idlePart < age && stat.State != 'D'
+}
+
+// judge decides who has a slot whose file is locked, or whose lock is free. It returns false if the slot is free.
+//
+// A slot has two witnesses: the lock, which the program and its children inherit, and the process that took the slot.
+// The slot is taken while that process runs, because a program may close files that it has not opened. After its end,
+// the lock counts if a process that has it uses the GPU or may begin to, or if this is not known.
+func (t *slotTable) judge(ctx context.Context, slot int, taker site.Process, known, locked bool) (slotHolder, bool) {
+	switch {
+	case known && t.lives(taker):
+		return slotHolder{Process: taker}, true
+	case !locked:
+		return slotHolder{}, false
+	case !known || !t.looks:
+		return slotHolder{left: known}, true
+	}
+	if t.left == nil {
+		found, err := findLeftovers(ctx, t.path(0)[:len(t.path(0))-1])
+		if err != nil {
+			found.hidden = ^uint64(0)
+		}
+		t.left = &found
+	}
+	left, seen := t.left.all[t.path(slot)]
+	return slotHolder{left.Process, true}, !seen || left.mayUse || t.left.hidden >= taker.Start
+}
+
+// maxTold is how many holders a message names.
+const maxTold = 4
+
+// holders describes who has the slots that the last look found taken.
+func (t *slotTable) holders() string {
+	var told []string
+	more := 0
+	for slot := range t.gpus {
+		holder, taken := t.taken[slot]
+		switch {
+		case !taken:
+		case len(told) < maxTold:
+			told = append(told, fmt.Sprintf("slot %d: %v", slot, holder))
+		default:
+			more++
+		}
+	}
+	if more > 0 {
+		told = append(told, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(told, "; ")
+}
+
+// openSlot opens a slot's file and locks it, if no other process has.
+func (t *slotTable) openSlot(slot int) (file *os.File, locked bool, err error) {
+	if file, err = openSlotFile(t.path(slot)); err != nil {
+		return nil, false, err
+	}
+	switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case err == nil:
+		return file, false, nil
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return file, true, nil
+	default:
+		file.Close()
+		return nil, false, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
+	}
+}
