@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // A slot's file has one name, because root may run a rank, and a user can link to a file of root's.
@@ -85,6 +87,43 @@ func closeKept(folder string) {
 	for fd := slotFD; fd < slotFD+16; fd++ {
 		if link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil && strings.HasPrefix(link, folder) {
 			syscall.Close(fd)
+		}
+	}
+}
+
+// A slot whose lock is held is free only if all that may have the lock is seen, and idle.
+//
+// Contract: K6
+func TestWhoMayHaveASlot(t *testing.T) {
+	self, err := site.CurrentProcess()
+	must(t, err)
+	ended := site.Process{PID: self.PID, Start: self.Start - 1}
+	for _, c := range []struct {
+		name          string
+		taker         site.Process
+		known, locked bool
+		left          leftover
+		hidden        uint64
+		taken         bool
+	}{
+		{"it runs", self, true, true, leftover{}, 0, true},
+		{"it runs without the lock", self, true, false, leftover{}, 0, true},
+		{"it has ended", ended, true, false, leftover{}, 0, false},
+		{"it is not known", ended, false, false, leftover{}, 0, false},
+		{"its lock is held, and it is not known", ended, false, true, leftover{Process: self}, 0, true},
+		{"no process with the lock is seen", ended, true, true, leftover{}, 0, true},
+		{"an idle process has the lock", ended, true, true, leftover{Process: self}, 0, false},
+		{"a process with the lock may use the GPU", ended, true, true, leftover{self, true}, 0, true},
+		{"a later process cannot be seen", ended, true, true, leftover{Process: self}, ended.Start, true},
+		{"an earlier process cannot be seen", ended, true, true, leftover{Process: self}, ended.Start - 1, false},
+	} {
+		table := slotTable{folder: t.TempDir(), gpus: []int{0}, looks: true}
+		table.left = &leftovers{all: map[string]leftover{}, hidden: c.hidden}
+		if c.left.PID != 0 {
+			table.left.all[table.path(0)] = c.left
+		}
+		if _, taken := table.judge(t.Context(), 0, c.taker, c.known, c.locked); taken != c.taken {
+			t.Errorf("%s: taken is %v", c.name, taken)
 		}
 	}
 }

@@ -249,7 +249,7 @@ func TestSlotsInAPIDNamespace(t *testing.T) {
 	in.env = append(slices.Clone(m.env), "WRAP=unshare --pid --fork --mount-proc --kill-child "+binary+" --root "+m.dir)
 	first, _ := in.start("--slots=1", where)
 	const unseen = "slot 0: a process that cannot be seen here"
-	if got := m.run("--slots=1 --slots-wait=0", "echo runs"); !strings.Contains(got, unseen) {
+	if got := m.run("--slots=1 --slots-wait=2s", "echo runs"); !strings.Contains(got, unseen) {
 		t.Errorf("beside a process in a container: %s", got)
 	}
 	first.in.Close()
