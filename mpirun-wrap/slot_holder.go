@@ -114,7 +114,7 @@ func findLeftovers(ctx context.Context, prefix string) (leftovers, error) {
 func (l *leftovers) add(pid int, prefix string) {
 	var slots []string
 	usesGPU := false
-	err := proc.EachDescriptor(pid, func(folder, number int) bool {
+	_, err := proc.EachDescriptor(pid, func(folder, number int) bool {
 		var link [unix.PathMax]byte
 		n, _ := unix.Readlinkat(folder, fmt.Sprint(number), link[:])
 		path := string(link[:max(n, 0)])
