@@ -41,16 +41,19 @@ type client struct {
 	resident  uint64 // bytes of host memory at the last scan
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort  bool
-	needed     bool // its room has been needed, so newcomers may be on their way
-	announced  bool // the job was told of its end
-	lives      bool // it has closed these files and lives on
-	namespaced bool // the driver may know it by another pid
-	wasRoomy   bool // the GPU had plenty of room when the files were closed
+	needed     bool   // its room has been needed, so newcomers may be on their way
+	keepsOut   bool   // newcomers must wait: its room is needed, or not known to be plentiful
+	places     uint64 // of a dead client: bit n: it takes a place of the job's GPU n, which no other part of its process takes
+	announced  bool   // the job was told of its end
+	lives      bool   // it has closed these files and lives on
+	namespaced bool   // the driver may know it by another pid
+	wasRoomy   bool   // the GPU had plenty of room when the files were closed
 	verify     time.Time
-	missed     bool      // the last check found no pipes to a server
-	neighbours []*client // the neighbours at the client's death
-	told       bool      // the recorder knows the client
-	toldGPUs   uint64    // the GPUs that the recorder knows
+	missed     bool   // the last check found no pipes to a server
+	neighbours int    // the neighbours at the client's death
+	harmed     int    // those of them that have ended within usage.HarmTime after it
+	told       bool   // the recorder knows the client
+	toldGPUs   uint64 // the GPUs that the recorder knows
 }
 
 // file is an open file of one or more clients, because a fork shares its parent's files.
@@ -522,6 +525,7 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 	unix.Close(c.pidfd)
 	delete(g.living, pid)
 	g.noteEnd(c, now)
+	g.noteHarm(c, now)
 	g.addDead(c, now)
 }
 
@@ -577,6 +581,7 @@ func (g *Guard) findClosed(now time.Time) {
 	for pid, c := range g.living {
 		if g.addClosed(c, now); len(c.files) == 0 {
 			c.died = now
+			g.noteHarm(c, now)
 			g.tellDead(c, usage.Ended, 0)
 			unix.Close(c.pidfd)
 			delete(g.living, pid)

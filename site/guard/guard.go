@@ -123,6 +123,7 @@ type Guard struct {
 	living    map[int]*client       // by pid
 	dead      []*client             // in the order of their deaths
 	ends      []end                 // of clients, lately
+	counts    []gpuCount            // of each GPU, in this turn
 	files     int                   // open duplicates
 	closing   map[*client]time.Time // clients whose files are being closed, and when that was done
 	nextCheck time.Time             // of the memory, while a dead client's files are held
@@ -220,7 +221,7 @@ func (g *Guard) Run() {
 		g.verifyClients(now)
 		needing := g.release(now)
 		g.pauseFor(needing, now)
-		g.publishRoom(now)
+		g.publishRoom()
 		g.save(now, false)
 		stopped = seen.stopped || g.unleased
 	}

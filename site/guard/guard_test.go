@@ -421,9 +421,8 @@ func TestAClientThatReopensTakesOnePlace(t *testing.T) {
 	c.enter()
 	c.says("again")
 	r.scanOne(c.Process.Pid)
-	living := r.living[c.Process.Pid]
-	if len(r.dead) != 1 || r.places(living) != 1 {
-		t.Errorf("%d parts of the dead, %d places", len(r.dead), r.places(living))
+	if len(r.dead) != 1 || r.counted(time.Now()).counts[0].places != 1 {
+		t.Errorf("%d parts of the dead, %d places", len(r.dead), r.counts[0].places)
 	}
 }
 

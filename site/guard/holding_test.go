@@ -45,12 +45,12 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 		{"on another GPU", clientOf(2, 2), time.Second, false, false},
 		{"a fork", fork, time.Second, false, false},
 	} {
-		g := &Guard{Options: Options{Clients: 48, Hold: time.Minute}, living: map[int]*client{}, dead: []*client{c}}
+		g := &Guard{Options: Options{Clients: 48, Hold: time.Minute, Minors: []int{0, 1}}, living: map[int]*client{}, dead: []*client{c}}
 		if one.beside != nil {
 			one.beside.opened = died.Add(one.opened)
 			g.living[one.beside.proc.PID] = one.beside
 		}
-		s := g.situation(c, now)
+		s := g.counted(now).situation(c, now)
 		if s.neighbours != one.neighbours || s.newer != one.newer || s.age != time.Minute || s.short {
 			t.Errorf("%s: %+v", one.name, s)
 		}
@@ -58,7 +58,7 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 	g := &Guard{Options: Options{Clients: 48}, dead: []*client{c}}
 	for _, short := range []bool{true, false} {
 		c.hostShort = short
-		if s := g.situation(c, now); !s.short {
+		if s := g.counted(now).situation(c, now); !s.short {
 			t.Errorf("host memory short %v: the room is not needed any more", short)
 		}
 	}
@@ -81,13 +81,13 @@ func TestAClientOfTwoGPUs(t *testing.T) {
 		g := Guard{usage: usages{gauge: &gauge{}, asked: now}}
 		g.usage.take(c.usage)
 		s := situation{roomy: true}
-		if g.addUsage(&client{died: now, gpus: 3}, &s, now); s.gpuKnown != c.known || s.roomy != c.room {
+		if g.counted(now).addUsage(&client{died: now, gpus: 3}, &s, now); s.gpuKnown != c.known || s.roomy != c.room {
 			t.Errorf("%s: %+v", c.name, s)
 		}
 		// The same answer, two ages after it: of a client that died later.
 		for age, want := range map[time.Duration]bool{usageAge: c.room, usageAge + 1: false} {
 			s, later := situation{roomy: true}, now.Add(age)
-			if g.addUsage(&client{died: later, gpus: 3}, &s, later); s.roomBefore != want || s.roomy || s.gpuKnown {
+			if g.counted(later).addUsage(&client{died: later, gpus: 3}, &s, later); s.roomBefore != want || s.roomy || s.gpuKnown {
 				t.Errorf("%s, before the death: %+v", c.name, s)
 			}
 		}
@@ -124,20 +124,21 @@ func TestSuccessorsAreExpected(t *testing.T) {
 	now := time.Now()
 	usage := Usage{Known: true, TotalMiB: 1000, FreeMiB: 150, Clients: map[int]int{1: 100, 2: 100}}
 	g := &Guard{living: map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1), 3: clientOf(3, 1)}}
+	g.usage.gpus = []Usage{usage, usage}
 	ended := g.living[3]
 	delete(g.living, 3)
-	if g.noteEnd(ended, now); g.demandOf(1, usage, now).successors != 100 || g.demandOf(2, usage, now).successors != 0 {
-		t.Errorf("%+v", g.demandOf(1, usage, now))
+	if g.noteEnd(ended, now); g.counted(now).demandOf(0).successors != 100 || g.demandOf(1).successors != 0 {
+		t.Errorf("%+v", g.counted(now).demandOf(0))
 	}
-	if _, short := usage.judge(g.demandOf(1, usage, now)); short {
+	if _, short := usage.judge(g.counted(now).demandOf(0)); short {
 		t.Error("one successor fits, and the GPU is short")
 	}
 	delete(g.living, 2)
 	g.noteEnd(clientOf(2, 1), now)
-	if _, short := usage.judge(g.demandOf(1, usage, now)); !short {
+	if _, short := usage.judge(g.counted(now).demandOf(0)); !short {
 		t.Error("two successors do not fit, and the GPU is not short")
 	}
-	if d := g.demandOf(1, usage, now.Add(growing)); d.successors != 0 {
+	if d := g.counted(now.Add(growing)).demandOf(0); d.successors != 0 {
 		t.Errorf("after %v: %+v", growing, d)
 	}
 	fork := clientOf(4, 1)
@@ -231,7 +232,11 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 		if c.pending {
 			g.usage.starting = true
 		}
-		g.publishRoom(now)
+		g.countClients(now)
+		for _, c := range g.dead {
+			g.situation(c, now)
+		}
+		g.publishRoom()
 		if room := <-g.rooms.next; !slices.Equal(room.GPUs, c.want) {
 			t.Errorf("%s: %+v", c.name, room.GPUs)
 		}
@@ -247,7 +252,7 @@ func TestNoRankWaitsForClosedFiles(t *testing.T) {
 		g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}}, closing: map[*client]time.Time{c: closed}}
 		g.rooms.next = make(chan lease.Room, 1)
 		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}}
-		g.publishRoom(now)
+		g.publishRoom()
 		if room := <-g.rooms.next; (len(room.GPUs) == 0) != (closed == now) {
 			t.Errorf("closed %v: %+v", closed, room.GPUs)
 		}
@@ -516,11 +521,11 @@ func TestAClientInAPidNamespace(t *testing.T) {
 		c.died, c.namespaced = now, in
 		g := &Guard{usage: u, dead: []*client{c}}
 		var s situation
-		if g.addUsage(c, &s, now); s.noContext == in {
+		if g.counted(now).addUsage(c, &s, now); s.noContext == in {
 			t.Errorf("in a namespace %v: %+v", in, s)
 		}
-		if want := map[bool]int{false: 0, true: 100}[in]; g.demandOf(1, u.gpus[0], now).inFlight != want {
-			t.Errorf("in a namespace %v: %+v", in, g.demandOf(1, u.gpus[0], now))
+		if want := map[bool]int{false: 0, true: 100}[in]; g.demandOf(0).inFlight != want {
+			t.Errorf("in a namespace %v: %+v", in, g.demandOf(0))
 		}
 	}
 }
@@ -561,8 +566,9 @@ func TestMemoryByClientIsUnknown(t *testing.T) {
 			g.dead = append(g.dead, add(now.Add(-soonGrown)))
 		}
 		usage := Usage{Known: true, ContextsUnknown: true, TotalMiB: 1000, FreeMiB: one.free}
-		if roomy, short := usage.judge(g.demandOf(1, usage, now)); roomy != one.roomy || short != one.short {
-			t.Errorf("%s: roomy %v, short %v: %+v", one.name, roomy, short, g.demandOf(1, usage, now))
+		g.usage.gpus = []Usage{usage}
+		if roomy, short := usage.judge(g.counted(now).demandOf(0)); roomy != one.roomy || short != one.short {
+			t.Errorf("%s: roomy %v, short %v: %+v", one.name, roomy, short, g.counted(now).demandOf(0))
 		}
 	}
 }
@@ -579,7 +585,7 @@ func TestADriverWithoutSamples(t *testing.T) {
 		now := died.Add(c.after)
 		g := &Guard{usage: usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, gpus: []Usage{{Known: true}}}}
 		var s situation
-		if g.addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
+		if g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
 			t.Errorf("%+v: %+v", c, s)
 		}
 	}

@@ -37,7 +37,7 @@ func (k *kernel) memoryGroup(groups []proc.ControlGroup) string {
 // The dead client's own group does no harm if it is full.
 func (g *Guard) hostShort(c *client) bool {
 	for group := c.group; strings.HasPrefix(group, g.kernel.groups+"/"); group = filepath.Dir(group) {
-		if g.kernel.memoryOf(group).short(c.resident) && g.kernel.inhabited(group, g.UID) {
+		if g.kernel.memoryOf(group).short(c.resident) && g.kernel.isInhabited(group, g.UID) {
 			return true
 		}
 	}
@@ -48,6 +48,7 @@ func (g *Guard) hostShort(c *client) bool {
 type memory struct {
 	limit, used uint64
 	limited     bool
+	inhabited   *bool // nil if it is not known
 }
 
 func (m memory) short(needed uint64) bool {
@@ -69,6 +70,17 @@ func (k *kernel) memoryOf(group string) memory {
 	}
 	k.memories[group] = m
 	return m
+}
+
+// isInhabited is inhabited, read once until the next check.
+func (k *kernel) isInhabited(group string, uid uint32) bool {
+	m := k.memories[group]
+	if m.inhabited == nil {
+		is := k.inhabited(group, uid)
+		m.inhabited = &is
+		k.memories[group] = m
+	}
+	return *m.inhabited
 }
 
 // maxGroups limits how many control groups below a group are read.

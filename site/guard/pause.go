@@ -298,17 +298,11 @@ func (g *Guard) beginPause(needing []*client, now time.Time) {
 
 // pauseMore pauses the neighbours of dead clients, also those that have come during the pause.
 func (g *Guard) pauseMore(needing []*client) {
-	p := g.pauses.now
+	p, gpus := g.pauses.now, gpusOf(needing)
 	for pid, other := range g.living {
-		if p.asked[pid] || other.inherits() || len(p.asked) >= maxPaused {
-			continue
-		}
-		for _, c := range needing {
-			if shareGPU(c, other) {
-				p.asked[pid] = true
-				p.add <- paused{other.proc, g.UID}
-				break
-			}
+		if len(needing) > 0 && !p.asked[pid] && !other.inherits() && len(p.asked) < maxPaused && (gpus == 0 || other.mayUse(gpus)) {
+			p.asked[pid] = true
+			p.add <- paused{other.proc, g.UID}
 		}
 	}
 }

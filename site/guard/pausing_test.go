@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -161,7 +162,7 @@ func TestWhenAPauseBegins(t *testing.T) {
 		r := newTestGuard(t, time.Minute)
 		r.still()
 		r.pauses.never, r.pauses.next = c.never, now.Add(c.next)
-		r.pauseFor(make([]*client, c.needing), now)
+		r.pauseFor(slices.Repeat([]*client{{gpus: 1}}, c.needing), now)
 		if (r.pauses.now != nil) != c.want {
 			t.Errorf("%s: pauses %v", c.name, !c.want)
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -125,34 +126,39 @@ func (g *Guard) tellDead(c *client, ending usage.Ending, unharmed int) {
 
 // tellReleased tells the recorder how a client has ended. The client's files are closed now.
 func (g *Guard) tellReleased(c *client, reason string) {
-	unharmed := 0
-	for _, other := range c.neighbours {
-		if other.died.IsZero() || other.died.Sub(c.died) > usage.HarmTime {
-			unharmed++
-		}
-	}
 	if ending := c.ending(reason, g.usage.workedAfter(c)); ending == usage.InFlight {
-		g.tellDead(c, ending, unharmed)
+		g.tellDead(c, ending, max(0, c.neighbours-c.harmed))
 	} else {
 		g.tellDead(c, ending, 0)
 	}
-	c.neighbours = nil
 }
 
 // ending returns how a client has ended, from the reason why its files were closed.
 func (c *client) ending(reason string, worked bool) usage.Ending {
-	if len(c.neighbours) == 0 || reason == workDone && !worked {
+	if c.neighbours == 0 || reason == workDone && !worked {
 		return usage.Ended
 	}
 	return usage.InFlight
 }
 
-// neighboursOf returns the living clients that may use the same GPU as a client.
-func (g *Guard) neighboursOf(c *client) (all []*client) {
+// neighboursOf counts the living clients that may use the same GPU as a client.
+func (g *Guard) neighboursOf(c *client) (count int) {
 	for _, other := range g.living {
 		if other != c && !other.inherits() && shareGPU(c, other) {
-			all = append(all, other)
+			count++
 		}
 	}
-	return all
+	return count
+}
+
+// noteHarm counts the end of a client for the neighbours that have ended a short time before.
+func (g *Guard) noteHarm(c *client, now time.Time) {
+	for _, earlier := range slices.Backward(g.dead) {
+		if now.Sub(earlier.died) > usage.HarmTime || c.inherits() {
+			return
+		}
+		if c.opened.Before(earlier.died) && shareGPU(c, earlier) {
+			earlier.harmed++
+		}
+	}
 }

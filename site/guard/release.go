@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
@@ -103,10 +102,12 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 			c.hostShort = g.hostShort(c)
 		}
 	}
+	g.countClients(now)
 	for _, c := range slices.Clone(g.dead) {
 		s := g.situation(c, now)
 		if reason := s.releaseReason(g.Hold); reason != "" {
 			c.wasRoomy = s.roomy
+			g.countDead(c, -1)
 			g.releaseClient(c, reason)
 			continue
 		}
@@ -118,53 +119,42 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 	return needing
 }
 
-// situation collects all facts about a dead client. It reads nothing. If the client's room has been needed
-// once, it stays so, because newcomers may be on their way to the GPU.
+// situation collects all facts about a dead client, from the counts of this turn. It reads nothing. If the client's room
+// has been needed once, it stays so, because newcomers may be on their way to the GPU.
 func (g *Guard) situation(c *client, now time.Time) situation {
 	s := situation{age: now.Sub(c.died), inOrder: c.inOrder, pending: g.usage.pending(c, now), paused: g.pauses.over(c.died.Add(g.Hold))}
-	for _, other := range g.living {
-		if !other.inherits() && shareGPU(c, other) {
-			s.neighbours = true
-			s.newer = s.newer || other.opened.After(c.died)
-		}
+	places := 0
+	for i := range g.each(c.gpus) {
+		n := &g.counts[i]
+		s.neighbours = s.neighbours || n.living > 0
+		s.newer = s.newer || n.newest.After(c.died)
+		places = max(places, n.places)
 	}
-	s.tight = g.places(c) > g.Clients/2 || c.hostShort
+	s.tight = places > g.Clients/2 || c.hostShort
 	s.roomy, s.short = !s.tight, s.tight
 	g.addUsage(c, &s, now)
 	c.needed = c.needed || s.short
 	s.short, s.roomy = c.needed, s.roomy && !c.needed
+	c.keepsOut = s.short || s.pending
 	return s
 }
-
-// places counts the processes, living and dead, that a client's GPUs serve. A GPU serves g.Clients processes, and each
-// process with open files takes a place, also a dead one. If no place is left, the next client gets an error
-// (measured on an H200). A process that has closed some files, as PyTorch does while it starts, is in both lists and
-// counts once (measured).
-func (g *Guard) places(c *client) int {
-	all := map[site.Process]bool{}
-	for _, other := range g.living {
-		if other.takesPlace() && shareGPU(c, other) {
-			all[other.proc] = true
-		}
-	}
-	for _, other := range g.dead {
-		if other.takesPlace() && shareGPU(c, other) {
-			all[other.proc] = true
-		}
-	}
-	return len(all)
-}
-
-// takesPlace reports whether a client takes one of the places of its GPU. A process that has opened only the memory
-// device takes none, because cuInit opens the GPUs 2 ms later (measured). Otherwise a user's process could shorten a
-// dead client's time by opening the memory device only.
-func (c *client) takesPlace() bool { return !c.inherits() && c.gpus != 0 }
 
 // mayUse reports whether a client may use one of some GPUs. A client with unknown GPUs may use any.
 func (c *client) mayUse(gpus uint64) bool { return c.gpus == 0 || c.gpus&gpus != 0 }
 
 // shareGPU reports whether two clients may use the same GPU. A client with unknown GPUs may use any.
 func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b.gpus != 0 }
+
+// gpusOf returns the GPUs of some clients, or 0 if one of them may use any.
+func gpusOf(clients []*client) (gpus uint64) {
+	for _, c := range clients {
+		if c.gpus == 0 {
+			return 0
+		}
+		gpus |= c.gpus
+	}
+	return gpus
+}
 
 // releaseClient closes a dead client's files.
 func (g *Guard) releaseClient(c *client, reason string) {

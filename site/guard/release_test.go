@@ -79,6 +79,12 @@ func TestReleaseReason(t *testing.T) {
 	}
 }
 
+// counted counts the clients, as each turn does.
+func (g *Guard) counted(now time.Time) *Guard {
+	g.countClients(now)
+	return g
+}
+
 // A GPU's places are taken by its clients, living and dead. A fork without files of its own, such as a data loader's
 // worker, has no place.
 func TestPlaces(t *testing.T) {
@@ -97,7 +103,7 @@ func TestPlaces(t *testing.T) {
 		{"forks", places, 1, true, false},
 		{"without a GPU", places, 0, false, false},
 	} {
-		g := &Guard{Options: Options{Clients: clients}, living: map[int]*client{1: c}}
+		g := &Guard{Options: Options{Clients: clients, Minors: []int{0, 1}}, living: map[int]*client{1: c}}
 		for i := range all.dead {
 			is := site.Process{PID: 10 + i}
 			owner := is
@@ -105,10 +111,11 @@ func TestPlaces(t *testing.T) {
 				owner.PID = 2
 			}
 			part := client{proc: is, gpus: all.gpus, files: []*file{{owner: owner}}}
-			g.dead = append(g.dead, &part, &part) // this client closed some files before it died
+			earlier := part
+			g.dead = append(g.dead, &earlier, &part) // this client closed some files before it died
 		}
 		c.needed = false
-		if s := g.situation(c, time.Now()); s.short != all.full {
+		if s := g.counted(time.Now()).situation(c, time.Now()); s.short != all.full {
 			t.Errorf("%s: short %v", all.name, s.short)
 		}
 	}
@@ -272,11 +279,11 @@ func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	died := now.Add(-10 * time.Millisecond)
 	g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
 	c := &client{proc: site.Process{PID: 9}, gpus: 1, died: died, inOrder: true}
-	if s := g.situation(c, now); s.short || !s.roomy {
+	if s := g.counted(now).situation(c, now); s.short || !s.roomy {
 		t.Fatalf("%+v: want plenty of room", s)
 	}
 	c.needed = true
-	if s := g.situation(c, now); !s.short || s.releaseReason(g.Hold) != endedWell {
+	if s := g.counted(now).situation(c, now); !s.short || s.releaseReason(g.Hold) != endedWell {
 		t.Errorf("%+v: %q", s, s.releaseReason(g.Hold))
 	}
 }

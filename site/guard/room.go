@@ -31,7 +31,7 @@ func (r *rooms) end() {
 
 // publishRoom publishes the GPUs on which new clients must wait: a dead client's files are held and its room is
 // needed, or not known to be plentiful, or its files are being closed.
-func (g *Guard) publishRoom(now time.Time) {
+func (g *Guard) publishRoom() {
 	full := map[int]lease.FullGPU{}
 	add := func(c *client, until time.Time) {
 		for i, minor := range g.Minors {
@@ -47,7 +47,7 @@ func (g *Guard) publishRoom(now time.Time) {
 		}
 	}
 	for _, c := range g.dead {
-		if s := g.situation(c, now); s.short || s.pending {
+		if c.keepsOut {
 			add(c, c.died.Add(g.Hold))
 		}
 	}

@@ -35,14 +35,28 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 		return
 	}
 	c.announced = true
-	neighbours := g.neighboursOf(c)
-	nearest := neighbours[0]
-	for _, other := range neighbours { // the launcher's own, if possible
-		if mine, best := other.group == c.group, nearest.group == c.group; mine && !best || mine == best && other.proc.PID < nearest.proc.PID {
+	var nearest *client // of the launcher's own, if possible
+	count := 0
+	for _, other := range g.living {
+		if other.inherits() || !shareGPU(c, other) {
+			continue
+		}
+		count++
+		if nearest == nil || other.nearer(nearest, c) {
 			nearest = other
 		}
 	}
-	g.send(nearest, g.endText(c, len(neighbours)))
+	if nearest != nil {
+		g.send(nearest, g.endText(c, count))
+	}
+}
+
+// nearer reports whether a client is to say how another one has ended, and not a third one.
+func (c *client) nearer(than, dead *client) bool {
+	if mine, best := c.group == dead.group, than.group == dead.group; mine != best {
+		return mine
+	}
+	return c.proc.PID < than.proc.PID
 }
 
 // endText is the line about a client's end.

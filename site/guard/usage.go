@@ -256,7 +256,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		return
 	}
 	if u.asOf.Before(c.died) {
-		s.roomBefore, s.roomy = s.roomy && g.wereRoomy(c, now), false
+		s.roomBefore, s.roomy = s.roomy && g.wereRoomy(c), false
 		return
 	}
 	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !c.namespaced && !u.lists(c)
@@ -264,7 +264,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		if !c.mayUse(1 << i) {
 			continue
 		}
-		roomy, short := usage.judge(g.demandOf(1<<i, usage, now))
+		roomy, short := usage.judge(g.demandOf(i))
 		// A driver that takes no samples never says that the GPU is idle.
 		sampled := u.busy[i] != 0 || u.idle[i].last != 0 || now.Sub(c.died) < usageStart
 		s.gpuKnown = s.gpuKnown && usage.Known && sampled
@@ -281,118 +281,14 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 }
 
 // wereRoomy reports whether a dead client's GPUs had plenty of memory by the last answer.
-func (g *Guard) wereRoomy(c *client, now time.Time) bool {
+func (g *Guard) wereRoomy(c *client) bool {
 	for i, usage := range g.usage.gpus {
 		if !c.mayUse(1 << i) {
 			continue
 		}
-		if roomy, _ := usage.judge(g.demandOf(1<<i, usage, now)); !roomy || !usage.Known {
+		if roomy, _ := usage.judge(g.demandOf(i)); !roomy || !usage.Known {
 			return false
 		}
 	}
 	return len(g.usage.gpus) > 0
-}
-
-// growing is the time after its start in which a client takes its memory, and the time after a client's end in which
-// its successor starts.
-const growing = 10 * time.Second
-
-// soonGrown is growing on a GPU of which only the sum of the clients' memory is known, and not whether a client has
-// taken its memory. PyTorch takes 0.3 to 1.5 s.
-const soonGrown = 2 * time.Second
-
-// demand is the memory that the clients of one GPU have and may soon need, in MiB.
-type demand struct {
-	living, dead int // clients
-	largest      int // the memory of the largest client, living or dead
-	grow         int // what the clients that have started lately may take until each is as large as the largest
-	successors   int // what clients need that may start soon: there were more clients a short time ago
-	inFlight     int // what the dead clients hold that may have work in flight
-}
-
-// end is the end of a client: how many clients its GPUs had just before.
-type end struct {
-	when    time.Time
-	gpus    uint64
-	clients int
-}
-
-// noteEnd remembers the end of a client for the time in which a successor may start.
-func (g *Guard) noteEnd(c *client, now time.Time) {
-	g.ends = slices.DeleteFunc(g.ends, func(e end) bool { return now.Sub(e.when) >= growing })
-	if !c.inherits() {
-		g.ends = append(g.ends, end{now, c.gpus, 1 + len(g.neighboursOf(c))})
-	}
-}
-
-// lately returns the maximum number of clients that a GPU has had lately, as far as clients have ended since.
-func (g *Guard) lately(gpu uint64, now time.Time) (clients int) {
-	for _, e := range g.ends {
-		if now.Sub(e.when) < growing && (e.gpus == 0 || e.gpus&gpu != 0) {
-			clients = max(clients, e.clients)
-		}
-	}
-	return clients
-}
-
-func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
-	for _, mib := range usage.Clients {
-		d.largest = max(d.largest, mib)
-	}
-	if usage.ContextsUnknown {
-		d.largest = g.average(gpu, usage, now)
-	}
-	for _, c := range g.living {
-		if c.inherits() || !c.mayUse(gpu) {
-			continue
-		}
-		d.living++
-		switch age := now.Sub(c.opened); {
-		case usage.ContextsUnknown && age < soonGrown:
-			d.grow = usage.TotalMiB - usage.FreeMiB // one client may have had all of it
-		case !usage.ContextsUnknown && age < growing:
-			d.grow += d.largest - usage.Clients[c.proc.PID]
-		}
-	}
-	for _, c := range g.dead {
-		if !c.mayUse(gpu) {
-			continue
-		}
-		d.dead++
-		if c.inOrder {
-			continue
-		}
-		mib, listed := usage.Clients[c.proc.PID]
-		if !listed && (c.namespaced || usage.ContextsUnknown) {
-			mib = d.largest
-		}
-		d.inFlight += mib
-	}
-	d.successors = max(0, g.lately(gpu, now)-d.living) * d.largest
-	return d
-}
-
-// average estimates the memory of a client where only the sum is known, as if clients that have just started had taken
-// nothing yet.
-func (g *Guard) average(gpu uint64, usage Usage, now time.Time) int {
-	takers := 0
-	for _, c := range g.living {
-		if !c.inherits() && c.mayUse(gpu) && now.Sub(c.opened) >= soonGrown {
-			takers++
-		}
-	}
-	for _, c := range g.dead {
-		if c.mayUse(gpu) {
-			takers++
-		}
-	}
-	return (usage.TotalMiB - usage.FreeMiB) / max(1, takers)
-}
-
-// judge reports whether a GPU has plenty of memory: half of it is free, and it is enough if all clients get as large as
-// the largest, and each dead one has a successor. It reports whether the GPU is short of memory: those that grow and
-// those that may start do not fit, or less is free than a client that runs could get more without the dead.
-func (u Usage) judge(d demand) (roomy, short bool) {
-	roomy = 2*u.FreeMiB >= u.TotalMiB && (d.living+2*d.dead)*d.largest <= u.TotalMiB
-	return roomy, u.FreeMiB < d.grow+max(d.successors, d.inFlight)
 }

@@ -38,7 +38,7 @@ func TestIdle(t *testing.T) {
 			u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Samples: []Sample{{uint64(s[0]) * 1000, s[1]}}}})
 		}
 		s := situation{neighbours: c.neighbours}
-		g.addUsage(&client{died: died, gpus: 1}, &s, now)
+		g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now)
 		if s.idle != c.want {
 			t.Errorf("%s: idle %v", c.name, s.idle)
 		}
@@ -58,7 +58,7 @@ func TestALineWithoutAllGPUs(t *testing.T) {
 		lines <- usage
 		g.readUsage(now)
 		var s situation
-		if g.addUsage(&client{died: now.Add(-time.Second), gpus: 2}, &s, now); s.idle || s.gpuKnown {
+		if g.counted(now).addUsage(&client{died: now.Add(-time.Second), gpus: 2}, &s, now); s.idle || s.gpuKnown {
 			t.Errorf("%s: idle %v, known %v", line, s.idle, s.gpuKnown)
 		}
 	}
@@ -99,7 +99,7 @@ func TestShortOfGPUMemory(t *testing.T) {
 		g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients}, {Known: true, TotalMiB: 1000, FreeMiB: 1000}})
 		on := func(gpus uint64, died, at time.Time) situation {
 			s := situation{roomy: true}
-			g.addUsage(&client{died: died, gpus: gpus}, &s, at)
+			g.counted(at).addUsage(&client{died: died, gpus: gpus}, &s, at)
 			return s
 		}
 		if s := on(1, now, now); s.roomy != c.roomy || s.short != c.short || !s.gpuKnown {
