@@ -43,7 +43,7 @@ type client struct {
 	hostShort  bool
 	needed     bool   // its room has been needed, so newcomers may be on their way
 	keepsOut   bool   // newcomers must wait: its room is needed, or not known to be plentiful
-	places     uint64 // of a dead client: bit n: it takes a place of the job's GPU n, which no other part of its process takes
+	places     uint64 // bit n: this dead client takes a place of the job's GPU n
 	announced  bool   // the job was told of its end
 	lives      bool   // it has closed these files and lives on
 	namespaced bool   // the driver may know it by another pid
@@ -515,6 +515,7 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 	if c == nil || !pollable(c.pidfd) {
 		return
 	}
+	g.budget.busy = true
 	if c.ofOthers() {
 		g.dismiss(c)
 		return
@@ -531,11 +532,15 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 
 // learnEnds takes messages about the clients that died a moment ago.
 func (g *Guard) learnEnds(now time.Time) {
+	unsettled := func(c *client) bool { return c.unsettled }
+	if !slices.ContainsFunc(g.dead, unsettled) {
+		return
+	}
+	g.exits.drain()
 	for _, c := range g.dead {
 		if !c.unsettled {
 			continue
 		}
-		g.exits.drain()
 		c.exit = g.exits.seen[c.proc.PID]
 		c.unsettled = now.Sub(c.died) < settleTime && (!c.exit.known || c.exit.inOrder())
 		c.inOrder = !c.unsettled && c.exit.inOrder()

@@ -184,7 +184,8 @@ func (g *Guard) demandOf(gpu int) demand {
 	n, u := g.counts[gpu], g.usageOf(gpu)
 	d := demand{living: n.living, dead: n.dead, largest: n.largest}
 	if u.ContextsUnknown {
-		d.largest = (u.TotalMiB - u.FreeMiB) / max(1, n.living-n.soon+n.dead) // as if those that have just started had nothing yet
+		// As if those that have just started had nothing yet.
+		d.largest = (u.TotalMiB - u.FreeMiB) / max(1, n.living-n.soon+n.dead)
 	}
 	switch {
 	case !u.ContextsUnknown:

@@ -22,6 +22,7 @@ type events struct {
 	logs                 map[int32]bool // the watches of log folders
 	early                seen           // what anyDied has collected
 	stopping             atomic.Bool
+	stopped              chan struct{} // one element: Stop was called
 }
 
 // seen is the result of one wait.
@@ -33,7 +34,7 @@ type seen struct {
 }
 
 func openEvents() (*events, error) {
-	e := &events{watched: map[string]bool{}, logs: map[int32]bool{}}
+	e := &events{watched: map[string]bool{}, logs: map[int32]bool{}, stopped: make(chan struct{}, 1)}
 	var err1, err2, err3 error
 	e.epoll, err1 = unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	e.wake, err2 = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -108,7 +109,7 @@ func (e *events) anyDied() bool {
 
 // collect adds the events of some milliseconds at most.
 func (e *events) collect(s *seen, timeout int) {
-	var ready [64]unix.EpollEvent
+	var ready [512]unix.EpollEvent // as many deaths in one turn
 	n, err := unix.EpollWait(e.epoll, ready[:], timeout)
 	if err != nil {
 		n = 0 // EINTR
@@ -155,7 +156,19 @@ func (e *events) drain() (line bool) {
 
 func (e *events) stop() {
 	e.stopping.Store(true)
+	select {
+	case e.stopped <- struct{}{}:
+	default:
+	}
 	e.nudge()
+}
+
+// rest waits for a time, and for no event but the order to stop.
+func (e *events) rest(d time.Duration) {
+	select {
+	case <-e.stopped:
+	case <-time.After(d):
+	}
 }
 
 // nudge ends a wait. After close it does nothing, because another file may have the number then.

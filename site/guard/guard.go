@@ -96,7 +96,7 @@ const (
 	scanningFor = 160 * time.Millisecond
 	// unwatchedScan is the time between two scans if the kernel allows no watch.
 	unwatchedScan = 20 * time.Millisecond
-	// restScans is the minimum ratio of the pause after a scan to the scan's processor time. A user with 1,000
+	// restScans is the minimum ratio of the rest after a scan to the scan's processor time. A user with 1,000
 	// processes makes scans slow.
 	restScans = 2
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
@@ -113,6 +113,7 @@ type Guard struct {
 	kernel   *kernel
 	events   *events
 	scans    schedule
+	budget   budget
 	exits    exits
 	pauses   pauses
 	rooms    rooms
@@ -172,6 +173,7 @@ func New(o Options) (*Guard, error) {
 			notices: make(chan notice, maxTold), logged: map[string]bool{}, asked: map[int]bool{},
 		},
 	}
+	g.budget = newBudget(o, g.processorTime)
 	k.asks.nudge = e.nudge
 	g.watch()
 	return g, nil
@@ -208,24 +210,38 @@ func (g *Guard) Run() {
 		}
 		g.Promise(deadline)
 		seen := g.events.wait(deadline)
-		now := time.Now()
-		g.kernel.asks.begin()
-		g.takers.begin()
-		for _, pid := range seen.died {
-			g.clientDied(pid, now)
-		}
-		if g.scanIsDue(seen, now) {
-			g.scan(now)
-		}
-		g.learnEnds(now)
-		g.verifyClients(now)
-		needing := g.release(now)
-		g.pauseFor(needing, now)
-		g.publishRoom()
-		g.save(now, false)
+		g.turn(seen, time.Now())
+		g.rest(time.Now())
 		stopped = seen.stopped || g.unleased
 	}
 	g.finish()
+}
+
+// turn does what is due.
+func (g *Guard) turn(seen seen, now time.Time) {
+	g.kernel.asks.begin()
+	g.takers.begin()
+	for _, pid := range seen.died {
+		g.clientDied(pid, now)
+	}
+	if g.scanIsDue(seen, now) {
+		g.scan(now)
+	}
+	g.learnEnds(now)
+	g.verifyClients(now)
+	needing := g.release(now)
+	g.pauseFor(needing, now)
+	g.publishRoom()
+	g.save(now, false)
+}
+
+// rest charges a turn, and rests if the job's user has caused too much.
+func (g *Guard) rest(now time.Time) {
+	g.budget.charge(now)
+	if rest := g.budget.rest(now); rest > 0 {
+		g.Promise(now.Add(rest))
+		g.events.rest(rest)
+	}
 }
 
 // scanIsDue notes events in the schedule, and reports whether the guard scans now. A death comes before a
@@ -236,7 +252,7 @@ func (g *Guard) scanIsDue(seen seen, now time.Time) bool {
 	}
 	if seen.opened {
 		g.scans.until = now.Add(scanningFor)
-		if seen.line && g.scans.budget.allow(now) {
+		if seen.line && g.budget.allow(now) {
 			g.scans.rested = now
 		}
 		g.scans.by(now.Add(eventScan))
@@ -266,22 +282,17 @@ func (g *Guard) finish() {
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp() time.Time {
 	next := g.scans.next
-	earliest := func(t time.Time) {
-		if t.Before(next) {
-			next = t
-		}
-	}
 	if len(g.dead)+len(g.closing) > 0 {
-		earliest(g.nextCheck)
+		next = earliest(next, g.nextCheck)
 	}
 	if g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 {
-		earliest(g.usage.lastUse.Add(usageStays + time.Millisecond))
+		next = earliest(next, g.usage.lastUse.Add(usageStays+time.Millisecond))
 	}
 	if verify := g.nextVerify(); !verify.IsZero() {
-		earliest(verify)
+		next = earliest(next, latest(verify, g.budget.calm(time.Now())))
 	}
 	if g.changed {
-		earliest(g.lastSave.Add(saveEvery))
+		next = earliest(next, g.lastSave.Add(saveEvery))
 	}
 	return next
 }
@@ -289,12 +300,14 @@ func (g *Guard) wakeUp() time.Time {
 // scan finds new clients and new files of clients. A full scan, which needs no event, also checks again what earlier
 // scans have decided.
 func (g *Guard) scan(began time.Time) {
+	g.budget.measure()
+	before := g.budget.turn
 	g.events.rearm()
 	full := !began.Before(g.scans.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
-		g.unleased, g.scans.ofNode = !g.Leased(), g.Guards()
+		g.unleased, g.budget.guards = !g.Leased(), g.Guards()
 		g.findClosed(began)
 		g.scans.nextFull = began.Add(rareScan)
 	}
@@ -302,24 +315,18 @@ func (g *Guard) scan(began time.Time) {
 		g.kernel.findDevices()
 		g.watch()
 	}
-	before, known := computed(), g.state.ClientsSeen+g.files
+	known := g.state.ClientsSeen + g.files
 	g.find(full)
 	g.noteSilent()
 	g.exits.follow(g.living, g.dead)
 	ended := time.Now()
 	if g.state.ClientsSeen+g.files != known {
-		g.scans.budget.found(ended)
+		g.budget.found(ended)
 	}
-	g.scans.end(ended, computed()-before, g.events.watches())
-}
-
-// computed returns the processor time that this process has used.
-func computed() time.Duration {
-	var used unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &used) != nil {
-		return 0
-	}
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	g.budget.measure()
+	took := g.budget.turn
+	g.budget.turn = before
+	g.scans.end(ended, g.budget.scanned(took-before, ended), g.events.watches())
 }
 
 // save saves the state, once a second at most except for the last state.

@@ -141,6 +141,12 @@ func (r *testGuard) child(script string) *child {
 	r.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", script)
 	cmd.Dir = r.folder
+	return r.starts(cmd)
+}
+
+// starts starts a command that prints a line when it is ready.
+func (r *testGuard) starts(cmd *exec.Cmd) *child {
+	r.t.Helper()
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
 	if err1 != nil || err2 != nil {

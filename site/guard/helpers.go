@@ -25,6 +25,7 @@ func (g *Guard) background(find func() (note func(now time.Time))) {
 func (g *Guard) noteResults(now time.Time) {
 	for len(g.results) > 0 {
 		(<-g.results)(now)
+		g.budget.busy = true
 	}
 }
 

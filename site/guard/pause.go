@@ -117,43 +117,66 @@ type paused struct {
 	uid uint32
 }
 
-// foreign reports whether the pid is another process's by now, or the process runs as another user.
-func (p paused) foreign() bool {
+var errForeign = errors.New("it is another process or runs as another user now")
+
+// check returns errForeign if the pid is another process's by now, or the process runs as another user. Any other
+// error means that this cannot be told, or that the process has ended.
+func (p paused) check() error {
 	stat, err1 := site.ReadStat(p.PID)
 	status, err2 := proc.ReadStatus(p.PID)
-	return err1 == nil && err2 == nil && (stat.Process != p.Process || status.UIDs[1] != p.uid)
-}
-
-// pause stops all threads of a process, and returns when they have stopped.
-func (t *tracer) pause(p paused) error {
-	if p.foreign() {
-		return nil
-	}
-	if err := t.seizeAll(p.PID); err != nil {
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	for end := time.Now().Add(pauseAck); !t.allStopped() && time.Now().Before(end); {
+	if stat.Process != p.Process || status.UIDs[1] != p.uid {
+		return errForeign
+	}
+	return nil
+}
+
+// gone reports whether an error means that a process or thread has ended.
+func gone(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+
+// pause stops all threads of a process, and returns when they have stopped. After an error, the guard ends the pause, so
+// that no process stays stopped of which it is not known whose it is.
+func (t *tracer) pause(p paused) error {
+	switch err := p.check(); {
+	case gone(err) || errors.Is(err, errForeign):
+		return nil
+	case err != nil:
+		return fmt.Errorf("cannot pause process %d: %w", p.PID, err)
+	}
+	end := time.Now().Add(pauseAck)
+	if err := t.seizeAll(p.PID, end); err != nil {
+		return err
+	}
+	for !t.allStopped() && time.Now().Before(end) {
 		if !t.wait() {
 			time.Sleep(time.Millisecond)
 		}
 	}
 	// The process is traced now, so its pid is not used again before this process has waited for it.
-	if p.foreign() {
-		return fmt.Errorf("cannot pause process %d: it runs as another user now", p.PID)
+	if err := p.check(); err != nil && !gone(err) {
+		return fmt.Errorf("cannot pause process %d: %w", p.PID, err)
 	}
 	return nil
 }
 
 // seizeAll traces all threads of a process and asks them to stop. It lists them again until no thread is new, because a
-// thread may start another one before it stops.
-func (t *tracer) seizeAll(pid int) error {
+// thread may start another one before it stops. A thread that execs takes the place of the first one, and cannot be
+// traced at that moment: it is tried again until a time.
+func (t *tracer) seizeAll(pid int, end time.Time) error {
 	for {
 		found, err := t.seizeNew(pid)
-		if err != nil || !found {
+		switch {
+		case errors.Is(err, errExecs) && time.Now().Before(end):
+			time.Sleep(time.Millisecond)
+		case err != nil || !found:
 			return err
 		}
 	}
 }
+
+var errExecs = errors.New("a thread that nothing else traces cannot be traced, as in the middle of an exec")
 
 func (t *tracer) seizeNew(pid int) (found bool, err error) {
 	threads := 0
@@ -167,7 +190,7 @@ func (t *tracer) seizeNew(pid int) (found bool, err error) {
 		found = found || new
 		return err == nil && threads < maxThreads
 	})
-	if !errors.Is(listed, os.ErrNotExist) { // or else it has ended
+	if !gone(listed) {
 		err = errors.Join(err, listed)
 	}
 	if err != nil {
@@ -193,7 +216,10 @@ func (t *tracer) seizeOne(pid, thread int) (found bool, err error) {
 		t.stopped[thread] = false
 		return true, nil
 	}
-	return false, fmt.Errorf("%w (a debugger may trace it)", err)
+	if status.Tracer == 0 && errors.Is(err, unix.EPERM) {
+		return false, errExecs
+	}
+	return false, fmt.Errorf("%w: process %d traces it", err, status.Tracer)
 }
 
 func (t *tracer) seize(thread int) error {
@@ -235,6 +261,8 @@ type pauses struct {
 	next   time.Time // a pause begins no earlier
 	failed time.Time // when the last pause ended that did not get the GPU idle
 	never  bool
+	began  time.Time     // the last pause
+	before time.Duration // the processor time of children when it began
 }
 
 // over reports whether a pause is of no more use for a client whose hold was over at a time.
@@ -258,7 +286,7 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 	p := g.pauses.now
 	switch {
 	case p == nil:
-		if len(needing) > 0 && !g.pauses.never && !now.Before(g.pauses.next) {
+		if len(needing) > 0 && g.mayPause(now) {
 			g.beginPause(needing, now)
 		}
 		return
@@ -286,12 +314,21 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 	g.pauseMore(needing)
 }
 
+// mayPause reports whether a pause may begin. After one that has failed, the neighbours rest, and so does the guard as
+// its budget demands for what that one has cost: a process that cannot be paused fails each of them.
+func (g *Guard) mayPause(now time.Time) bool {
+	p := &g.pauses
+	cost := g.budget.children - p.before
+	rested := p.failed.Before(p.began) || now.Sub(p.began) >= cost*g.budget.ratio()
+	return !p.never && rested && !now.Before(p.next) && g.budget.mayPause(now)
+}
+
 func (g *Guard) beginPause(needing []*client, now time.Time) {
 	p := &pause{
 		began: now, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
 		end: make(chan struct{}),
 	}
-	g.pauses.now = p
+	g.pauses.now, g.pauses.began, g.pauses.before = p, now, g.budget.children
 	g.pauseMore(needing)
 	go p.run(g.Pauser, g.Pause, g.events.nudge)
 }
@@ -300,7 +337,10 @@ func (g *Guard) beginPause(needing []*client, now time.Time) {
 func (g *Guard) pauseMore(needing []*client) {
 	p, gpus := g.pauses.now, gpusOf(needing)
 	for pid, other := range g.living {
-		if len(needing) > 0 && !p.asked[pid] && !other.inherits() && len(p.asked) < maxPaused && (gpus == 0 || other.mayUse(gpus)) {
+		if len(needing) == 0 || p.asked[pid] || other.inherits() || len(p.asked) >= maxPaused {
+			continue
+		}
+		if gpus == 0 || other.mayUse(gpus) {
 			p.asked[pid] = true
 			p.add <- paused{other.proc, g.UID}
 		}

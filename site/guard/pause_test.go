@@ -4,6 +4,7 @@ package guard
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -214,10 +216,10 @@ func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
 	runtime.LockOSThread() // one thread must do all that follows
 	defer runtime.UnlockOSThread()
 	first, second := tracer{stopped: map[int]bool{}}, tracer{stopped: map[int]bool{}}
-	if err := first.seizeAll(c.Process.Pid); err != nil {
+	if err := first.seizeAll(c.Process.Pid, time.Now().Add(soon)); err != nil {
 		t.Fatal(err)
 	}
-	if err := second.seizeAll(c.Process.Pid); err != nil {
+	if err := second.seizeAll(c.Process.Pid, time.Now().Add(soon)); err != nil {
 		t.Error(err)
 	}
 	for began := time.Now(); !first.allStopped() && time.Since(began) < soon; {
@@ -254,4 +256,192 @@ func TestWhatIsNotPaused(t *testing.T) {
 	if answer := second.asks(t, c.process(t)); !strings.Contains(answer, "cannot pause") {
 		t.Errorf("of a traced process: %q", answer)
 	}
+}
+
+// A client may exec a set-user-id program between the check and the seizure. Its user is checked again when it has
+// stopped, and then it is let go: the guard ends a pause after an error.
+//
+// Contract: G3
+func TestAClientThatBecomesAnotherUsersDuringThePause(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	c := newTestProgram(t, "--flip")
+	noticed := false
+	for began := time.Now(); !noticed && time.Since(began) < soon; {
+		p := newPauser(t, "1m")
+		answer := p.asksOf(t, processOf(t, c.Process.Pid), flipUID)
+		if answer != pauseDone && !strings.Contains(answer, errForeign.Error()) {
+			t.Fatalf("the answer is %q", answer)
+		}
+		noticed = answer != pauseDone
+		p.in.Close()
+		_ = p.Wait()
+	}
+	if !noticed {
+		t.Error("a process of another user is kept stopped")
+	}
+}
+
+// flipUID is the user as whom the process of flip runs half of the time.
+const flipUID = 2001
+
+// flip changes its effective user without end, as a client does that execs set-user-id programs.
+func flip() {
+	for {
+		_ = unix.Setresuid(-1, flipUID, -1)
+		_ = unix.Setresuid(-1, 0, -1)
+	}
+}
+
+// churn starts threads that end at once, from several threads, without end. With an argument, a thread that is not the
+// first execs the program again.
+func churn() {
+	for range 4 {
+		go func() {
+			for {
+				done := make(chan bool)
+				go func() {
+					runtime.LockOSThread() // the thread ends with the goroutine
+					close(done)
+				}()
+				<-done
+			}
+		}()
+	}
+	if os.Args[1] == "--exec" {
+		go func() {
+			runtime.LockOSThread()
+			time.Sleep(2 * time.Millisecond)
+			_ = unix.Exec("/proc/self/exe", os.Args, nil)
+		}()
+	}
+	select {}
+}
+
+// newTestProgram starts a program of this test.
+func newTestProgram(t *testing.T, name string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", name)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
+}
+
+func processOf(t *testing.T, pid int) site.Process {
+	t.Helper()
+	stat, err := site.ReadStat(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stat.Process
+}
+
+// running returns the threads of a process that are not stopped by a tracer.
+func running(pid int) (found []string) {
+	_ = proc.EachThread(pid, func(thread int) bool {
+		if status, err := proc.ReadThread(pid, thread); err == nil && status.State != 't' && status.State != 'Z' && status.State != 'X' {
+			found = append(found, fmt.Sprintf("%d: %c, traced by %d", thread, status.State, status.Tracer))
+		}
+		return true
+	})
+	return found
+}
+
+// A process whose threads start and end threads without end is stopped as a whole.
+func TestAPauseOfThreadsWithoutEnd(t *testing.T) {
+	for try := range 30 {
+		c := newTestProgram(t, "--churn")
+		p := newPauser(t, "1m")
+		if answer := p.asks(t, processOf(t, c.Process.Pid)); answer != pauseDone {
+			t.Fatalf("try %d: the answer is %q", try, answer)
+		}
+		if left := running(c.Process.Pid); len(left) > 0 {
+			t.Fatalf("try %d: %q run on", try, left)
+		}
+		p.in.Close()
+		_ = p.Wait()
+		_ = c.Process.Kill()
+	}
+}
+
+// A process whose threads exec programs without end is stopped too, or the pausing process hangs in the kernel until
+// the guard ends it: the kernel lets no one trace a process whose exec waits for a thread that is traced already. No
+// debugger is blamed.
+func TestAPauseOfAProcessThatExecs(t *testing.T) {
+	hung := 0
+	for try := range 100 {
+		c := newTestProgram(t, "--exec")
+		p := newPauser(t, "1m")
+		of := processOf(t, c.Process.Pid)
+		time.Sleep(time.Duration(try%20) * 500 * time.Microsecond)
+		killed := time.AfterFunc(pauseAck+pauseSlack, func() { _ = p.Process.Kill() })
+		fmt.Fprintln(p.in, of.PID, of.Start, os.Geteuid())
+		answer, err := p.out.ReadString('\n')
+		switch {
+		case err != nil:
+			hung++
+		case strings.TrimSpace(answer) != pauseDone:
+			t.Fatalf("try %d: the answer is %q", try, answer)
+		}
+		killed.Stop()
+		_ = p.Process.Kill()
+		_ = c.Process.Kill()
+	}
+	t.Logf("%d of 100 hung", hung)
+}
+
+// What cannot be checked stays not paused: the answer is an error, and the guard then ends the pause.
+func TestAProcessThatCannotBeChecked(t *testing.T) {
+	p := paused{site.Process{PID: os.Getpid(), Start: 1}, 0}
+	if err := p.check(); !errors.Is(err, errForeign) {
+		t.Errorf("another process: %v", err)
+	}
+	p.PID = 1 << 30
+	if err := p.check(); !gone(err) {
+		t.Errorf("a process that has ended: %v", err)
+	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	p.PID = os.Getpid()
+	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}) // no file can be opened
+	err := p.check()
+	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &files)
+	if err == nil || gone(err) || errors.Is(err, errForeign) {
+		t.Errorf("a process whose state cannot be read: %v", err)
+	}
+}
+
+// The pausing process ends with the guard, even if another process keeps its stdin open.
+//
+// Contract: G3
+func TestAPauseEndsWithTheGuard(t *testing.T) {
+	c := newCounter(t)
+	stdin, in, err1 := os.Pipe()
+	out, stdout, err2 := os.Pipe()
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	defer in.Close() // this test is the other process
+	guard := exec.Command("/bin/sh", "-c", `/proc/$PPID/exe --pause 1m <&3 & wait`)
+	guard.Stdout, guard.ExtraFiles = stdout, []*os.File{stdin}
+	if err := guard.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stdin.Close()
+	stdout.Close()
+	p := &pauser{guard, in, bufio.NewReader(out)}
+	if answer := p.asks(t, c.process(t)); answer != pauseDone {
+		t.Fatalf("the answer is %q", answer)
+	}
+	if c.counts() {
+		t.Error("a paused process counts")
+	}
+	_ = guard.Process.Kill()
+	_ = guard.Wait()
+	c.resumes(t, "after the guard's end")
 }

@@ -151,17 +151,22 @@ func TestWhenAPauseBegins(t *testing.T) {
 		never   bool
 		next    time.Duration
 		needing int
+		cost    time.Duration // of a pause that began a second ago and failed
 		want    bool
 	}{
-		{"no client needs it", false, 0, 0, false},
-		{"one is needed", false, 0, 1, true},
-		{"the policy allows none", true, 0, 1, false},
-		{"the neighbours rest", false, 1, 1, false},
-		{"the rest is over", false, -1, 1, true},
+		{"no client needs it", false, 0, 0, 0, false},
+		{"one is needed", false, 0, 1, 0, true},
+		{"the policy allows none", true, 0, 1, 0, false},
+		{"the neighbours rest", false, 1, 1, 0, false},
+		{"the rest is over", false, -1, 1, 0, true},
+		{"the last one has cost little", false, 0, 1, time.Second / share, true},
+		{"the last one has cost too much", false, 0, 1, time.Second/share + 1, false},
 	} {
 		r := newTestGuard(t, time.Minute)
 		r.still()
 		r.pauses.never, r.pauses.next = c.never, now.Add(c.next)
+		r.pauses.began, r.pauses.failed = now.Add(-time.Second), now.Add(-time.Millisecond)
+		r.pauses.before = r.budget.children - c.cost
 		r.pauseFor(slices.Repeat([]*client{{gpus: 1}}, c.needing), now)
 		if (r.pauses.now != nil) != c.want {
 			t.Errorf("%s: pauses %v", c.name, !c.want)

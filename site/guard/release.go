@@ -96,7 +96,7 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 		return nil
 	}
 	if !now.Before(g.nextCheck) {
-		g.nextCheck = now.Add(heldCheck)
+		g.nextCheck = latest(now.Add(heldCheck), earliest(g.budget.calm(now), now.Add(maxRest)))
 		clear(g.kernel.memories)
 		for _, c := range g.dead {
 			c.hostShort = g.hostShort(c)

@@ -287,3 +287,22 @@ func TestRoomThatWasNeededForAMoment(t *testing.T) {
 		t.Errorf("%+v: %q", s, s.releaseReason(g.Hold))
 	}
 }
+
+// A pause that has failed before hold is over does not let go of files at hold: another one must have failed after that.
+//
+// Contract: G2
+func TestAPauseThatFailedBeforeHold(t *testing.T) {
+	now := time.Now()
+	const hold = time.Minute
+	c := clientOf(9, 1)
+	c.needed, c.died = true, now.Add(-hold)
+	for failed, want := range map[time.Duration]string{-1: "", 1: holdOver} { // after hold
+		g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
+		g.pauses.failed = now.Add(failed)
+		g.usage.gauge, g.usage.asked = &gauge{}, now
+		g.usage.take([]Usage{{Known: true, TotalMiB: 100, Samples: []Sample{{uint64(now.UnixMicro()), 50}}}})
+		if s := g.counted(now).situation(c, now); s.releaseReason(hold) != want {
+			t.Errorf("failed %v after hold: %q, want %q: %+v", failed, s.releaseReason(hold), want, s)
+		}
+	}
+}

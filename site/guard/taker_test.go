@@ -38,8 +38,17 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	if slices.Contains(os.Args, "--count") {
-		count()
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "--count":
+			count()
+		case "--refuse":
+			refuse()
+		case "--flip":
+			flip()
+		case "--churn", "--exec":
+			churn()
+		}
 	}
 	os.Exit(m.Run())
 }

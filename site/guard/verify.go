@@ -38,6 +38,9 @@ func (g *Guard) nextVerify() (next time.Time) {
 
 // verifyClients checks whether the clients that are due use MPS.
 func (g *Guard) verifyClients(now time.Time) {
+	if now.Before(g.budget.calm(now)) {
+		return
+	}
 	var servers map[string]bool
 	var err error
 	for _, c := range g.living {
@@ -46,6 +49,7 @@ func (g *Guard) verifyClients(now time.Time) {
 		}
 		if servers == nil {
 			servers, err = g.serverPipes()
+			g.budget.busy = true
 		}
 		if err != nil { // without the pipes of all servers, a client is not known to be outside of MPS
 			c.verify = now.Add(verifyAgain)

@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
 
-// A stranger opens the driver's device 10,000 times a second. The guard's scans then take 4 % of a core. Go's runtime
+// A stranger opens the driver's device 10,000 times a second. The guard's scans then take 2 % of a core. Go's runtime
 // adds up to the same again for the wake-ups, on a virtual machine with slow system calls (measured: 6 to 8 % in all).
 // The guard finds a client nevertheless, because the daemon writes a line when the client connects.
 //

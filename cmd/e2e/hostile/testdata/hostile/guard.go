@@ -144,3 +144,77 @@ func scribbles(folder string) error {
 		}
 	})
 }
+
+// withDevices is a shell script that execs a program with the device files of a folder open.
+const withDevices = `exec 5<"$0/nvidiactl" 6<"$0/nvidia-uvm" 8<"$0/nvidia0"; exec sleep "$1"`
+
+// fakes starts processes that have the device files open and sleep, and traces the last of them if asked to.
+func fakes(folder string, count int, trace bool) error {
+	runtime.LockOSThread() // a tracer is a thread
+	last := 0
+	for range count {
+		cmd := exec.Command("/bin/sh", "-c", withDevices, folder, "900")
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		last = cmd.Process.Pid
+	}
+	if trace {
+		if _, _, errno := syscall.Syscall6(syscall.SYS_PTRACE, ptraceSeize, uintptr(last), 0, 0, 0, 0); errno != 0 {
+			return errno
+		}
+	}
+	fmt.Println("ready")
+	time.Sleep(2 * lifetime) // hundreds of processes start slowly on a busy machine
+	return nil
+}
+
+// rush starts processes that have the device files open for a moment, as fast as possible. If they inherit the files,
+// they are forks of one client.
+func rush(folder string, inherit bool) error {
+	line := []string{"/bin/sh", "-c", withDevices, folder, "0.02"}
+	if inherit {
+		for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0"} {
+			if _, err := syscall.Open(filepath.Join(folder, name), syscall.O_RDONLY, 0); err != nil { // not close-on-exec
+				return err
+			}
+		}
+		line = []string{"/bin/sleep", "0.02"}
+	}
+	running := make(chan bool, 50)
+	return until(func() {
+		cmd := exec.Command(line[0], line[1:]...)
+		running <- true
+		if cmd.Start() == nil {
+			go func() { _ = cmd.Wait(); <-running }()
+		}
+		time.Sleep(time.Millisecond)
+	})
+}
+
+// reopens opens and closes the memory device without end, beside another file of it that stays open. Each close leaves
+// a part of a client behind.
+func reopens(folder string) error {
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0"} {
+		if _, err := syscall.Open(filepath.Join(folder, name), syscall.O_RDONLY, 0); err != nil {
+			return err
+		}
+	}
+	return until(func() {
+		fd, err := syscall.Open(filepath.Join(folder, "nvidia-uvm"), syscall.O_RDONLY, 0)
+		time.Sleep(10 * time.Millisecond)
+		if err == nil {
+			syscall.Close(fd)
+		}
+	})
+}
+
+// holds opens a file many times, and each device file once, as its last descriptors. Then it opens one again and again.
+func holds(folder string, count int) error {
+	for range count {
+		if _, err := syscall.Open("/dev/null", syscall.O_RDONLY, 0); err != nil {
+			return err
+		}
+	}
+	return reopens(folder)
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// spent returns the processor time of a guard and of its children, those that have ended too, by their command lines.
+func spent(t *testing.T, guard int) map[string]time.Duration {
+	t.Helper()
+	total := map[string]time.Duration{}
+	for _, pid := range append(proc.Children(guard), guard) {
+		stat, err1 := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		line, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		fields := strings.Fields(rest)
+		if err1 != nil || err2 != nil || len(fields) < 15 {
+			continue // it has ended
+		}
+		words := strings.Split(string(line), "\x00")
+		name := filepath.Base(words[0]) + " " + words[min(1, len(words)-1)]
+		for i, field := range fields[11:15] {
+			ticks, _ := strconv.Atoi(field)
+			if i == 2 {
+				name += ", children"
+			}
+			total[name] += time.Duration(ticks) * 10 * time.Millisecond
+		}
+	}
+	return total
+}
+
+// reserve is the maximum time until the guard's reserve is used up.
+const reserve = 90 * time.Second
+
+// costs returns the processor time of the guard and its children in ten seconds.
+func (w *watch) costs() (used, took time.Duration) {
+	w.T.Helper()
+	before, began := spent(w.T, w.Guard.PID), time.Now()
+	site.Sleep(w.Ctx, 10*time.Second)
+	took = time.Since(began)
+	by := map[string]time.Duration{}
+	for name, now := range spent(w.T, w.Guard.PID) {
+		by[name] = now - before[name]
+		used += by[name]
+	}
+	state := w.State()
+	w.T.Logf("%v of processor time in %v: %v; %d dead, %.1f MiB, %v", used, took, by, state.Dead, e2e.Resident(w.T, w.Guard.PID), state.Released)
+	return used, took
+}
+
+// devices returns the folder of the node's device files.
+func (w *watch) devices() string { return filepath.Join(w.Sim.Node.Dir, "dev") }
+
+// fakes starts processes that look like clients, and waits until the guard has seen them.
+func (w *watch) fakes(count int, more ...string) (kill func()) {
+	w.T.Helper()
+	seen := w.State().ClientsSeen
+	cmd := w.group(w.a.as(e2e.UID, append([]string{w.a.program, "fakes", w.devices(), fmt.Sprint(count)}, more...)...))
+	w.When(func() bool { return w.State().ClientsSeen >= seen+count })
+	return func() { _ = node.SignalGroup(cmd, unix.SIGKILL) }
+}
+
+// What a user does costs the guard and its children, with all that they do, 4 % of a core at most, after a burst.
+// Nothing in flight is let go for that, a death is noticed, and the guard ends when it is asked.
+//
+// Contract: G3
+func TestHostileProcessorTime(t *testing.T) {
+	e2e.Alone(t)
+	var one sync.Mutex
+	dead := func(living, dead int, more ...string) func(*watch) {
+		return func(w *watch) {
+			w.fakes(living, more...)
+			kill := w.fakes(dead)
+			kill()
+			w.When(func() bool { return w.State().Dead >= dead })
+		}
+	}
+	attack := func(line ...string) func(*watch) {
+		return func(w *watch) {
+			places := strings.NewReplacer("DEVICES", w.devices(), "LOGS", w.Ticket(7).Daemons[0].LogDir)
+			for i, word := range line {
+				line[i] = places.Replace(word)
+			}
+			w.group(w.a.as(e2e.UID, append([]string{w.a.program}, line...)...))
+		}
+	}
+	for _, c := range []struct {
+		name string
+		try  func(*watch)
+		dead int // that must be held
+	}{
+		{"700 living, 40 dead", dead(700, 40), 40},
+		{"1,000 living, 400 dead", dead(1000, 400), 400},
+		{"700 living, 40 dead, one is traced", dead(700, 40, "trace"), 40},
+		{"clients without end", attack("rush", "DEVICES"), 0},
+		{"forks without end", attack("rush", "DEVICES", "inherit"), 0},
+		{"lines in the daemon's log without end", attack("scribbles", "LOGS"), 0},
+		{"openings without end", attack("opens", "DEVICES/nvidia-uvm"), 0},
+		{"files that are opened again", attack("reopens", "DEVICES"), 0},
+		{"4,000 descriptors", attack("holds", "DEVICES", "4000"), 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWatch(t)
+			one.Lock() // the rows share the processors
+			defer one.Unlock()
+			neighbour := w.Start("spin", "-ms", "5", "-queue", "100", "-for", "600") // the GPU is at work
+			w.Holds(2, e2e.Slack)
+			c.try(w)
+			used, took := w.costs()
+			for began := time.Now(); used > took/25 && time.Since(began) < reserve; { // an ordinary job never gets there
+				used, took = w.costs()
+			}
+			if used, took = w.costs(); used > took/25 {
+				t.Errorf("%v of processor time in %v, want %v at most", used, took, took/25)
+			}
+			if held := w.State().Dead; held < c.dead {
+				t.Errorf("%d dead clients are held, want %d: %+v", held, c.dead, w.State().Released)
+			}
+			w.small(time.Second)
+			if w.Ended(neighbour) {
+				t.Error("the neighbour has ended")
+			}
+			neighbour.Kill()
+			w.ends()
+		})
+	}
+}

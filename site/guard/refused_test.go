@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// The kernel logs each refusal to duplicate a file, and does not change its answer. So a process whose files may not be
+// duplicated is asked once, however often it is looked at.
+func TestARefusalIsNotAskedAgain(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	r.takers.line = []string{"/proc/self/exe", "--refuse"}
+	c := r.child(opens + waits)
+	for range 3 {
+		r.scanOne(c.Process.Pid)
+	}
+	if r.state.Unheld != 1 {
+		t.Errorf("asked %d times", r.state.Unheld)
+	}
+}
+
+// A process that is killed has closed its files some time before it is a zombie. These are the files of a dead client, and
+// not of one that has closed them in order: its work may be in flight.
+//
+// Contract: G2
+func TestAProcessThatIsExiting(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	pid := r.lingers().Process.Pid
+	r.scanOne(pid)
+	living := r.living[pid]
+	if living == nil {
+		t.Fatalf("it is no client: %+v", r.Guard.state)
+	}
+	_ = unix.Kill(pid, unix.SIGKILL)
+	for began := time.Now(); ; {
+		stat, err := site.ReadStat(pid)
+		switch {
+		case err != nil || stat.State == 'Z':
+			t.Fatalf("it is never seen between the close of its files and its end: %+v, %v", stat, err)
+		case stat.Exiting && closedAll(pid):
+			if r.addClosed(living, time.Now()); len(r.dead) > 0 {
+				t.Errorf("a killed client has ended in order: %+v", r.dead[0])
+			}
+			return
+		case time.Since(began) > soon:
+			t.Fatal("it does not end")
+		}
+	}
+}
+
+// closedAll reports whether a process has no files any more.
+func closedAll(pid int) bool {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return err == nil && len(entries) == 0
+}
+
+// lingers starts a client that takes long to end after its files are closed: the kernel waits for each of these sockets.
+func (r *testGuard) lingers() *child {
+	r.t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", "exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x")
+	cmd.Dir = r.folder
+	for range 30 {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fd), "socket"))
+	}
+	c := r.starts(cmd)
+	for _, socket := range cmd.ExtraFiles {
+		socket.Close()
+	}
+	return c
+}
+
+// refuse is a taker that may duplicate nothing.
+func refuse() {
+	for {
+		question, pidfd, err := receive(0, 0)
+		if err != nil || len(question) == 0 {
+			os.Exit(0)
+		}
+		unix.Close(pidfd)
+		if reply(0, -1, unix.EPERM) != nil {
+			os.Exit(1)
+		}
+	}
+}
