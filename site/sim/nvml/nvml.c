@@ -706,39 +706,95 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 	return NVML_SUCCESS;
 }
 
-/* read_samples returns the mean of the samples in a server's file after the time `since`. It returns 0 if there
- * are none. */
-static int read_samples(const char *gpu, int pid, unsigned long long since, nvmlProcessUtilizationSample_t *sample)
+/* ---- The driver's samples: one of the GPU each fifth of a second, from the servers' files ---- */
+
+enum { SAMPLES_MAX = 120, SAMPLED_MAX = 64, SAMPLE_MICROS = 200000, SETTLED_MICROS = 20000 };
+
+/* line is a line of a server's file. */
+struct line {
+	unsigned long long at;
+	unsigned percent, pid;
+};
+
+static __thread struct line lines[SAMPLED_MAX * SAMPLES_MAX]; /* of a GPU, in the order of the samples */
+
+static int by_time(const void *a, const void *b)
 {
-	char path[PATH_MAX], name[40];
-	unsigned long long at, sum = 0, count = 0;
-	unsigned percent;
-	*sample = (nvmlProcessUtilizationSample_t){ .pid = (unsigned)pid };
-	snprintf(name, sizeof name, "samples/%d", pid);
-	FILE *file = node_join(path, gpu, name) ? NULL : fopen(path, "re");
-	if (!file)
-		return 0;
-	while (fscanf(file, "%llu %u", &at, &percent) == 2) {
-		if (at <= since)
-			continue;
-		count++;
-		sum += percent;
-		sample->timeStamp = at > sample->timeStamp ? at : sample->timeStamp;
-	}
-	fclose(file);
-	if (count)
-		sample->smUtil = (unsigned)((sum + count - 1) / count);
-	return count > 0;
+	const struct line *one = a, *other = b;
+	if (one->at / SAMPLE_MICROS == other->at / SAMPLE_MICROS) /* the same sample */
+		return one->pid < other->pid ? -1 : one->pid > other->pid;
+	return one->at < other->at ? -1 : 1;
 }
 
-/* The work of clients counts as the work of their server (measured), so clients have no sample. A process without
- * MPS has no sample in this simulation. */
+/* read_lines reads the files of a GPU's servers and returns the number of lines. */
+static unsigned read_lines(const char *gpu, const struct node_context *held, int processes)
+{
+	unsigned found = 0;
+	for (int i = 0; i < processes; i++) {
+		char path[PATH_MAX], name[40];
+		snprintf(name, sizeof name, "samples/%d", held[i].pid);
+		FILE *file = strcmp(held[i].type, "S") || node_join(path, gpu, name) ? NULL : fopen(path, "re");
+		struct line next = { .pid = (unsigned)held[i].pid };
+		while (file && found < SAMPLED_MAX * SAMPLES_MAX && fscanf(file, "%llu %u", &next.at, &next.percent) == 2)
+			lines[found++] = next;
+		if (file)
+			fclose(file);
+	}
+	qsort(lines, found, sizeof *lines, by_time);
+	return found;
+}
+
+/* same_sample returns how many of the lines are of the first one's sample. */
+static unsigned same_sample(const struct line *first, unsigned count)
+{
+	unsigned n = 1;
+	while (n < count && first[n].at / SAMPLE_MICROS == first->at / SAMPLE_MICROS)
+		n++;
+	return n;
+}
+
+/* the_one returns the line of the server to which the driver books a sample. Of several that computed, it is any one. */
+static const struct line *the_one(const struct line *first, unsigned count)
+{
+	unsigned busy = 0;
+	unsigned long long mixed = first->at / SAMPLE_MICROS * 0x9e3779b97f4a7c15ull;
+	for (unsigned i = 0; i < count; i++)
+		busy += first[i].percent > 0;
+	unsigned choice = busy ? (unsigned)(mixed >> 33) % busy : 0;
+	for (unsigned i = 0; i < count; i++)
+		if (first[i].percent > 0 && choice-- == 0)
+			return &first[i];
+	return NULL;
+}
+
+/* book adds a line to the mean of its process. */
+static unsigned book(const struct line *line, nvmlProcessUtilizationSample_t *all, unsigned counts[], unsigned found)
+{
+	unsigned i = 0;
+	while (i < found && all[i].pid != line->pid)
+		i++;
+	if (i == found && found == SAMPLED_MAX)
+		return found;
+	if (i == found) {
+		all[i] = (nvmlProcessUtilizationSample_t){ .pid = line->pid };
+		counts[i] = 0;
+	}
+	all[i].timeStamp = line->at;
+	all[i].smUtil = (all[i].smUtil * counts[i] + line->percent + counts[i]) / (counts[i] + 1);
+	counts[i]++;
+	return i == found ? found + 1 : found;
+}
+
+/* The work of clients counts as the work of their server, and each sample of the driver is of one server, also if
+ * several compute (measured). A process without work has no sample. A process without MPS has none in this simulation. */
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count,
 						 unsigned long long since)
 {
 	static __thread struct node_context held[NODE_CONTEXTS_MAX];
-	nvmlProcessUtilizationSample_t sample;
+	nvmlProcessUtilizationSample_t all[SAMPLED_MAX];
+	unsigned counts[SAMPLED_MAX], found = 0;
 	char gpu[PATH_MAX];
+	struct timespec now;
 	nvmlReturn_t ret = enter_device(__func__, device, count, gpu);
 	if (ret)
 		return ret;
@@ -747,18 +803,23 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 	int processes = select_contexts(gpu, device, 0, held);
 	if (processes < 0)
 		return NVML_ERROR_UNKNOWN;
-	unsigned capacity = *count, found = 0;
-	for (int i = 0; i < processes; i++) {
-		if (strcmp(held[i].type, "S") || !read_samples(gpu, held[i].pid, since, &sample))
-			continue;
-		if (samples && found < capacity)
-			samples[found] = sample;
-		found++;
+	clock_gettime(CLOCK_REALTIME, &now);
+	unsigned long long settled = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000 - SETTLED_MICROS;
+	unsigned read = read_lines(gpu, held, processes);
+	for (unsigned i = 0, n; i < read; i += n) {
+		n = same_sample(&lines[i], read - i);
+		const struct line *one = the_one(&lines[i], n);
+		if (one && one->at / SAMPLE_MICROS > since / SAMPLE_MICROS && one->at / SAMPLE_MICROS * SAMPLE_MICROS <= settled)
+			found = book(one, all, counts, found);
 	}
+	unsigned capacity = *count;
 	*count = found;
 	if (!found)
 		return NVML_ERROR_NOT_FOUND;
-	return samples && found <= capacity ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+	if (!samples || found > capacity)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	memcpy(samples, all, found * sizeof *all);
+	return NVML_SUCCESS;
 }
 
 typedef union {
@@ -772,32 +833,22 @@ typedef struct {
 	nvmlValue_t sampleValue;
 } nvmlSample_t;
 
-enum { GPU_UTILIZATION_SAMPLES = 1, VALUE_TYPE_UNSIGNED_INT = 1, SAMPLES_MAX = 120 };
+enum { GPU_UTILIZATION_SAMPLES = 1, VALUE_TYPE_UNSIGNED_INT = 1 };
 
-static int by_time(const void *a, const void *b)
-{
-	unsigned long long one = ((const nvmlSample_t *)a)->timeStamp, other = ((const nvmlSample_t *)b)->timeStamp;
-	return one < other ? -1 : one > other;
-}
-
-/* Reads all samples of the servers of a GPU that are later than since. With several servers, the samples of all of them
- * are returned, so the GPU has work if one of them has. */
-static unsigned all_samples(const char *gpu, const struct node_context *held, int processes, unsigned long long since,
-			    nvmlSample_t *samples)
+/* Gives the samples of a GPU that are later than since. A sample is the sum of what the servers worked. */
+static unsigned all_samples(unsigned read, unsigned long long since, nvmlSample_t *samples)
 {
 	unsigned found = 0;
-	for (int i = 0; i < processes; i++) {
-		char path[PATH_MAX], name[40];
-		snprintf(name, sizeof name, "samples/%d", held[i].pid);
-		FILE *file = strcmp(held[i].type, "S") || node_join(path, gpu, name) ? NULL : fopen(path, "re");
+	for (unsigned i = 0, n; i < read && found < SAMPLES_MAX; i += n) {
 		nvmlSample_t next = { 0 };
-		while (file && found < SAMPLES_MAX && fscanf(file, "%llu %u", &next.timeStamp, &next.sampleValue.ui) == 2)
-			if (next.timeStamp > since)
-				samples[found++] = next;
-		if (file)
-			fclose(file);
+		n = same_sample(&lines[i], read - i);
+		for (unsigned k = i; k < i + n; k++) {
+			next.timeStamp = lines[k].at > next.timeStamp ? lines[k].at : next.timeStamp;
+			next.sampleValue.ui = next.sampleValue.ui + lines[k].percent > 100 ? 100 : next.sampleValue.ui + lines[k].percent;
+		}
+		if (next.timeStamp > since)
+			samples[found++] = next;
 	}
-	qsort(samples, found, sizeof *samples, by_time);
 	return found;
 }
 
@@ -816,7 +867,7 @@ API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, unsign
 	int processes = select_contexts(gpu, device, 0, held);
 	if (processes < 0)
 		return NVML_ERROR_UNKNOWN;
-	unsigned found = all_samples(gpu, held, processes, since, all);
+	unsigned found = all_samples(read_lines(gpu, held, processes), since, all);
 	*value_type = VALUE_TYPE_UNSIGNED_INT;
 	if (!found)
 		return NVML_ERROR_NOT_FOUND;

@@ -544,6 +544,65 @@ func TestUtilizationIsTheServers(t *testing.T) {
 	until(t, "the server is idle", func() bool { return !busy() })
 }
 
+// A sample of processes is of one server, also while several compute, and a server without work has none (measured on an
+// H100). A sample of the GPU has the work of all.
+func TestSamplesOfTwoServers(t *testing.T) {
+	made, lib := opened(t, node.H200)
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	const period = 200_000
+	end := uint64(time.Now().UnixMicro())/period - 2
+	sampled := func(pid int, end uint64, percents ...int) {
+		t.Helper()
+		start, _ := node.Start(pid)
+		_ = made.Node.GPU(0).AddContext(node.Context{PID: pid, Start: start, Type: node.Server, MemoryMiB: 1000, Instance: node.Whole})
+		var lines strings.Builder
+		for i, percent := range percents {
+			fmt.Fprintf(&lines, "%020d %3d\n", (end-uint64(len(percents)-1-i))*period+uint64(pid%100), percent)
+		}
+		if err := made.Node.GPU(0).Set(filepath.Join("samples", fmt.Sprint(pid)), lines.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const rounds = 64
+	self, seen := os.Getpid(), map[int]int{}
+	for i := range uint64(rounds) {
+		sampled(self, end-i, 60)
+		sampled(other.Process.Pid, end-i, 60)
+		samples, ret := device.GetProcessUtilization((end-i)*period - 1)
+		ok(t, ret)
+		if len(samples) != 1 || samples[0].SmUtil != 60 || samples[0].TimeStamp/period != end-i {
+			t.Fatalf("a sample of two servers: %+v", samples)
+		}
+		seen[int(samples[0].Pid)]++
+	}
+	if seen[self] < rounds/4 || seen[other.Process.Pid] < rounds/4 {
+		t.Errorf("the samples are of %v, want about half of each", seen)
+	}
+	sampled(self, end, 60, 60, 60, 60, 60, 60)
+	sampled(other.Process.Pid, end, 60, 60, 0, 0, 0, 0)
+	samples, ret := device.GetProcessUtilization((end-3)*period - 1)
+	ok(t, ret)
+	if len(samples) != 1 || int(samples[0].Pid) != self {
+		t.Errorf("of one that works and one that does not: %+v", samples)
+	}
+	_, whole, ret := device.GetSamples(nvml.GPU_UTILIZATION_SAMPLES, (end-5)*period-1)
+	ok(t, ret)
+	var got []byte
+	for _, s := range whole {
+		got = append(got, s.SampleValue[0])
+	}
+	want(t, "samples of the GPU", fmt.Sprint(got), fmt.Sprint([]byte{100, 100, 60, 60, 60, 60}))
+	sampled(self, end, 0, 0)
+	sampled(other.Process.Pid, end, 0, 0)
+	_, ret = device.GetProcessUtilization(0)
+	want(t, "samples of idle servers", ret, nvml.ERROR_NOT_FOUND)
+}
+
 // mps is a daemon on the node.
 type mps struct {
 	t           *testing.T

@@ -85,7 +85,7 @@ func TestSMILoops(t *testing.T) {
 	sample := func(percents ...int) {
 		var lines strings.Builder
 		for i, percent := range percents {
-			fmt.Fprintf(&lines, "%020d %3d\n", i+1, percent)
+			fmt.Fprintf(&lines, "%020d %3d\n", (i+1)*200_000, percent)
 		}
 		if err := gpu.Set(filepath.Join("samples", fmt.Sprint(os.Getpid())), lines.String()); err != nil {
 			t.Fatal(err)

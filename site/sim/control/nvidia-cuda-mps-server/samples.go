@@ -12,6 +12,8 @@ import (
 
 // The server keeps a file with its utilisation, and the simulated NVML reads this file (node/README.md). The GPU time
 // of all clients, also of dead ones, counts as the server's (measured).
+//
+// The driver samples the whole GPU at once, so all servers write at the same moments.
 const (
 	samplePeriod = 200 * time.Millisecond // measured on an H200, also for an idle server
 	samplesKept  = 120
@@ -39,7 +41,8 @@ func (s *server) startSamples() error {
 	}
 	go func() {
 		before := now()
-		for range time.Tick(samplePeriod) {
+		for {
+			time.Sleep(samplePeriod - time.Duration(time.Now().UnixNano())%samplePeriod)
 			t := now()
 			for _, g := range s.devices {
 				g.samples.add(s.utilization(g, before, t))
