@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -170,5 +171,46 @@ func TestEnergy(t *testing.T) {
 	}
 	if a := read(t, s); a.EnergyJ != 0 {
 		t.Errorf("refused: %d J", a.EnergyJ)
+	}
+}
+
+// The samples of processes are those since the last call. Without work there are none, and that is known. A driver that
+// refuses them is not one without work.
+func TestUsageOfProcesses(t *testing.T) {
+	made, opened := opened(t, node.H200)
+	gpu := made.Node.GPU(0)
+	holdContext(t, gpu, os.Getpid(), "S", 30)
+	holdContext(t, gpu, os.Getppid(), "M+C", 824)
+	uuid, seen := uuidOf(t, gpu, "uuid"), Seen{}
+	usage := func() Usage {
+		t.Helper()
+		u, err := opened.Usage(uuid, seen)
+		if err != nil || !slices.Equal(u.Processes, []int{os.Getpid()}) || u.Clients[os.Getppid()] != 824 {
+			t.Errorf("%+v, %v", u, err)
+		}
+		return u
+	}
+	if u := usage(); !u.WorkKnown || len(u.Work) > 0 {
+		t.Errorf("without a sample: %+v", u)
+	}
+	serverSample(t, gpu, 60)
+	u := usage()
+	if !u.WorkKnown || len(u.Work) != 1 || len(u.Activity) != 1 {
+		t.Fatalf("with a sample: %+v", u)
+	}
+	if u.Work[0].PID != os.Getpid() || u.Work[0].Percent != 60 {
+		t.Errorf("with a sample: %+v", u.Work)
+	}
+	seen = Seen{Activity: u.Activity[0].Micros, Work: u.Work[0].Micros}
+	if u := usage(); !u.WorkKnown || len(u.Work)+len(u.Activity) > 0 {
+		t.Errorf("the same samples again: %+v", u)
+	}
+	for _, failure := range []nvml.Return{nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_SUPPORTED} {
+		if err := gpu.Fail("nvmlDeviceGetProcessUtilization", int(failure), 0); err != nil {
+			t.Fatal(err)
+		}
+		if u := usage(); u.WorkKnown || len(u.Work) > 0 {
+			t.Errorf("with %v: %+v", failure, u)
+		}
 	}
 }

@@ -15,10 +15,25 @@ type Usage struct {
 	TotalMiB int
 	FreeMiB  int
 	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
-	// Activity are the samples of the whole GPU since the last call. A GPU without work has samples of 0. The driver's
-	// samples of processes are not used here, because they cease in some states without work (docs/decisions/037).
+	// Activity are the samples of the whole GPU since the last call. A GPU without work has samples of 0.
 	Activity []GPUSample
+	// Processes are the processes on the GPU that are not clients of an MPS server: servers, and programs without MPS.
+	Processes []int
+	// Work are the samples of processes since the last call, one for each process that had work: its clients' work is a
+	// server's. Of several servers that compute, the driver samples one at a time (measured on an H100). Without work
+	// they cease. WorkKnown is false if the driver gives none, as with MIG or without permission.
+	Work      []ProcessSample
+	WorkKnown bool
 }
+
+// ProcessSample is the part of the time since the last call in which a process had a kernel on the GPU.
+type ProcessSample struct {
+	PID, Percent int
+	Micros       uint64 // the time of its latest sample, in microseconds since 1970
+}
+
+// Seen is up to when the samples of a GPU and of its processes have been read, in microseconds since 1970.
+type Seen struct{ Activity, Work uint64 }
 
 // GPUSample is the part of a time in which a kernel was on the GPU. The driver takes a sample every 200 ms (measured on
 // an H200).
@@ -27,18 +42,45 @@ type GPUSample struct {
 	Micros  uint64 // the end of the time, in microseconds since 1970
 }
 
-// Usage reads the memory of a whole GPU, the memory of its clients, and the samples after since, in microseconds. If
-// the driver gives no samples, as with MIG, Activity is empty.
-func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
+// Usage reads the memory of a whole GPU, the memory of its clients, its processes, and the samples that have not been
+// seen. If the driver gives no samples, as with MIG, Activity is empty.
+func (n *NVML) Usage(uuid site.UUID, seen Seen) (Usage, error) {
 	return on(n, "read usage of", uuid, func(d device) (Usage, error) {
 		memory, clients, err := d.memory()
 		if err != nil {
 			return Usage{}, err
 		}
-		return Usage{
-			TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients, Activity: d.activity(since),
-		}, nil
+		u := Usage{
+			TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients,
+			Activity: d.activity(seen.Activity),
+		}
+		processes, ret := d.GetComputeRunningProcesses()
+		for _, p := range processes {
+			u.Processes = append(u.Processes, int(p.Pid))
+		}
+		if ret == nvml.SUCCESS {
+			u.Work, u.WorkKnown = d.work(seen.Work)
+		}
+		return u, nil
 	})
+}
+
+// work returns the driver's samples of processes after since. Processes may come between the two calls of which one
+// reading consists.
+func (d device) work(since uint64) (all []ProcessSample, known bool) {
+	samples, ret := d.GetProcessUtilization(since)
+	for again := 0; ret == nvml.ERROR_INSUFFICIENT_SIZE && again < 3; again++ {
+		samples, ret = d.GetProcessUtilization(since)
+	}
+	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND {
+		return nil, false
+	}
+	for _, s := range samples {
+		if s.TimeStamp > since && s.Pid != 0 {
+			all = append(all, ProcessSample{int(s.Pid), int(s.SmUtil), s.TimeStamp})
+		}
+	}
+	return all, true
 }
 
 // activity returns the driver's samples of a GPU after since. If there is no new sample, it returns none.

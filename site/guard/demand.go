@@ -27,7 +27,9 @@ type gpuCount struct {
 	living      int       // clients that are not only forks
 	newest      time.Time // when the last of them has opened its files
 	places      int       // processes that the GPU serves, living and dead
-	largest     int       // MiB of the largest process that the driver lists
+	largest     int       // MiB of the job's largest process that the driver lists
+	ownMiB      int       // of all of them
+	nested      bool      // the driver may know a client of the job by another pid
 	soon        int       // living clients younger than soonGrown
 	growing     int       // living clients younger than growing
 	growingMiB  int       // what these have
@@ -39,11 +41,13 @@ type gpuCount struct {
 
 // demand is the memory that the clients of one GPU have and may soon need, in MiB.
 type demand struct {
-	living, dead int // clients
-	largest      int // the memory of the largest client, living or dead
-	grow         int // what the clients that have started lately may take until each is as large as the largest
-	successors   int // what clients need that may start soon: there were more clients a short time ago
-	inFlight     int // what the dead clients hold that may have work in flight
+	living, dead int  // clients
+	largest      int  // the memory of the largest client, living or dead
+	grow         int  // what the clients that have started lately may take until each is as large as the largest
+	successors   int  // what clients need that may start soon: there were more clients a short time ago
+	inFlight     int  // what the dead clients hold that may have work in flight
+	own          int  // what the job's processes have, living and dead
+	others       bool // programs of others have contexts on the GPU
 }
 
 // countClients counts the clients of each GPU.
@@ -66,9 +70,30 @@ func (g *Guard) countClients(now time.Time) {
 			g.counts[i].lately = max(g.counts[i].lately, e.clients)
 		}
 	}
+	g.countMemory()
+}
+
+// countMemory finds the memory of the job's processes. The driver also lists those of other jobs. If it lists none of
+// the job's and may know them by other pids, all count.
+func (g *Guard) countMemory() {
+	ours := map[int]bool{}
+	for _, c := range g.dead {
+		ours[c.proc.PID] = true
+	}
+	for c := range g.closing {
+		ours[c.proc.PID] = true
+	}
 	for i, u := range g.usage.gpus {
-		for _, mib := range u.Clients {
-			g.counts[i].largest = max(g.counts[i].largest, mib)
+		n, all := &g.counts[i], 0
+		for pid, mib := range u.Clients {
+			all = max(all, mib)
+			if ours[pid] || g.living[pid] != nil {
+				n.largest = max(n.largest, mib)
+				n.ownMiB += mib
+			}
+		}
+		if n.ownMiB == 0 && n.nested {
+			n.largest = all
 		}
 	}
 }
@@ -122,6 +147,7 @@ func (g *Guard) countLiving(c *client, now time.Time) {
 	for i := range g.each(c.gpus) {
 		n := &g.counts[i]
 		n.living++
+		n.nested = n.nested || c.namespaced
 		if c.takesPlace() {
 			n.places++
 		}
@@ -143,6 +169,7 @@ func (g *Guard) countDead(c *client, times int) {
 	for i := range g.each(c.gpus) {
 		n := &g.counts[i]
 		n.dead += times
+		n.nested = n.nested || c.namespaced
 		if c.places&(1<<i) != 0 {
 			n.places += times
 		}
@@ -195,13 +222,23 @@ func (g *Guard) demandOf(gpu int) demand {
 	}
 	d.inFlight = n.inFlightMiB + n.unlisted*d.largest
 	d.successors = max(0, n.lately-n.living) * d.largest
+	d.own, d.others = n.ownMiB, gpu < len(g.usage.shared) && g.usage.shared[gpu].others
 	return d
 }
 
 // judge reports whether a GPU has plenty of memory: half of it is free, and it is enough if all clients get as large as
 // the largest, and each dead one has a successor. It reports whether the GPU is short of memory: those that grow and
 // those that may start do not fit, or less is free than a client that runs could get more without the dead.
+//
+// What others have is not the job's. Beside others the GPU is short only if the job's own clients that grow or start
+// need what its dead clients hold, and one more can start with it.
 func (u Usage) judge(d demand) (roomy, short bool) {
-	roomy = 2*u.FreeMiB >= u.TotalMiB && (d.living+2*d.dead)*d.largest <= u.TotalMiB
-	return roomy, u.FreeMiB < d.grow+max(d.successors, d.inFlight)
+	total, need := u.TotalMiB, d.grow+max(d.successors, d.inFlight)
+	helps := true
+	if d.others {
+		total, need = u.FreeMiB+d.own, d.grow+d.successors
+		helps = u.FreeMiB+d.inFlight >= d.largest
+	}
+	roomy = 2*u.FreeMiB >= total && (d.living+2*d.dead)*d.largest <= total
+	return roomy, u.FreeMiB < need && helps
 }

@@ -94,9 +94,8 @@ func (g *Guard) plain(gpu int, now time.Time) (n gpuCount) {
 			n.lately = max(n.lately, e.clients)
 		}
 	}
-	for _, mib := range u.Clients {
-		n.largest = max(n.largest, mib)
-	}
+	memory := g.counts[gpu] // TestMemoryBesideOthers
+	n.largest, n.ownMiB, n.nested = memory.largest, memory.ownMiB, memory.nested
 	return n
 }
 
@@ -168,5 +167,50 @@ func TestATurnBeside1400Clients(t *testing.T) {
 	t.Log(least)
 	if least > 10*time.Millisecond {
 		t.Errorf("a turn takes %v", least)
+	}
+}
+
+// The memory of other jobs' programs is not the job's: they can neither make its GPU short, nor let it seem to have
+// plenty of room. The job is short if its own clients that grow or start need what its dead clients hold.
+func TestMemoryBesideOthers(t *testing.T) {
+	const server, stranger, big = 50, 51, 52
+	now := time.Now()
+	for _, c := range []struct {
+		name         string
+		others       bool
+		free         int
+		clients      map[int]int // 1 is new, 2 is old, 3 was killed, 4 was killed and is being closed
+		lately       int         // clients before the death, if a successor may start
+		roomy, short bool
+	}{
+		{"the GPU is the job's", false, 400, map[int]int{1: 100, 2: 100, 3: 100}, 0, false, false},
+		{"a stranger has much", true, 400, map[int]int{1: 100, 2: 100, 3: 100, big: 600}, 0, true, false},
+		{"a stranger has much, and a client starts", true, 99, map[int]int{1: 1, 2: 100, 3: 100, big: 600}, 0, false, false},
+		{"the same without room for it", true, 98, map[int]int{1: 1, 2: 100, 3: 100, big: 600}, 0, false, true},
+		{"what is being closed is larger", true, 98, map[int]int{1: 1, 2: 100, 3: 100, 4: 150, big: 600}, 0, false, true},
+		{"the dead one's memory is of no use", true, 10, map[int]int{1: 1, 2: 200, 3: 30, big: 600}, 0, false, false},
+		{"a successor may start", true, 99, map[int]int{1: 100, 2: 100, 3: 100, big: 600}, 3, false, true},
+		{"a successor has room", true, 100, map[int]int{1: 100, 2: 100, 3: 100, big: 600}, 3, false, false},
+		{"a stranger has all, and no client needs more", true, 0, map[int]int{1: 100, 2: 100, 3: 100, big: 600}, 0, false, false},
+		{"the same on a GPU of the job's own", false, 0, map[int]int{1: 100, 2: 100, 3: 100}, 0, false, true},
+	} {
+		g := &Guard{Options: Options{Minors: []int{0}}, dead: []*client{clientOf(3, 1)}}
+		g.living = map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1)}
+		g.usage = usages{gauge: &gauge{}, asked: now, ours: func(pid int) bool { return pid == server }}
+		g.living[1].opened, g.living[2].opened, g.dead[0].died = now.Add(-time.Second), now.Add(-time.Minute), now
+		g.closing = map[*client]time.Time{clientOf(4, 1): {}}
+		if c.lately > 0 {
+			g.ends = []end{{now, 1, c.lately}}
+		}
+		u := Usage{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients, Processes: []int{server}}
+		if c.others {
+			u.Processes = append(u.Processes, stranger)
+		}
+		g.usage.take([]Usage{u})
+		s := situation{roomy: true}
+		g.counted(now).addUsage(g.dead[0], &s, now)
+		if s.roomy != c.roomy || s.short != c.short || s.others != c.others {
+			t.Errorf("%s: %+v %+v", c.name, s, g.demandOf(0))
+		}
 	}
 }

@@ -133,6 +133,7 @@ type Guard struct {
 	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[site.Process]bool // processes of the same user's other jobs, or with files that the guard may not take
 	ofRoot    map[int]bool          // root's processes at the last scan
+	servers   map[int]bool          // whether a pid is that of a server of the job; kept until the next full scan
 
 	names map[site.Process]string // of living clients and of dead ones with files
 
@@ -175,6 +176,7 @@ func New(o Options) (*Guard, error) {
 	}
 	g.budget = newBudget(o, g.processorTime)
 	k.asks.nudge = e.nudge
+	g.servers, g.usage.ours = map[int]bool{}, g.isOurServer
 	g.watch()
 	return g, nil
 }
@@ -306,6 +308,7 @@ func (g *Guard) scan(began time.Time) {
 	full := !began.Before(g.scans.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
+		clear(g.servers)
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
 		g.unleased, g.budget.guards = !g.Leased(), g.Guards()
 		g.findClosed(began)

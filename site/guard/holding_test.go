@@ -514,7 +514,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1),
+	u := usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
 		gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
@@ -583,7 +583,7 @@ func TestADriverWithoutSamples(t *testing.T) {
 		known bool
 	}{{0, 0, true}, {0, usageStart, false}, {1, usageStart, true}} {
 		now := died.Add(c.after)
-		g := &Guard{usage: usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, gpus: []Usage{{Known: true}}}}
+		g := &Guard{usage: usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []Usage{{Known: true}}}}
 		var s situation
 		if g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
 			t.Errorf("%+v: %+v", c, s)

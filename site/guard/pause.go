@@ -259,10 +259,20 @@ func (t *tracer) allStopped() bool {
 type pauses struct {
 	now    *pause    // nil for none
 	next   time.Time // a pause begins no earlier
-	failed time.Time // when the last pause ended that did not get the GPU idle
+	failed time.Time // when the last pause ended that did not get the GPU idle, without programs of others
 	never  bool
 	began  time.Time     // the last pause
 	before time.Duration // the processor time of children when it began
+	vain   bool          // a pause would help some dead client, but cannot: others work on its GPU
+	others bool          // others have programs on a dead client's GPU
+}
+
+// left returns how long the present pause, or one that begins now, may last.
+func (p *pauses) left(limit time.Duration, now time.Time) time.Duration {
+	if p.now == nil {
+		return limit
+	}
+	return limit - now.Sub(p.now.began)
 }
 
 // over reports whether a pause is of no more use for a client whose hold was over at a time.
@@ -276,6 +286,7 @@ type pause struct {
 	add     chan paused
 	answers chan error
 	end     chan struct{}
+	others  bool // others had programs on a dead client's GPU during the pause
 }
 
 // maxPaused limits the neighbours of one pause. A GPU serves 60 clients, and a node has 16 GPUs.
@@ -297,6 +308,7 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 			return
 		}
 	}
+	p.others = p.others || g.pauses.others
 	switch {
 	case len(needing) > 0:
 		p.done = time.Time{}
@@ -304,6 +316,9 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 		p.done = now
 	}
 	switch {
+	case len(needing) == 0 && g.pauses.vain:
+		g.endPause(now, false)
+		return
 	case len(needing) == 0 && (len(g.closing) == 0 || now.Sub(p.done) >= freeWait): // the memory is free
 		g.endPause(now, true)
 		return
@@ -348,7 +363,8 @@ func (g *Guard) pauseMore(needing []*client) {
 }
 
 // endPause continues the neighbours. After a pause in which the GPU did not get idle, the next one begins after a rest
-// of the same length, so that the neighbours have at least half of the time.
+// of the same length, so that the neighbours have at least half of the time. Beside programs of others, it begins after
+// the time of hold.
 func (g *Guard) endPause(now time.Time, idle bool) {
 	p := g.pauses.now
 	if p == nil {
@@ -358,7 +374,12 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	took := now.Sub(p.began)
 	g.pauses.now = nil
 	if !idle {
-		g.pauses.failed, g.pauses.next = now, now.Add(max(took, minRest))
+		g.pauses.next = now.Add(max(took, minRest))
+		if p.others {
+			g.pauses.next = now.Add(max(took, minRest, g.Hold))
+		} else {
+			g.pauses.failed = now
+		}
 	}
 	g.state.Pauses++
 	g.state.PausedMillis += took.Milliseconds()

@@ -119,6 +119,46 @@ func TestTheEndOfAPause(t *testing.T) {
 	}
 }
 
+// Beside others at work, a pause ends as soon as it can prove nothing any more, and the next one comes after hold. It
+// is no reason to let work in flight go when the others leave. While some client can be helped, the pause goes on.
+//
+// Contract: G2
+func TestAPauseThatCannotHelp(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name         string
+		needing      bool
+		vain, others bool
+		after        time.Duration
+		ends, failed bool
+		rest         time.Duration
+	}{
+		{"it can help", true, false, true, time.Second, false, false, 0},
+		{"it cannot", false, true, true, time.Second, true, false, 30 * time.Second},
+		{"it cannot help one of two", true, true, true, time.Second, false, false, 0},
+		{"its time is over beside others", true, false, true, 6 * time.Second, true, false, 30 * time.Second},
+		{"its time is over", true, false, false, 6 * time.Second, true, true, 6 * time.Second},
+	} {
+		g, p, dead := pausing(now)
+		g.Hold, g.pauses.vain, g.pauses.others = 30*time.Second, c.vain, c.others
+		var needing []*client
+		if c.needing {
+			needing = append(needing, dead)
+		}
+		at := now.Add(c.after)
+		if left := g.pauses.left(g.Pause, at); left != 6*time.Second-c.after {
+			t.Errorf("%s: %v are left", c.name, left)
+		}
+		g.pauseFor(needing, at)
+		if p.ended() != c.ends || g.pauses.failed.IsZero() == c.failed {
+			t.Errorf("%s: ended %v, failed at %v", c.name, p.ended(), g.pauses.failed)
+		}
+		if rest := g.pauses.next.Sub(at); c.ends && rest != c.rest {
+			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
+		}
+	}
+}
+
 // A pause waits a short time for the driver to free the memory, after the last files were let go. A neighbour that has
 // stopped just then changes nothing.
 func TestAPauseUntilMemoryIsFree(t *testing.T) {

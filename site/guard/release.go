@@ -48,7 +48,9 @@ type situation struct {
 	newer      bool          // a neighbour opened its files after this client's death
 	pending    bool          // the GPUs' usage will be known soon
 	gpuKnown   bool          // the GPUs' free memory and utilisation are known
-	idle       bool          // the GPUs have done no work since its death
+	idle       bool          // the work of the job that was in flight at its death is done
+	others     bool          // programs of others have contexts on the GPUs
+	hopeless   bool          // others work there, so a pause could not prove in its time that the job's work is done
 	noContext  bool          // the driver lists no context of it
 	tight      bool          // places or host memory are not plentiful, whatever the GPUs' memory is
 	roomy      bool          // at least half of the GPUs' places and memory is free, and the host has memory
@@ -60,7 +62,7 @@ type situation struct {
 // releaseReason returns the reason to close the files now, or "" to hold them. While neighbours live and no program
 // needs the room, the files are held without limit. The reason is an endless kernel: it kills the neighbours whenever
 // its files are closed (measured). Work that may be in flight is not let go because something is short, before hold
-// is over.
+// is over. Beside others' programs it is not let go then, because a stranger's work can make each pause fail.
 func (s situation) releaseReason(hold time.Duration) string {
 	switch {
 	case s.idle:
@@ -73,7 +75,7 @@ func (s situation) releaseReason(hold time.Duration) string {
 		return noNeighbour
 	case !s.neighbours:
 		return ""
-	case s.short && s.age >= hold && (s.paused || s.inOrder):
+	case s.short && s.age >= hold && (s.inOrder || s.paused && !s.others):
 		return holdOver
 	case !s.gpuKnown && !s.pending && (s.newer && s.age >= newcomerHold || s.age >= hold):
 		return holdOver
@@ -81,7 +83,8 @@ func (s situation) releaseReason(hold time.Duration) string {
 	return ""
 }
 
-// needsPause reports whether the neighbours must be paused, so that the GPU gets idle.
+// needsPause reports whether the neighbours must be paused, so that the GPU gets idle. It does not matter here whether
+// a pause can help.
 func (s situation) needsPause() bool {
 	return s.short && s.neighbours && s.gpuKnown && !s.inOrder && (s.newer || s.age >= pauseAfter)
 }
@@ -103,6 +106,7 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 		}
 	}
 	g.countClients(now)
+	g.pauses.vain, g.pauses.others = false, false
 	for _, c := range slices.Clone(g.dead) {
 		s := g.situation(c, now)
 		if reason := s.releaseReason(g.Hold); reason != "" {
@@ -111,7 +115,11 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 			g.releaseClient(c, reason)
 			continue
 		}
-		if s.needsPause() {
+		g.pauses.others = g.pauses.others || s.others
+		switch {
+		case s.needsPause() && s.hopeless:
+			g.pauses.vain = true
+		case s.needsPause():
 			needing = append(needing, c)
 		}
 		g.tellEnd(c, s, now)

@@ -43,6 +43,11 @@ func TestReleaseReason(t *testing.T) {
 		{"until hold", beside(func(s *situation) { s.age, s.short, s.paused = hold-1, true, true }), "", true},
 		{"after hold, before a pause", beside(func(s *situation) { s.age, s.short = hold, true }), "", true},
 		{"after hold and a pause", beside(func(s *situation) { s.age, s.short, s.paused = hold, true, true }), holdOver, false},
+		{"after hold and a pause, beside others", beside(func(s *situation) {
+			s.age, s.short, s.paused, s.others = time.Hour, true, true, true
+		}), "", true},
+		{"beside others, with own work done", beside(func(s *situation) { s.idle, s.others = true, true }), workDone, false},
+		{"the last client, beside others", situation{age: hold, gpuKnown: true, others: true}, noNeighbour, false},
 		{"after hold and a pause, with room", beside(func(s *situation) { s.age, s.paused = hold, true }), "", false},
 
 		{"in order, and it never had a context", beside(func(s *situation) { s.inOrder, s.noContext = true, true }), noContext, false},

@@ -35,6 +35,7 @@ func TestWhichEndsAreTold(t *testing.T) {
 		dead := clientOf(1<<30, 1)
 		dead.died, dead.exit = died, exitStatus{9, true}
 		r.usage.busy = []uint64{uint64(died.Add(time.Second).UnixMicro()), 0}
+		r.usage.shared = make([]sharing, 2)
 		s := situation{neighbours: true}
 		c.change(r.Guard, dead, &s)
 		for range 2 {

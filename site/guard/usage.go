@@ -22,6 +22,11 @@ type Usage struct {
 	Samples  []Sample    `json:"samples"`           // since the previous line
 	// ContextsUnknown says that Clients is not known. A dead client may then still have a context.
 	ContextsUnknown bool `json:"contexts_unknown,omitempty"`
+	// Processes are the processes on the GPU that are not clients of an MPS server. Work is what they did since the
+	// previous line; the driver may not tell it.
+	Processes []int  `json:"processes,omitempty"`
+	Work      []Work `json:"work,omitempty"`
+	WorkKnown bool   `json:"work_known,omitempty"`
 }
 
 // Sample is the SM utilisation of the 200 ms before a time (measured on an H200).
@@ -107,6 +112,8 @@ type usages struct {
 	gpus     []Usage
 	idle     []span   // for each GPU
 	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
+	shared   []sharing
+	ours     func(pid int) bool // whether a process is a server of the job
 }
 
 // span is the time from the first to the last of the latest samples that are all 0, in microseconds since 1970. It is
@@ -213,9 +220,10 @@ func (g *Guard) readUsage(now time.Time) {
 func (u *usages) take(line []Usage) {
 	u.answered, u.asOf, u.gpus = true, u.asked, line
 	if len(u.idle) != len(line) {
-		u.idle, u.busy = make([]span, len(line)), make([]uint64, len(line))
+		u.idle, u.busy, u.shared = make([]span, len(line)), make([]uint64, len(line)), make([]sharing, len(line))
 	}
 	for i, usage := range line {
+		u.shared[i].take(usage, u.ours)
 		for _, s := range usage.Samples {
 			switch {
 			case s.Percent > 0:
@@ -229,9 +237,12 @@ func (u *usages) take(line []Usage) {
 	}
 }
 
-// workedAfter reports whether a dead client's GPUs had work after its death, as far as that is known.
+// workedAfter reports whether a dead client's GPUs had work of the job after its death, as far as that is known.
 func (u *usages) workedAfter(c *client) bool {
 	for i, busy := range u.busy {
+		if u.shared[i].others {
+			busy = u.shared[i].worked
+		}
 		if c.gpus&(1<<i) != 0 && busy > uint64(c.died.Add(sampleTime).UnixMicro()) {
 			return true
 		}
@@ -275,7 +286,10 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		if s.neighbours {
 			proof += uint64(sampleGap.Microseconds())
 		}
-		s.idle = s.idle && u.idle[i].last >= proof
+		shared := &u.shared[i]
+		s.idle = s.idle && (u.idle[i].last >= proof || shared.proves(c.died))
+		s.others = s.others || shared.others
+		s.hopeless = s.hopeless || shared.hopeless(g.pauses.left(g.Pause, now), now)
 	}
 	s.idle = s.idle && s.gpuKnown
 }

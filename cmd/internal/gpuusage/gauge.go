@@ -35,7 +35,7 @@ func readQuestions(input io.Reader, ended func()) <-chan bool {
 
 // gauge prints a line of JSON for each question, with the usage of each device.
 func gauge(driver *gpu.NVML, devices []string, questions <-chan bool, out io.Writer) error {
-	since := make([]uint64, len(devices))
+	seen := make([]gpu.Seen, len(devices))
 	clock := wallClock{began: time.Now()}
 	lines := json.NewEncoder(out)
 	for range questions {
@@ -44,11 +44,11 @@ func gauge(driver *gpu.NVML, devices []string, questions <-chan bool, out io.Wri
 		stepped := clock.stepped(now.UnixNano(), now.Sub(clock.began))
 		for i, device := range devices {
 			if stepped {
-				since[i] = uint64(now.UnixMicro())
+				seen[i] = gpu.Seen{Activity: uint64(now.UnixMicro()), Work: uint64(now.UnixMicro())}
 			}
-			answer[i] = usageOf(driver, site.UUID(device), &since[i])
+			answer[i] = usageOf(driver, site.UUID(device), &seen[i])
 			if stepped {
-				answer[i].Samples = forget(now)
+				forget(&answer[i], now)
 			}
 		}
 		if err := lines.Encode(answer); err != nil {
@@ -60,15 +60,22 @@ func gauge(driver *gpu.NVML, devices []string, questions <-chan bool, out io.Wri
 
 // usageOf returns the usage of one GPU. Known is false if the usage cannot be read. With MIG, the driver reports no
 // usage.
-func usageOf(driver *gpu.NVML, uuid site.UUID, since *uint64) guard.Usage {
-	u, err := driver.Usage(uuid, *since)
+func usageOf(driver *gpu.NVML, uuid site.UUID, seen *gpu.Seen) guard.Usage {
+	u, err := driver.Usage(uuid, *seen)
 	if err != nil {
 		return guard.Usage{Hung: errors.Is(err, gpu.ErrHung)}
 	}
-	usage := guard.Usage{Known: true, TotalMiB: u.TotalMiB, FreeMiB: u.FreeMiB, Clients: u.Clients}
+	usage := guard.Usage{
+		Known: true, TotalMiB: u.TotalMiB, FreeMiB: u.FreeMiB, Clients: u.Clients,
+		Processes: u.Processes, WorkKnown: u.WorkKnown,
+	}
 	for _, s := range u.Activity {
 		usage.Samples = append(usage.Samples, guard.Sample{Micros: s.Micros, Percent: s.Percent})
-		*since = max(*since, s.Micros)
+		seen.Activity = max(seen.Activity, s.Micros)
+	}
+	for _, s := range u.Work {
+		usage.Work = append(usage.Work, guard.Work{PID: s.PID, Micros: s.Micros, Percent: s.Percent})
+		seen.Work = max(seen.Work, s.Micros)
 	}
 	return usage
 }
@@ -91,7 +98,8 @@ func (c *wallClock) stepped(wall int64, elapsed time.Duration) bool {
 }
 
 // forget makes the guard forget the samples from before the clock was set, because their times would be after a death
-// that comes later. A sample that is not 0 does that.
-func forget(now time.Time) []guard.Sample {
-	return []guard.Sample{{Micros: uint64(now.UnixMicro()), Percent: 100}}
+// that comes later. A sample that is not 0 and samples of processes that are not known do that.
+func forget(u *guard.Usage, now time.Time) {
+	u.Samples = []guard.Sample{{Micros: uint64(now.UnixMicro()), Percent: 100}}
+	u.Work, u.WorkKnown = nil, false
 }

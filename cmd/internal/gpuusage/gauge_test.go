@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,7 +62,12 @@ func TestAClockThatIsSet(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
-	if samples := forget(wall); len(samples) != 1 || samples[0].Percent == 0 || samples[0].Micros != uint64(wall.UnixMicro()) {
-		t.Errorf("%+v does not end the time without work", samples)
+	u := guard.Usage{Work: []guard.Work{{PID: 7, Percent: 99}}, WorkKnown: true}
+	forget(&u, wall)
+	if len(u.Samples) != 1 || u.Samples[0].Percent == 0 || u.Samples[0].Micros != uint64(wall.UnixMicro()) {
+		t.Errorf("%+v does not end the time without work", u.Samples)
+	}
+	if u.WorkKnown || u.Work != nil {
+		t.Errorf("%+v does not end the time without work", u)
 	}
 }

@@ -241,6 +241,12 @@ func (p Node) ClientWith(job uint32, env []string, args ...string) *exec.Cmd {
 	p.T.Helper()
 	cmd := p.AsUser(job, p.Command("mpirun-wrap", append([]string{p.CudaClient()}, args...)...))
 	cmd.Env = append(cmd.Env, env...)
+	return p.Ready(cmd)
+}
+
+// Ready starts a CUDA client, and waits until it is ready.
+func (p Node) Ready(cmd *exec.Cmd) *exec.Cmd {
+	p.T.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		p.T.Fatal(err)

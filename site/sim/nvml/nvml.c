@@ -804,12 +804,14 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 	if (processes < 0)
 		return NVML_ERROR_UNKNOWN;
 	clock_gettime(CLOCK_REALTIME, &now);
-	unsigned long long settled = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000 - SETTLED_MICROS;
+	unsigned long long settled = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+	if (processes > 1) /* another server may not have written yet */
+		settled -= SETTLED_MICROS;
 	unsigned read = read_lines(gpu, held, processes);
 	for (unsigned i = 0, n; i < read; i += n) {
 		n = same_sample(&lines[i], read - i);
 		const struct line *one = the_one(&lines[i], n);
-		if (one && one->at / SAMPLE_MICROS > since / SAMPLE_MICROS && one->at / SAMPLE_MICROS * SAMPLE_MICROS <= settled)
+		if (one && one->at > since && one->at / SAMPLE_MICROS * SAMPLE_MICROS <= settled)
 			found = book(one, all, counts, found);
 	}
 	unsigned capacity = *count;

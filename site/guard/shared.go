@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Other users' programs may compute on a shared GPU, and then its samples do not fall to 0. The driver also samples
+// processes: each sample names one process that computed. The job's clients compute as their server. If n others
+// compute, too, each sample is the server's with a chance of 1/(n+1), as long as the server has work in flight
+// (measured on an H100: docs/decisions/054). So the job's work is done when its servers have been absent from enough.
+
+const (
+	// sampleEvery is the interval at which the driver takes samples (measured on an H200 and an H100).
+	sampleEvery = 200 * time.Millisecond
+	// workLately is the time for which a process that was seen at work counts as one that computes.
+	workLately = 3 * time.Second
+	// maxRounds limits the samples that are kept. With more than 36 others, no number of them is enough.
+	maxRounds = 512
+)
+
+// enough returns how many samples in a row without the job's servers prove that their work is done, beside some others
+// that were seen in them. By chance, work in flight is absent from so many once in a million times: (n/(n+1))^(14n+7).
+func enough(others int) int { return 14*others + 7 }
+
+// Work is what the driver saw of a process's work since the previous line. A server has its clients' work.
+type Work struct {
+	PID     int    `json:"pid"`
+	Micros  uint64 `json:"micros"` // the latest sample, since 1970
+	Percent int    `json:"percent"`
+}
+
+// sharing is the use of a GPU by the job's servers and by others.
+type sharing struct {
+	others bool           // processes that are not the job's servers have contexts
+	known  bool           // the driver lists a server of the job by its pid, and tells which processes work
+	worked uint64         // the latest sample of the job's servers, in microseconds since 1970
+	seen   map[int]uint64 // the latest samples of others, by pid
+	rounds []round        // since the latest sample of the job's servers
+	proved uint64         // the first of the latest samples that are enough; 0 if there are too few
+}
+
+// round is a sample, or those between two lines, in which others worked, or nobody did.
+type round struct {
+	micros uint64
+	pids   []int
+}
+
+// take takes what a line says about a GPU. ours reports whether a pid is a server of the job.
+func (s *sharing) take(u Usage, ours func(pid int) bool) {
+	lists := slices.ContainsFunc(u.Processes, ours)
+	s.others = slices.ContainsFunc(u.Processes, func(pid int) bool { return !ours(pid) })
+	s.known = u.WorkKnown && lists
+	if s.seen == nil {
+		s.seen = map[int]uint64{}
+	}
+	var r round
+	present := false
+	for _, w := range u.Work {
+		switch {
+		case ours(w.PID):
+			present, s.worked = true, max(s.worked, w.Micros)
+		case w.Percent > 0:
+			s.seen[w.PID], r.pids, r.micros = w.Micros, append(r.pids, w.PID), max(r.micros, w.Micros)
+		}
+	}
+	maps.DeleteFunc(s.seen, func(_ int, at uint64) bool { return at+uint64(workLately.Microseconds()) < r.micros })
+	for _, sample := range u.Samples {
+		if sample.Percent == 0 {
+			r.micros = max(r.micros, sample.Micros)
+		}
+	}
+	switch {
+	case present || !s.known:
+		s.rounds = nil
+	case r.micros > 0:
+		s.rounds = append(s.rounds, r)
+		s.rounds = s.rounds[max(0, len(s.rounds)-maxRounds):]
+	}
+	s.prove()
+}
+
+// isOurServer reports whether a process is a server of the job: a child of one of its daemons. It remembers the answer
+// until the next full scan.
+func (g *Guard) isOurServer(pid int) bool {
+	ours, known := g.servers[pid]
+	if known {
+		return ours
+	}
+	stat, err := g.kernel.stat(pid)
+	if errors.Is(err, errSilent) {
+		return false
+	}
+	isParent := func(d site.Process) bool { return d.PID > 0 && d.PID == stat.Parent }
+	ours = err == nil && slices.ContainsFunc(g.Daemons(), isParent)
+	g.servers[pid] = ours
+	return ours
+}
+
+// prove finds the shortest row of the latest samples that is enough.
+func (s *sharing) prove() {
+	s.proved = 0
+	who := map[int]bool{}
+	for i := len(s.rounds) - 1; i >= 0; i-- {
+		for _, pid := range s.rounds[i].pids {
+			who[pid] = true
+		}
+		if len(s.rounds)-i >= enough(len(who)) {
+			s.proved = s.rounds[i].micros
+			return
+		}
+	}
+}
+
+// proves reports whether the work of a client that died at a time is done.
+func (s *sharing) proves(died time.Time) bool {
+	return s.proved > uint64(died.Add(sampleTime).UnixMicro())
+}
+
+// hopeless reports whether no proof can come within a time, and the GPU may not get idle either.
+func (s *sharing) hopeless(within time.Duration, now time.Time) bool {
+	return s.others && (!s.known || s.missing(now) > within)
+}
+
+// missing returns the time that a proof takes from now on, if the job's servers stay absent. It is 0 if no others work:
+// then the samples of the whole GPU are enough.
+func (s *sharing) missing(now time.Time) time.Duration {
+	working := 0
+	for _, at := range s.seen {
+		if at > uint64(now.Add(-workLately).UnixMicro()) {
+			working++
+		}
+	}
+	if working == 0 {
+		return 0
+	}
+	return time.Duration(max(0, enough(working)-len(s.rounds))) * sampleEvery
+}
