@@ -38,6 +38,8 @@ func lineOf(sample rune, micros uint64) Usage {
 		u.WorkKnown = false
 	case 'x':
 		u.Processes, u.Work = []int{'B', 'C'}, []Work{{'B', micros, busy}}
+	case 'm': // two samples
+		u.Work = []Work{{'A', micros, busy}, {'B', micros + 1, busy}}
 	case 'b': // listed, without work
 		u.Work = []Work{{'B', micros, 0}}
 	default:
@@ -67,6 +69,7 @@ func TestWorkIsDoneBesideOthers(t *testing.T) {
 		{"the job's last sample is late", "", "BABBA" + b, 26},
 		{"the job works again just before the end", "", "B" + b[1:] + "A" + b, 43},
 		{"one sample is enough to begin again", "", strings.Repeat(b[1:]+"A", 20), 0},
+		{"the job's and another's sample in one line", "", "B" + b[1:] + "m" + b, 43},
 		{"two others in turns", "", "B" + strings.Repeat("BC", 18), 36},
 		{"two others, one less than enough", "", "B" + strings.Repeat("BC", 17), 0},
 		{"the second comes late", "", "B" + b[1:] + "C" + b, 36},

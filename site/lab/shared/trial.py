@@ -11,6 +11,7 @@ The production prolog, guard, wrapper and epilog of BIN run below ROOT, without 
 users. The compute mode stays as it is. KIND is torch, or driver for ranks that use libcuda alone, as on a simulated GPU.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import victim
@@ -186,6 +188,16 @@ class Trial:
         with open(os.path.join(self.results, "shared.jsonl"), "a") as file:
             file.write(line + "\n")
 
+    def lease(self, job):
+        with open(os.path.join(self.root, "run/slurm-mps/leases/%d.json" % job)) as file:
+            return json.load(file)
+
+    def logged(self, job, words):
+        """Returns the guard's lines about a job with some words."""
+        with open(os.path.join(self.root, "var/log/slurm-mps/slurm-mps.log")) as file:
+            lines = [json.loads(x) for x in file if words in x]
+        return [x for x in lines if x.get("job") == job and x.get("program") == "guard"]
+
     def left(self):
         """Returns what the epilogs have left."""
         state, found = os.path.join(self.root, "run/slurm-mps"), []
@@ -193,6 +205,35 @@ class Trial:
             path = os.path.join(state, folder)
             found += [folder + "/" + name for name in (os.listdir(path) if os.path.isdir(path) else [])]
         return found
+
+
+class Sampler(threading.Thread):
+    """Reads which processes the driver samples, ten times a second, and the GPU's memory."""
+
+    class Sample(ctypes.Structure):
+        _fields_ = [("pid", ctypes.c_uint), ("at", ctypes.c_ulonglong)] + [(n, ctypes.c_uint) for n in ("sm", "mem", "enc", "dec")]
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.nvml, self.gpu, self.seen, self.over = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), [], False
+        if self.nvml.nvmlInit_v2() or self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.gpu)):
+            raise RuntimeError("NVML does not start")
+
+    def total(self):
+        memory = (ctypes.c_ulonglong * 3)()
+        if self.nvml.nvmlDeviceGetMemoryInfo(self.gpu, memory):
+            raise RuntimeError("NVML does not tell the memory")
+        return memory[0] >> 20
+
+    def run(self):
+        last = int(time.time() * 1e6)
+        while not self.over:
+            samples, n = (self.Sample * 512)(), ctypes.c_uint(512)
+            if self.nvml.nvmlDeviceGetProcessUtilization(self.gpu, samples, ctypes.byref(n), ctypes.c_ulonglong(last)) == 0:
+                new = [s for s in samples[:n.value] if s.at > last and s.sm > 0]
+                self.seen += [(s.at / 1e6, s.pid) for s in new]
+                last = max([last] + [s.at for s in new])
+            time.sleep(0.1)
 
 
 class Job:
@@ -208,6 +249,9 @@ class Job:
         if self.ticket.get("refusal_reason"):
             raise RuntimeError("job %d is refused: %s" % (number, self.ticket["refusal_reason"]))
 
+    def wrapper(self):
+        return [os.path.join(self.trial.bin, "mpirun-wrap"), "--root", self.trial.root]
+
     def start(self, n, *program):
         """Starts n ranks as srun does."""
         gtids = ",".join(str(i) for i in range(n))
@@ -217,8 +261,7 @@ class Job:
                 "SLURM_STEP_ID": "0", "SLURM_LOCALID": str(i), "SLURM_GTIDS": gtids, "SLURM_NODEID": "0", "OMP_NUM_THREADS": "1",
                 "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
             }
-            line = [os.path.join(self.trial.bin, "mpirun-wrap"), "--root", self.trial.root]
-            line += program
+            line = self.wrapper() + list(program)
             out = open(os.path.join(self.folder, "out%d" % len(self.ranks)), "w+")
 
             def become():
@@ -232,10 +275,16 @@ class Job:
     def compute(self, work, n):
         self.start(n, self.trial.python, os.path.join(self.trial.dir, "trial.py"), "rank", self.trial.kind, work, self.folder, str(self.id))
 
-    def warm(self, limit=60):
+    def client(self, n, *words):
+        """Starts n ranks of cuda-client, and waits until they compute."""
+        self.start(n, self.trial.client, "spin", "-blocks", "16", "-for", "900", *(str(w) for w in words))
+        self.warm(word=" ready ")
+        return self.ranks[-n:]
+
+    def warm(self, limit=60, word="warm"):
         deadline = time.time() + limit
         for process, out in self.ranks:
-            while "warm" not in self.text(out):
+            while word not in self.text(out) and process.returncode is None:
                 if time.time() > deadline or process.poll() is not None:
                     raise RuntimeError("a rank of job %d does not start: %s" % (self.id, self.text(out)))
                 time.sleep(0.01)
@@ -323,6 +372,104 @@ def harm(t, name, users, how, **policy):
     t.record(name, users=users, how=how, policy=policy, neighbours=2, lived=min(lived, 2 - lost), left=t.left())
 
 
+class Own(Job):
+    """Ranks of a user without an admin, by mpirun-wrap --own."""
+
+    def __init__(self, trial, number, user):
+        self.trial, self.id, self.user, self.uid = trial, number, user, USERS[user]
+        self.ranks, self.folder = [], os.path.join(trial.dir, "job%d" % number)
+        os.mkdir(self.folder)
+
+    def wrapper(self):
+        line = [os.path.join(self.trial.bin, "mpirun-wrap"), "--own"]
+        return line + (["--root", self.trial.root] if self.trial.kind == "driver" else [])
+
+    def close(self):
+        self.trial.open.remove(self)
+
+
+def pid_of(rank):
+    return rank[0].pid
+
+
+def parent(pid):
+    with open("/proc/%d/stat" % pid) as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
+def stranger(t, name, trials):
+    """A job of another user has 0.4 of the GPU's memory and computes all the time. A rank with 1 s in flight is killed
+    beside two neighbours. In the last third of the trials, its successor needs what it holds, and the guard pauses the
+    neighbours itself. In the others, this script stops them for a while, so that the job's own work ends."""
+    t.policy(share_gpu="turns", hold="30s", pause="12s")
+    sampler = Sampler()
+    sampler.start()
+    other, job = t.job("hpc2", 50), t.job("hpc1", 50)
+    large = int(0.4 * sampler.total())
+    busy = other.client(1, "-ms", 5, "-queue", 10, "-mib", large)[0]
+    daemons = {d["proc"]["pid"] for d in t.lease(job.id)["daemons"]}
+    neighbours = []
+    for trial in range(trials):
+        needed = trial >= trials - trials // 3
+        if any(n[0].poll() is not None for n in neighbours) or not neighbours:
+            neighbours = job.client(2, "-ms", 5, "-mib", 1000)
+        victim = job.client(1, "-ms", 5, "-queue", 200, "-replay", "-mib", large if needed else 1000)[0]
+        time.sleep(1)
+        before, died = len(t.logged(job.id, "paused the")), time.time()
+        victim[0].kill()
+        victim[0].wait()
+        if not needed:
+            for n in neighbours:
+                os.kill(pid_of(n), signal.SIGSTOP)
+        gone, closed = [], None
+        while not gone and time.time() - died < 45:
+            time.sleep(0.05)
+            gone = [x for x in t.logged(job.id, "let go") if x["pid"] == pid_of(victim)]
+        if gone:
+            closed = gone[0]["held_ms"] / 1000
+        for n in neighbours:
+            if n[0].poll() is None:
+                os.kill(pid_of(n), signal.SIGCONT)
+        servers = {p for _, p in sampler.seen if os.path.exists("/proc/%d" % p) and parent(p) in daemons}
+        own = [at - died for at, p in sampler.seen if p in servers and at > died and (closed is None or at - died < closed)]
+        time.sleep(1.5)
+        pauses = t.logged(job.id, "paused the")[before:]
+        t.record(name, n=trial, needed=needed, pauses=len(pauses), paused_ms=[round(p["paused_ms"]) for p in pauses],
+                 idle=[p["idle"] for p in pauses], reason=gone[0]["reason"] if gone else "held", held_ms=round(1000 * closed) if gone else None,
+                 own_work_s=round(max(own, default=0), 2), close_after_s=round(closed - max(own, default=0), 2) if gone else None,
+                 neighbours=2, lived=sum(n[0].poll() is None for n in neighbours), stranger_lives=busy[0].poll() is None)
+    sampler.over = True
+    sampler.join()
+    for one in (job, other):
+        one.kill()
+        one.close()
+    t.record(name, left=t.left())
+
+
+def unreadable(t, name):
+    """With --own, a program of another user that can be executed and not be read is killed with 1.5 s in flight."""
+    program = os.path.join(t.dir, "unreadable")
+    shutil.copy(t.client, program)
+    os.chmod(program, 0o711)
+    t.jobs += 1
+    job = Own(t, t.jobs, "hpc1")
+    t.open.append(job)
+    job.client(2, "-ms", 5)
+    neighbours = list(job.ranks)
+    job.start(1, program, "spin", "-ms", "5", "-queue", "300", "-blocks", "16", "-for", "900")
+    job.warm(word=" ready ")
+    time.sleep(1)
+    victim = job.ranks[-1]
+    os.kill(pid_of(victim), signal.SIGKILL)
+    victim[0].wait()
+    time.sleep(4)
+    lived = sum(n[0].poll() is None for n in neighbours)
+    job.kill()
+    lines = sorted({x for _, out in job.ranks for x in job.text(out).splitlines() if x.startswith(("slurm-mps:", "mpirun-wrap:"))})
+    job.close()
+    t.record(name, neighbours=2, lived=lived, lines=lines)
+
+
 def domains(t, name, k):
     """Eight ranks of one job in k fault domains, and a wrong address in the first one."""
     t.policy(domains=k)
@@ -365,6 +512,8 @@ def trials(t):
         yield "cancelled-user-%d" % i, lambda n: harm(t, n, one, "cancelled", share_gpu="user")
         yield "fault-turns-%d" % i, lambda n: harm(t, n, two, "fault", share_gpu="turns")
         yield "fault-domains-%d" % i, lambda n: domains_fault(t, n, 2)
+    yield "stranger", lambda n: stranger(t, n, 10)
+    yield "unreadable-own", lambda n: unreadable(t, n)
     yield "fault-user", lambda n: harm(t, n, one, "fault", share_gpu="user")
 
 
