@@ -47,6 +47,8 @@ const (
 	// reapEvery is the time between two checks for processes that have ended during the pause.
 	reapEvery = 50 * time.Millisecond
 	minRest   = time.Second
+	// maxDoubled limits the rest after pauses that fail beside others' programs: to 17 h if hold is 1 minute.
+	maxDoubled = 10
 	// maxThreads limits the threads of one process that are paused.
 	maxThreads = 16384
 )
@@ -265,6 +267,7 @@ type pauses struct {
 	before time.Duration // the processor time of children when it began
 	vain   bool          // a pause would help some dead client, but cannot: others work on its GPU
 	others bool          // others have programs on a dead client's GPU
+	beside uint          // pauses in a row that have failed beside others' programs
 }
 
 // left returns how long the present pause, or one that begins now, may last.
@@ -364,7 +367,7 @@ func (g *Guard) pauseMore(needing []*client) {
 
 // endPause continues the neighbours. After a pause in which the GPU did not get idle, the next one begins after a rest
 // of the same length, so that the neighbours have at least half of the time. Beside programs of others, it begins after
-// the time of hold.
+// the time of hold, and then after twice as long each time, because nothing else ends them.
 func (g *Guard) endPause(now time.Time, idle bool) {
 	p := g.pauses.now
 	if p == nil {
@@ -373,13 +376,14 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	close(p.end)
 	took := now.Sub(p.began)
 	g.pauses.now = nil
-	if !idle {
-		g.pauses.next = now.Add(max(took, minRest))
-		if p.others {
-			g.pauses.next = now.Add(max(took, minRest, g.Hold))
-		} else {
-			g.pauses.failed = now
-		}
+	switch rest := max(took, minRest); {
+	case idle:
+		g.pauses.beside = 0
+	case p.others:
+		g.pauses.next = now.Add(max(rest, g.Hold<<min(g.pauses.beside, maxDoubled)))
+		g.pauses.beside++
+	default:
+		g.pauses.failed, g.pauses.next = now, now.Add(rest)
 	}
 	g.state.Pauses++
 	g.state.PausedMillis += took.Milliseconds()

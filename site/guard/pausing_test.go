@@ -157,6 +157,18 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
 		}
 	}
+	g, p, _ := pausing(now)
+	g.Hold = 30 * time.Second
+	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute} {
+		g.pauses.now = &pause{began: now, others: true, end: make(chan struct{})}
+		if g.endPause(now, false); g.pauses.next.Sub(now) != want {
+			t.Errorf("the rest after failure %d is %v", i+1, g.pauses.next.Sub(now))
+		}
+	}
+	g.pauses.now = p
+	if g.endPause(now, true); g.pauses.beside != 0 {
+		t.Error("a pause that has helped does not count")
+	}
 }
 
 // A pause waits a short time for the driver to free the memory, after the last files were let go. A neighbour that has
