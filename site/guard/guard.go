@@ -25,7 +25,7 @@
 // # A guard without root
 //
 // A guard of the job's user can duplicate the files of the user's processes, if Yama's ptrace_scope is 0. Such a guard
-// sets Job, UID, Hold, Pause, Clients, Devices, Minors, Pipes, Logs, Daemons, Taker, Pauser and Log, NameOf if it
+// sets Job, UID, GID, Hold, Pause, Clients, Devices, Minors, Pipes, Logs, Daemons, Taker, Pauser and Log, NameOf if it
 // likes, and Gauge if it has a program for that. OfRoot is nil. Without the proc connector, which needs root,
 // it knows of fewer clients how they have ended before Linux 6.15.
 package guard
@@ -45,6 +45,7 @@ import (
 type Options struct {
 	Job     uint32
 	UID     uint32        // the job's user: MPS serves no other user
+	GID     uint32        // the group of the job
 	Hold    time.Duration // maximum time to hold a dead client's files if a program may need the room
 	Pause   time.Duration // maximum time to pause the neighbours until the GPUs are idle, 0 for never
 	Clients int           // how many clients MPS serves on a GPU

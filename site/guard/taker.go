@@ -63,11 +63,12 @@ func takersOf(o Options) takers {
 }
 
 // request asks a taker for a duplicate of a descriptor if it is still the wanted file. If there is a text, it asks the
-// taker to write the text into the descriptor instead. The process's pidfd is sent with the request.
+// taker to write the text into the descriptor instead, as this user. The process's pidfd is sent with the request.
 type request struct {
-	Number int
-	Wanted identity
-	Text   string // up to maxTextLine
+	Number   int
+	Wanted   identity
+	Text     string // up to maxTextLine
+	UID, GID uint32
 }
 
 const (
@@ -293,7 +294,7 @@ func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 		return -1, unix.EINVAL
 	}
 	if r.Text != "" {
-		return -1, tell(pidfd, r.Number, []byte(r.Text))
+		return -1, tell(pidfd, r)
 	}
 	fd, err := unix.PidfdGetfd(pidfd, r.Number, 0)
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"os"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -85,9 +87,9 @@ func (g *Guard) tellAll() {
 	t := takersOf(g.Options)
 	for n := range g.notices {
 		if err := t.start(); err == nil {
-			_, _, _ = t.current.ask(n.pidfd, request{Number: 2, Text: n.text}, t.wait)
+			_, _, _ = t.current.ask(n.pidfd, request{Number: 2, Text: n.text, UID: g.UID, GID: g.GID}, t.wait)
 		}
-		t.abandon(0) // lines are rare, and an abandoned taker ends
+		t.abandon(0) // lines are rare, and a taker that has written is the user's
 		unix.Close(n.pidfd)
 	}
 }
@@ -107,10 +109,11 @@ func (g *Guard) name(p site.Process) {
 	})
 }
 
-// tell writes a line into a descriptor of another process, if it takes the line at once.
-func tell(pidfd, number int, text []byte) unix.Errno {
+// tell writes a line into a descriptor of another process, if it takes the line at once. The file may lead to any
+// program, and the kernel can tell that program who writes. So root becomes the job's user first, for good.
+func tell(pidfd int, r request) unix.Errno {
 	var code unix.Errno
-	fd, err := unix.PidfdGetfd(pidfd, number, 0)
+	fd, err := unix.PidfdGetfd(pidfd, r.Number, 0)
 	if err != nil {
 		errors.As(err, &code)
 		return code
@@ -124,10 +127,28 @@ func tell(pidfd, number int, text []byte) unix.Errno {
 	if n, _ := unix.Poll(ready, 0); n != 1 || ready[0].Revents&unix.POLLOUT == 0 {
 		return unix.EAGAIN
 	}
-	if _, err := unix.Write(fd, text); err != nil {
+	if err := become(r.UID, r.GID); err != nil {
+		return unix.EPERM
+	}
+	if _, err := unix.Write(fd, []byte(r.Text)); err != nil {
 		errors.As(err, &code)
 	}
 	return code
+}
+
+// become gives all threads of this process to a user, if it is root's. No user may trace it afterwards, because it is not
+// dumpable.
+func become(uid, gid uint32) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	if err := syscall.Setgroups([]int{}); err != nil {
+		return err
+	}
+	if err := syscall.Setresgid(int(gid), int(gid), int(gid)); err != nil {
+		return err
+	}
+	return syscall.Setresuid(int(uid), int(uid), int(uid))
 }
 
 // shownAtOnce reports whether a file is a pipe, a socket or a terminal of a user's session, or a regular file if this

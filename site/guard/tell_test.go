@@ -3,6 +3,8 @@
 package guard
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +35,7 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 	if err := taken.start(); err != nil {
 		t.Fatal(err)
 	}
-	_, code, err := taken.current.ask(pidfd, request{Number: 2, Text: text}, soon)
+	_, code, err := taken.current.ask(pidfd, request{Number: 2, Text: text, UID: 2001, GID: 2002}, soon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,6 +62,116 @@ func TestALineInAPipe(t *testing.T) {
 	n, _ := reads.Read(buffer)
 	if want := "rank 3 ended\n" + long[:maxTextLine-1] + "\n"; string(buffer[:n]) != want {
 		t.Errorf("%q", buffer[:n])
+	}
+}
+
+// connected returns the two ends of a connection to a service that any user may reach.
+func connected(t *testing.T, kind int) (service, client *os.File) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "tell") // a short path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	place := &unix.SockaddrUnix{Name: filepath.Join(dir, "s")}
+	server, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(server, place)
+	}
+	if err == nil && kind != unix.SOCK_DGRAM {
+		err = unix.Listen(server, 1)
+	}
+	ours, err2 := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err = errors.Join(err, err2); err == nil {
+		err = unix.Connect(ours, place)
+	}
+	if err == nil && kind != unix.SOCK_DGRAM {
+		listener := server
+		server, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		unix.Close(listener)
+	}
+	if err == nil {
+		err = unix.SetsockoptInt(server, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	service, client = os.NewFile(uintptr(server), "service"), os.NewFile(uintptr(ours), "client")
+	t.Cleanup(func() { service.Close(); client.Close() })
+	return service, client
+}
+
+// A service that asks the kernel who writes gets the job's user and group, never root.
+func TestALineIsTheUsers(t *testing.T) {
+	for name, kind := range map[string]int{"datagram": unix.SOCK_DGRAM, "stream": unix.SOCK_STREAM, "seqpacket": unix.SOCK_SEQPACKET} {
+		service, client := connected(t, kind)
+		if code := told(t, client, "rank 3 ended\n"); code != 0 {
+			t.Errorf("%s: %v", name, code)
+			continue
+		}
+		text, rights := make([]byte, 512), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+		n, size, _, _, err := unix.Recvmsg(int(service.Fd()), text, rights, unix.MSG_DONTWAIT)
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages, err := unix.ParseSocketControlMessage(rights[:size])
+		if err != nil || len(messages) != 1 {
+			t.Fatalf("%s: %v, %v", name, messages, err)
+		}
+		from, err := unix.ParseUnixCredentials(&messages[0])
+		if err != nil || from.Uid != 2001 || from.Gid != 2002 || string(text[:n]) != "rank 3 ended\n" {
+			t.Errorf("%s: the service gets %q from %+v, %v", name, text[:n], from, err)
+		}
+	}
+}
+
+// The line arrives where launchers' files are root's or the user's: in a pipe, a socket and a terminal.
+func TestALineArrives(t *testing.T) {
+	terminal := func() (reads, writes *os.File) {
+		reads, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+		if err == nil {
+			err = unix.IoctlSetPointerInt(int(reads.Fd()), unix.TIOCSPTLCK, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		number, err := unix.IoctlGetInt(int(reads.Fd()), unix.TIOCGPTN)
+		if err == nil {
+			writes, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reads, writes
+	}
+	pipe := func() (reads, writes *os.File) {
+		reads, writes, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reads, writes
+	}
+	socket := func() (reads, writes *os.File) { return connected(t, unix.SOCK_STREAM) }
+	for name, open := range map[string]func() (*os.File, *os.File){"a terminal": terminal, "a pipe": pipe, "a socket": socket} {
+		for _, owner := range []int{0, 2001} {
+			reads, writes := open()
+			if err := writes.Chmod(0o600); err != nil && name != "a socket" {
+				t.Fatal(err)
+			}
+			if err := writes.Chown(owner, owner); err != nil && name != "a socket" {
+				t.Fatal(err)
+			}
+			if code := told(t, writes, "rank 3 ended\n"); code != 0 {
+				t.Errorf("%s of uid %d: %v", name, owner, code)
+				continue
+			}
+			buffer := make([]byte, 512)
+			if n, err := unix.Read(int(reads.Fd()), buffer); err != nil || strings.TrimSpace(string(buffer[:n])) != "rank 3 ended" {
+				t.Errorf("%s of uid %d: %q, %v", name, owner, buffer[:max(n, 0)], err)
+			}
+			reads.Close()
+			writes.Close()
+		}
 	}
 }
 

@@ -190,7 +190,7 @@ func guardJob(
 		return err
 	}
 	o := guard.Options{
-		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
+		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
 		Gauge: line.gpuUsage(),

@@ -407,7 +407,7 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	clients <- 0
 	k.clients = func() int { n := <-clients; clients <- n; return n }
 	o := guard.Options{
-		Job: k.job.ID, UID: k.job.UID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
+		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
 		Daemons: func() []site.Process { return []site.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
