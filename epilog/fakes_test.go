@@ -31,6 +31,7 @@ type node struct {
 	leave    bool           // the clients end after the first question
 	leftover []site.Process // processes of daemons that do not run any more
 	beside   string         // the event that the daemon waits for before it quits, "" for none
+	quits    func()         // is called when a daemon quits, nil for nothing
 }
 
 func newNode(t *testing.T) *node {
@@ -149,6 +150,9 @@ func (d daemons) Terminate(_ context.Context, _ lease.Job, _ lease.Daemon, clien
 
 func (d daemons) Quit(ctx context.Context, _ lease.Job, _ lease.Daemon) error {
 	for d.n.beside != "" && !d.n.has(d.n.beside) && site.Sleep(ctx, time.Millisecond) {
+	}
+	if d.n.quits != nil {
+		d.n.quits()
 	}
 	return d.n.Event("quit daemon")
 }

@@ -3,6 +3,7 @@
 package epilog
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -212,5 +213,22 @@ func TestTheReportOfAMember(t *testing.T) {
 	}
 	if joules != float64(got.EnergyJ) || clients != 2 || pauses != 3 || seconds != 1 {
 		t.Errorf("%v J, %v clients, %v pauses, %d times in\n%s", joules, clients, pauses, seconds, n.log.String())
+
+// While the last member ends the shared daemon, an epilog of the shared lease waits for it and does not end it.
+//
+// Contract: R7
+func TestTheLastMemberSaysThatItCloses(t *testing.T) {
+	n := newNode(t)
+	id := n.sharedLease(7)
+	n.quits = func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		var busy *lease.BusyError
+		if _, err := n.Store.Lock(ctx, id); !errors.As(err, &busy) || !busy.Closing || busy.Holder != n.Self {
+			t.Errorf("another epilog sees %v, %+v", err, busy)
+		}
+	}
+	if err := n.close(); err != nil || !n.endsDaemon() {
+		t.Errorf("%v, %q", err, n.Events)
 	}
 }

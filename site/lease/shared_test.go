@@ -3,6 +3,8 @@
 package lease
 
 import (
+	"errors"
+	"os"
 	"testing"
 	"time"
 )
@@ -66,5 +68,70 @@ func TestOnlyUnusedSharedLeasesGo(t *testing.T) {
 	}
 	if _, err := j.Read(id); err != nil {
 		t.Errorf("an open shared lease: %v", err)
+	}
+}
+
+// toCome makes a job whose lease names a shared lease that is not written yet, and a folder of that shared lease.
+func toCome(t *testing.T, j *Store) (id uint32) {
+	t.Helper()
+	member := leaseOf(8, gpuA)
+	member.Part, member.Joined = Part{Gres: GresMPS, Count: 100}, firstShared
+	if err := errors.Join(j.Create(deadline(t, 5*time.Second), member), os.Mkdir(j.JobDir(firstShared), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(j.jobLockPath(firstShared), nil, 0o600); err != nil { // as of a process that was killed
+		t.Fatal(err)
+	}
+	return firstShared
+}
+
+// A prolog writes its job's lease, which names the shared lease, before the shared lease. The purge of another job that
+// comes between the two removes nothing of the shared lease, also if the member came after the purge's first look.
+//
+// Contract: S2
+func TestASharedLeaseToComeStays(t *testing.T) {
+	for name, purge := range map[string]func(*Store) error{
+		"purge":                 func(j *Store) error { return j.PurgeStale(deadline(t, 5*time.Second), 9) },
+		"purge that has looked": func(j *Store) error { return j.purgeOne(deadline(t, 5*time.Second), firstShared) },
+	} {
+		j := newStore(t)
+		id := toCome(t, j)
+		if j.void(id) {
+			t.Errorf("%s: a shared lease with a member is void", name)
+		}
+		if err := purge(j); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(j.JobDir(id)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Contract: S2
+func TestANumberThatAMemberNamesIsNotGivenAgain(t *testing.T) {
+	j := newStore(t)
+	taken := toCome(t, j)
+	id, lock, err := j.NewShared(deadline(t, 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Release(); err != nil || id == taken {
+		t.Errorf("number %d, %v", id, err)
+	}
+}
+
+// Contract: R6
+func TestASharerWhoseLeaseCannotBeReadHoldsItsDevice(t *testing.T) {
+	j := newStore(t)
+	ctx := deadline(t, 5*time.Second)
+	sharer := leaseOf(8, gpuA)
+	sharer.Part = Part{Gres: GresMPS, Count: 100}
+	if err := errors.Join(j.Create(ctx, sharer), os.WriteFile(j.leasePath(8), []byte("{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var used *InUseError
+	if err := j.Create(ctx, leaseOf(9, gpuA)); !errors.As(err, &used) || used.Job != 8 {
+		t.Errorf("a job with the whole GPU: %v", err)
 	}
 }
