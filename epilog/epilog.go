@@ -165,7 +165,8 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		if kept != nil {
 			<-kept.read // from a file system in memory, which the next line removes
 		}
-		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job.ID))
+		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job))
+		e.logHeld(l.Job)
 	}
 	if failed == nil {
 		failed = forget(ctx, l)
@@ -178,6 +179,19 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	}
 	e.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("lease closed")
 	return nil
+}
+
+// logHeld logs that the job's file system is in use by processes outside of the job. It fails no epilog.
+func (e Epilog) logHeld(job lease.Job) {
+	all, err := e.Store.Held()
+	if err != nil {
+		e.Log.Warn().Err(err).Send()
+	}
+	for _, h := range all {
+		if h.Job == job.ID {
+			e.Log.Warn().Uint32("uid", h.UID).Msg(h.String())
+		}
+	}
 }
 
 // logRepair logs the exact commands for an admin, and returns the failure. The commands do not kill the daemon,

@@ -121,7 +121,7 @@ func TestAMemberOfNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(n.Store.RemoveTicket(id), n.Store.RemoveDirs(id), n.Store.DeleteAndUnlock(t.Context(), shared)); err != nil {
+	if err := errors.Join(n.Store.RemoveTicket(id), n.Store.RemoveDirs(shared.Job), n.Store.DeleteAndUnlock(t.Context(), shared)); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.close(); err != nil {
@@ -213,6 +213,8 @@ func TestTheReportOfAMember(t *testing.T) {
 	}
 	if joules != float64(got.EnergyJ) || clients != 2 || pauses != 3 || seconds != 1 {
 		t.Errorf("%v J, %v clients, %v pauses, %d times in\n%s", joules, clients, pauses, seconds, n.log.String())
+	}
+}
 
 // While the last member ends the shared daemon, an epilog of the shared lease waits for it and does not end it.
 //

@@ -126,7 +126,7 @@ func (n *node) undo(_ context.Context, l lease.Lease) error {
 		}
 	}
 	ctx := context.Background()
-	return errors.Join(n.Store.RemoveTicket(l.Job.ID), n.Store.RemoveDirs(l.Job.ID), n.Store.Delete(ctx, l))
+	return errors.Join(n.Store.RemoveTicket(l.Job.ID), n.Store.RemoveDirs(l.Job), n.Store.Delete(ctx, l))
 }
 
 type daemons struct{ n *node }

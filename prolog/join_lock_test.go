@@ -11,8 +11,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// A prolog that joins holds the shared lease's lock from before the job's lease names the shared lease until after that.
-// So the epilog of the last member cannot end the daemon between the two.
+// A prolog that joins holds the shared lease's lock from before the job's lease names the shared lease until after
+// that. So the epilog of the last member cannot end the daemon between the two.
 //
 // Contract: S2
 func TestAJoinHoldsTheSharedLease(t *testing.T) {

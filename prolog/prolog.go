@@ -163,6 +163,15 @@ func (p Prolog) onFailure(a admission, failure error) (Outcome, error) {
 	return RanWithoutMPS, failure
 }
 
+// memoryHeld returns the reason to refuse a user whose processes keep too much of closed jobs' memory in use.
+func (p Prolog) memoryHeld(uid uint32) (refusal string, err error) {
+	much, err := p.Store.HeldTooMuch(uid)
+	if much {
+		refusal = "your processes on this node keep files of your earlier jobs in memory: end these processes"
+	}
+	return refusal, err
+}
+
 // leaseOrRefuse adopts or undoes an earlier lease of the job. Then it makes a lease, or a ticket that refuses the job.
 func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error) {
 	before, err := p.earlierLease(ctx, a.job)
@@ -189,6 +198,11 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		}
 		if err := p.undo(*before); err != nil {
 			return Failed, dirtyError{err}
+		}
+	}
+	if found.refusal == "" {
+		if found.refusal, err = p.memoryHeld(a.job.UID); err != nil {
+			return Failed, err
 		}
 	}
 	if found.refusal != "" {

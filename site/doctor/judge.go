@@ -456,7 +456,7 @@ func (d *diagnosis) stateRoom() {
 var usersDoing = []inspect.Kind{
 	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer,
 	inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
-	inspect.GuardStalled, inspect.TakersStuck, inspect.ClientsUnguarded,
+	inspect.GuardStalled, inspect.TakersStuck, inspect.MemoryHeld, inspect.ClientsUnguarded,
 }
 
 // nothingLeft returns the findings of mpsctl status.

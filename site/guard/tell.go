@@ -136,8 +136,8 @@ func tell(pidfd int, r request) unix.Errno {
 	return code
 }
 
-// become gives all threads of this process to a user, if it is root's. No user may trace it afterwards, because it is not
-// dumpable.
+// become gives all threads of this process to a user, if it is root's. No user may trace it afterwards, because it is
+// not dumpable.
 func become(uid, gid uint32) error {
 	if os.Geteuid() != 0 {
 		return nil

@@ -103,7 +103,9 @@ func connected(t *testing.T, kind int) (service, client *os.File) {
 
 // A service that asks the kernel who writes gets the job's user and group, never root.
 func TestALineIsTheUsers(t *testing.T) {
-	for name, kind := range map[string]int{"datagram": unix.SOCK_DGRAM, "stream": unix.SOCK_STREAM, "seqpacket": unix.SOCK_SEQPACKET} {
+	for name, kind := range map[string]int{
+		"datagram": unix.SOCK_DGRAM, "stream": unix.SOCK_STREAM, "seqpacket": unix.SOCK_SEQPACKET,
+	} {
 		service, client := connected(t, kind)
 		if code := told(t, client, "rank 3 ended\n"); code != 0 {
 			t.Errorf("%s: %v", name, code)
@@ -152,7 +154,9 @@ func TestALineArrives(t *testing.T) {
 		return reads, writes
 	}
 	socket := func() (reads, writes *os.File) { return connected(t, unix.SOCK_STREAM) }
-	for name, open := range map[string]func() (*os.File, *os.File){"a terminal": terminal, "a pipe": pipe, "a socket": socket} {
+	for name, open := range map[string]func() (*os.File, *os.File){
+		"a terminal": terminal, "a pipe": pipe, "a socket": socket,
+	} {
 		for _, owner := range []int{0, 2001} {
 			reads, writes := open()
 			if err := writes.Chmod(0o600); err != nil && name != "a socket" {
@@ -166,7 +170,8 @@ func TestALineArrives(t *testing.T) {
 				continue
 			}
 			buffer := make([]byte, 512)
-			if n, err := unix.Read(int(reads.Fd()), buffer); err != nil || strings.TrimSpace(string(buffer[:n])) != "rank 3 ended" {
+			n, err := unix.Read(int(reads.Fd()), buffer)
+			if err != nil || strings.TrimSpace(string(buffer[:n])) != "rank 3 ended" {
 				t.Errorf("%s of uid %d: %q, %v", name, owner, buffer[:max(n, 0)], err)
 			}
 			reads.Close()

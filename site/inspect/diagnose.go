@@ -32,6 +32,10 @@ func Diagnose(n Node) []Finding {
 	d.judgeGPUs()
 	d.judgeDaemons()
 	d.judgeTakers()
+	for _, h := range d.held {
+		d.add(Finding{Kind: MemoryHeld, Job: h.Job, Where: fmt.Sprintf("uid %d", h.UID), What: h.String(),
+			Fix: fmt.Sprintf("end the user's processes: ps -fU %d; then mpsctl reap frees it", h.UID)})
+	}
 	return d.found
 }
 
@@ -210,7 +214,7 @@ func takersSentence(left []lease.Taker) string {
 	if len(left) == 1 {
 		verb = "waits"
 	}
-	return fmt.Sprintf("%s of root's (%s first), started by the guard of %s, %s for a file system of the user's "+
+	return fmt.Sprintf("%s of root's (%s first), started for %s, %s for a file system of the user's "+
 		"that does not answer", site.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
 }
 

@@ -37,6 +37,7 @@ const (
 	GuardGone              Kind = "guard-gone"
 	GuardStalled           Kind = "guard-stalled"
 	TakersStuck            Kind = "takers-stuck"
+	MemoryHeld             Kind = "memory-held"
 	FilesUnheld            Kind = "files-unheld"
 	ClientsUnguarded       Kind = "clients-unguarded"
 	PolicyUnusable         Kind = "policy"

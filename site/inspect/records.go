@@ -35,6 +35,9 @@ func (r *Reader) readRecords(n *Node) {
 		if n.takers, err = r.Store.TakersLeft(); err != nil {
 			n.missed("the processes of guards: %v", err)
 		}
+		if n.held, err = r.Store.Held(); err != nil {
+			n.missed("the file systems of closed jobs: %v", err)
+		}
 	}
 	var hidden, acting []uint32
 	for _, job := range r.readJobs(merge(leased, tickets, dirs, locked)) {

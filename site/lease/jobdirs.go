@@ -76,11 +76,14 @@ func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 
 // The limits of what a job's user can fill. A log line has 100 bytes and a client writes ten of them; a launch may
 // leave a file for each rank.
-const mountOptions = "mode=0755,size=256m,nr_inodes=262144"
+const (
+	mountOptions = "mode=0755,size=256m,nr_inodes=262144"
+	mountFlags   = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+)
 
 // mountJobDir gives a job's folder its own file system. A user who fills it, or makes folders without end in it, uses
-// up nothing of the node's. A file of another user cannot be hard-linked into it. One call removes it with all its
-// content.
+// up nothing of the node's. A file of another user cannot be hard-linked into it. One call removes it from the job's
+// folder with all its content.
 //
 // The folder stays in /run's file system in two cases: this process may not mount (a container without
 // CAP_SYS_ADMIN), or no other process would see the mount.
@@ -92,7 +95,7 @@ func (s *Store) mountJobDir(job uint32) error {
 	if mounted, err := otherDevice(path, filepath.Dir(path)); err != nil || mounted {
 		return err
 	}
-	err := unix.Mount("slurm-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, mountOptions)
+	err := unix.Mount("slurm-mps", path, "tmpfs", mountFlags, mountOptions)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return nil
 	}
@@ -133,29 +136,33 @@ func otherDevice(a, b string) (bool, error) {
 	return x.Dev != y.Dev, nil
 }
 
-// unmountJobDir unmounts a job's file system at once, even if processes of the user are still in it.
-func (s *Store) unmountJobDir(job uint32) error {
-	path := s.JobDir(job)
+// unmountJobDir unmounts a job's file system at once, even if processes of the user are still in it, and frees its
+// memory.
+func (s *Store) unmountJobDir(job Job) error {
+	path := s.JobDir(job.ID)
 	for {
+		if err := s.hold(job); err != nil {
+			return err
+		}
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		switch {
 		case err == nil: // another one may be mounted below it
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPERM):
-			return nil // nothing is mounted
+			return s.FreeHeld(func(h Held) bool { return h.Job == job.ID }) // nothing is mounted any more
 		default:
 			return fmt.Errorf("cannot unmount %s: %w", path, err)
 		}
 	}
 }
 
-// RemoveDirs removes the folders of a job. Usually they are in a file system that one call removes. Users own some of
-// the folders below, so no link is followed.
-func (s *Store) RemoveDirs(job uint32) error {
+// RemoveDirs removes the folders of a job, of which the number and the user matter. Usually they are in a file system,
+// whose memory is freed too (held.go). Users own some of the folders below, so no link is followed.
+func (s *Store) RemoveDirs(job Job) error {
 	if err := s.unmountJobDir(job); err != nil {
 		return err
 	}
-	if err := s.removeDirs(strconv.FormatUint(uint64(job), 10)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot remove folders of job %d: %w", job, err)
+	if err := s.removeDirs(strconv.FormatUint(uint64(job.ID), 10)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove folders of job %d: %w", job.ID, err)
 	}
 	return nil
 }
@@ -182,6 +189,7 @@ func (s *Store) removeDirs(job string) error {
 // continue to fill it, and cannot replace it by a link.
 type tree struct {
 	top   *os.Root
+	own   *ownFiles // nil if the tree is in /run's file system, where a file may have a second name elsewhere
 	moved int
 }
 
@@ -196,6 +204,9 @@ func (t *tree) clear() error {
 			if err := t.remove(entry); err != nil {
 				return err
 			}
+			if t.own != nil { // what was removed is not given again
+				_, _ = shrink(t.own.dir)
+			}
 		}
 	}
 }
@@ -204,7 +215,10 @@ func (t *tree) clear() error {
 func (t *tree) remove(entry fs.DirEntry) error {
 	name := entry.Name()
 	if !entry.IsDir() {
-		return t.top.Remove(name)
+		return t.removeFile(name, entry)
+	}
+	if t.own != nil && !t.own.goesOn() {
+		return errNoTime
 	}
 	if err := errors.Join(t.top.Lchown(name, 0, 0), t.top.Chmod(name, 0o700)); err != nil {
 		return err
@@ -218,7 +232,7 @@ func (t *tree) remove(entry fs.DirEntry) error {
 		if child.IsDir() {
 			err = t.moveToTop(path)
 		} else {
-			err = t.top.Remove(path)
+			err = t.removeFile(path, child)
 		}
 		if err != nil {
 			return err
@@ -228,6 +242,20 @@ func (t *tree) remove(entry fs.DirEntry) error {
 		return err
 	}
 	return nil
+}
+
+// removeFile removes a file, and frees its pages if the file system is the job's own.
+func (t *tree) removeFile(path string, entry fs.DirEntry) error {
+	if t.own == nil {
+		return t.top.Remove(path)
+	}
+	if !t.own.goesOn() {
+		return errNoTime
+	}
+	if entry.Type().IsRegular() {
+		t.own.truncate(path)
+	}
+	return unix.Unlinkat(t.own.fd, path, 0) // faster, for 262,144 files
 }
 
 // moveToTop moves a folder to the top, under an unused name. A killed epilog may have left some of these names.

@@ -38,7 +38,7 @@ func newStore(t *testing.T) *Store {
 	t.Cleanup(func() { // a job may have its own file system, which must be unmounted first
 		jobs, err := j.Dirs()
 		for _, job := range jobs {
-			err = errors.Join(err, j.RemoveDirs(job))
+			err = errors.Join(err, j.RemoveDirs(Job{ID: job}))
 		}
 		if err != nil {
 			t.Error(err)
@@ -385,7 +385,7 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	if err := errors.Join(os.WriteFile(precious, nil, 0o644), os.Symlink(outside, filepath.Join(l.Daemons[0].PipeDir, "out")), os.MkdirAll(deep, 0o700), os.Symlink(outside, filepath.Join(deep, "out"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(j.RemoveDirs(7), j.RemoveDirs(7)); err != nil {
+	if err := errors.Join(j.RemoveDirs(Job{ID: 7, UID: 2001}), j.RemoveDirs(Job{ID: 7, UID: 2001})); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(precious); err != nil {
@@ -403,7 +403,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	l := leaseOf(7, gpuA)
 	l.Job.UID, l.Job.GID = 2001, 2001
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
-	if err := errors.Join(j.MakeDirs(l), j.unmountJobDir(7), j.makeFolders(l)); err != nil {
+	if err := errors.Join(j.MakeDirs(l), j.unmountJobDir(Job{ID: 7}), j.makeFolders(l)); err != nil {
 		t.Fatal(err)
 	}
 	outside := t.TempDir()
@@ -433,7 +433,9 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 		}
 		entries = len(found)
 	}
-	if err := limited(64, func() error { return errors.Join(j.RemoveDirs(7), j.RemoveDirs(7)) }); err != nil {
+	if err := limited(64, func() error {
+		return errors.Join(j.RemoveDirs(Job{ID: 7, UID: 2001}), j.RemoveDirs(Job{ID: 7, UID: 2001}))
+	}); err != nil {
 		t.Error(err)
 	}
 	_ = filler.Wait() // it ends because its folder is gone

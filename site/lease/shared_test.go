@@ -76,7 +76,8 @@ func toCome(t *testing.T, j *Store) (id uint32) {
 	t.Helper()
 	member := leaseOf(8, gpuA)
 	member.Part, member.Joined = Part{Gres: GresMPS, Count: 100}, firstShared
-	if err := errors.Join(j.Create(deadline(t, 5*time.Second), member), os.Mkdir(j.JobDir(firstShared), 0o755)); err != nil {
+	err := j.Create(deadline(t, 5*time.Second), member)
+	if err := errors.Join(err, os.Mkdir(j.JobDir(firstShared), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(j.jobLockPath(firstShared), nil, 0o600); err != nil { // as of a process that was killed

@@ -22,6 +22,9 @@ type Store struct {
 	dir     string
 	boot    string
 	private bool // a user's own, as mpirun-wrap --own makes it
+	// Emptier is the command line of a process that calls Empty with the name that follows it. If it is empty, this
+	// process empties file systems of closed jobs itself, and may wait for ever for a user's process.
+	Emptier []string
 }
 
 // Open makes the store's folders below dir, owned by root. The boot is site.BootID's.
@@ -411,7 +414,7 @@ func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
 	if err := s.RemoveTicket(job); err != nil {
 		return err
 	}
-	if err := s.RemoveDirs(job); err != nil {
+	if err := s.RemoveDirs(Job{ID: job}); err != nil {
 		return err
 	}
 	claimed, err := s.claimedBy(job)

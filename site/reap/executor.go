@@ -20,6 +20,8 @@ type Executor interface {
 	Undo(context.Context, lease.Lease) error
 	// Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
 	Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error
+	// FreeHeld frees the memory of closed jobs' file systems, as far as it can.
+	FreeHeld() error
 }
 
 // GPUs reads the GPUs of this node from the driver.
@@ -35,3 +37,4 @@ func (dryRun) Within(act func(context.Context) error) error             { return
 func (dryRun) Lock(context.Context, uint32) (func(), error)             { return func() {}, nil }
 func (dryRun) Undo(context.Context, lease.Lease) error                  { return nil }
 func (dryRun) Void(context.Context, uint32, []lease.OrphanDaemon) error { return nil }
+func (dryRun) FreeHeld() error                                          { return nil }

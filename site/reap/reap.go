@@ -107,6 +107,7 @@ func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
 	}
 	if r.only == 0 {
 		r.checkTakers(ctx)
+		r.checkHeld()
 		r.checkClaims()
 		r.checkGPUs()
 	}
@@ -434,6 +435,18 @@ func (r *Reaper) checkTakers(ctx context.Context) {
 		const reason = "%s of root's, started by guards, cannot be ended: a file system of the user's does not answer"
 		r.leave(fmt.Sprintf("uid %d", uid), fmt.Sprintf(reason, site.Count(users[uid], "process")),
 			fmt.Sprintf("end the user's processes: ps -fU %d", uid))
+	}
+}
+
+// checkHeld frees the file systems of closed jobs, and reports those that processes keep in use.
+func (r *Reaper) checkHeld() {
+	err := r.Executor.FreeHeld()
+	held, err2 := r.store.Held()
+	if err = errors.Join(err, err2); err != nil {
+		r.leave("file systems of closed jobs", site.OneLine(err), "look again")
+	}
+	for _, h := range held {
+		r.leave(fmt.Sprintf("uid %d", h.UID), h.String(), fmt.Sprintf("end the user's processes: ps -fU %d", h.UID))
 	}
 }
 

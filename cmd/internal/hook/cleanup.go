@@ -77,6 +77,9 @@ func (c *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDa
 	return nil
 }
 
+// FreeHeld frees the memory of closed jobs' file systems, as far as it can.
+func (c *Cleanup) FreeHeld() error { return c.n.store.FreeHeld(func(lease.Held) bool { return true }) }
+
 // DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
 // deadline.
 func DriverReadOnly(paths site.Paths) *Driver {

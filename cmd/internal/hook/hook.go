@@ -57,6 +57,7 @@ func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node,
 	if err != nil {
 		return node{}, err
 	}
+	store.Emptier = []string{site.ProgramPath("guard"), "--root", paths.Root, "--empty"}
 	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
 	gpus := &Driver{library: config.NVMLLibrary, timeout: min(config.PrologDeadline, config.EpilogDeadline) / 2}
 	return node{

@@ -61,7 +61,7 @@ func New(t *testing.T) *Node {
 	t.Cleanup(func() { // a job may have its own file system, which would keep the folder
 		jobs, err := store.Dirs()
 		for _, job := range jobs {
-			err = errors.Join(err, store.RemoveDirs(job))
+			err = errors.Join(err, store.RemoveDirs(lease.Job{ID: job}))
 		}
 		if err != nil {
 			t.Error(err)

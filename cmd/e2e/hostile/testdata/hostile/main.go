@@ -45,6 +45,8 @@ var attacks = map[string]func(args []string) error{
 	"rights":     func(a []string) error { return rights(number(a[0])) },
 	"scribbles":  func(a []string) error { return scribbles(a[0]) },
 	"unkillable": func(a []string) error { return unkillable(a[0]) },
+	"locks":      func(a []string) error { return locks(a[0], a[1]) },
+	"keeps":      func(a []string) error { return keeps(a[0], a[1]) },
 	"claims":     func(a []string) error { return claims(number(a[0]), number(a[1]), a[2]) },
 	"claim": func(a []string) error {
 		entry, err := strconv.Unquote(a[1])
