@@ -218,7 +218,11 @@ func (u usage) bytes() uint64 { return u.blocks*u.blockSize + u.files<<10 }
 func usageOf(dir string) (usage, error) {
 	var st unix.Statfs_t
 	var root unix.Stat_t
-	if err := errors.Join(unix.Statfs(dir, &st), unix.Lstat(dir, &root)); err != nil {
+	err := unix.Statfs(dir, &st)
+	if err == nil {
+		err = unix.Lstat(dir, &root)
+	}
+	if err != nil {
 		return usage{}, fmt.Errorf("cannot read use of %s: %w", dir, err)
 	}
 	if st.Type != unix.TMPFS_MAGIC || root.Uid != 0 {

@@ -79,8 +79,8 @@ func TestHostileLocksInAJobsFolder(t *testing.T) {
 	f := a.opens(job)
 	used := a.inUse(job.ID)
 	dir, stop := a.fileSystem(0)
-	a.goesOn(a.as(e2e.UID, a.program, "locks", f.pipe, dir))
-	t.Cleanup(stop) // before the end of the process, which cannot end without it
+	a.goesOn(a.as(e2e.UID, a.program, "locks", f.exchange, dir)) // the daemon itself needs the others
+	t.Cleanup(stop)                                              // before the end of the process, which cannot end without it
 	began := time.Now()
 	a.withstands(job, "epilog")
 	took := time.Since(began)
