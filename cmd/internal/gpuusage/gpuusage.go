@@ -126,6 +126,13 @@ func (l line) recordJob(log zerolog.Logger) error {
 	o.others = store.Others
 	if lease.IsShared(l.job) {
 		o.members = func() ([]lease.Lease, error) { return readMembers(store, l.job) }
+		o.share = func(job uint32) string {
+			ticket, err := store.ReadTicket(job)
+			if err != nil {
+				return ""
+			}
+			return ticket.Grant.Rule().String()
+		}
 	}
 	if o.samplers, err = samplers(l.library, o.ticket.Devices); err != nil {
 		return err

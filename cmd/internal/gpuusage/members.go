@@ -27,7 +27,10 @@ type member struct {
 
 func (r *recorder) newMember(l lease.Lease) *member {
 	m := &member{Report: describe(l), joules: make([]float64, len(r.report.GPUs)), before: r.report.Counts}
-	m.Part, m.Share = l.Part, r.report.Share
+	m.Part = l.Part
+	if l.Job.ID == r.lease.Job.ID {
+		m.Share = r.report.Share
+	}
 	for _, g := range r.report.GPUs {
 		g.Source, g.EnergyJ, g.Samples = "", 0, []usage.Sample{}
 		m.GPUs = append(m.GPUs, g)
@@ -123,6 +126,9 @@ func (r *recorder) part(m *member) lease.Part {
 
 // reportOf returns the report of a member with the clients of a job.
 func (r *recorder) reportOf(m *member, job uint32) usage.Report {
+	if m.Share == "" && r.share != nil { // jobs that share a daemon may have other shares
+		m.Share = r.share(m.Job)
+	}
 	report := m.Report
 	report.Totals, report.Faults, report.End = r.report.Totals, r.report.Faults, r.report.End
 	report.Part = r.part(m)

@@ -115,6 +115,8 @@ func TestReportsOfJoinedJobs(t *testing.T) {
 	second := func(n float64) time.Time { return r.began.Add(time.Duration(n * float64(time.Second))) }
 	leases := []lease.Lease{{Job: lease.Job{ID: 7}, Part: part, CreatedAt: second(-1)}}
 	r.members = func() ([]lease.Lease, error) { return leases, nil }
+	shares := map[uint32]string{7: "even", 8: "overlap:2"}
+	r.share = func(job uint32) string { return shares[job] }
 	r.client(70, second(0))
 	r.sampleAll(second(1))
 	half := lease.Part{Gres: lease.GresMPS, Units: 50, Count: 100}
@@ -130,7 +132,7 @@ func TestReportsOfJoinedJobs(t *testing.T) {
 	}{{50, 1, 1, 0, 700, 8}, {25, 2, 1, 1, 700, 7}} {
 		got := r.reportOfJoined(r.joined[n])
 		counts := got.ClientsSeen == want.seen && got.ClientsPeak == want.peak && got.BadEnds == want.bad
-		with := len(got.SharedWith) == 1 && got.SharedWith[0] == want.with && got.Begin.Equal(leases[n].CreatedAt)
+		with := len(got.SharedWith) == 1 && got.Share == shares[got.Job] && got.SharedWith[0] == want.with && got.Begin.Equal(leases[n].CreatedAt)
 		if got.EnergyJ != want.joules || got.Mean().UsedMiB != want.used || !counts || !with {
 			t.Errorf("job %d: %+v, used %d MiB, shared with %v", got.Job, got.Totals, got.Mean().UsedMiB, got.SharedWith)
 		}

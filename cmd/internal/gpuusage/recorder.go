@@ -33,6 +33,7 @@ type options struct {
 	samplers []sampler // one for each device of the ticket, nil if the device cannot be sampled
 	read     func(pid int) clientenv.Environment
 	members  func() ([]lease.Lease, error)                // of the jobs that have joined the lease's daemons
+	share    func(job uint32) string                      // of such a job, "" until it has its ticket
 	others   func(gpu site.UUID, job uint32) (others int) // with a lease of a GPU
 	log      zerolog.Logger
 }
