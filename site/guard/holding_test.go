@@ -164,25 +164,38 @@ func TestAnEndThatIsNotKnown(t *testing.T) {
 	}
 }
 
-// How a client has ended is read while its pid is known.
+// How a client has ended is read while its pid is known. On an older kernel, a status of 0 counts a moment later.
 func TestHowAClientEnded(t *testing.T) {
 	for _, c := range []struct {
 		end  string
 		want string
 		well bool
 	}{{"exit 0", "status 0", true}, {"exit 3", "status 3", false}, {"kill -9 $$", "signal 9", false}} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
-		child := r.child(opens + waits + c.end)
-		r.scanOne(child.Process.Pid)
-		pid := child.Process.Pid
-		child.enter()
-		if err := readable(r.living[pid].pidfd, soon); err != nil {
-			t.Fatal(err)
-		}
-		r.clientDied(pid, time.Now())
-		if len(r.dead) != 1 || r.dead[0].exit.String() != c.want || r.dead[0].inOrder != c.well {
-			t.Errorf("%s: %q, in order %v", c.end, r.dead[0].exit, r.dead[0].inOrder)
+		for _, older := range []bool{false, true} {
+			r := newTestGuard(t, time.Minute)
+			r.still()
+			if r.exits.whole = true; older {
+				r.exits = *olderExits(t)
+			}
+			child := r.child(opens + waits + c.end)
+			r.scanOne(child.Process.Pid)
+			r.exits.follow(r.living, nil)
+			pid := child.Process.Pid
+			child.enter()
+			if err := readable(r.living[pid].pidfd, soon); err != nil {
+				t.Fatal(err)
+			}
+			if older {
+				r.exits.noted(t, pid, c.want)
+			}
+			died := time.Now()
+			r.clientDied(pid, died)
+			if older {
+				r.learnEnds(died.Add(settleTime))
+			}
+			if d := r.dead[0]; len(r.dead) != 1 || d.exit.String() != c.want || d.inOrder != c.well {
+				t.Errorf("%s, older %v: %q, in order %v", c.end, older, d.exit, d.inOrder)
+			}
 		}
 	}
 }
