@@ -157,8 +157,8 @@ func TestAJobsEndKeepsTheOthersClaims(t *testing.T) {
 	}
 }
 
-// A job that leaves a shared daemon has its own report, with the time and the energy until its end. The daemon has none,
-// and its summary has nothing that the jobs' summaries have.
+// A job that leaves a shared daemon has its own report, with the time and the energy until its end. The daemon has
+// none, and its summary has nothing that the jobs' summaries have.
 //
 // Contract: U3
 func TestTheReportOfAMember(t *testing.T) {

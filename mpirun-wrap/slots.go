@@ -51,7 +51,8 @@ type slotTable struct {
 
 // TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the
 // rank with the slot's place. If all slots are taken, it calls waits once, with who has them, and waits for
-// options.SlotsWait. A process whose parent has a slot uses the parent's. The lock has no close-on-exec flag, so it lasts as long as the program.
+// options.SlotsWait. A process whose parent has a slot uses the parent's. The lock has no close-on-exec flag, so it
+// lasts as long as the program.
 func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(holders string)) (Rank, error) {
 	table, err := newSlotTable(ticket, rank)
 	if err != nil {

@@ -28,8 +28,8 @@ func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 }
 
 // adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. It
-// returns the lease that has the daemons. If the policy denies the job by now, or grants something else, the lease of a job
-// with a ticket stays, because the job runs already.
+// returns the lease that has the daemons. If the policy denies the job by now, or grants something else, the lease of
+// a job with a ticket stays, because the job runs already.
 func (p Prolog) adoptable(ctx context.Context, a admission, l lease.Lease, found resolution) (serving lease.Lease, ok bool) {
 	if l.Phase != lease.Opened || found.refusal == "" && !slices.Equal(l.UUIDs(), uuids(found.devices)) {
 		return l, false

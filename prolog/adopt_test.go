@@ -220,8 +220,8 @@ func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {
 	}
 }
 
-// If a prolog died before it wrote the ticket and the policy has changed since, the job gets what the new rule grants. A job
-// with a ticket keeps what it has, because its ranks may run.
+// If a prolog died before it wrote the ticket and the policy has changed since, the job gets what the new rule grants.
+// A job with a ticket keeps what it has, because its ranks may run.
 func TestAnEarlierLeaseOfAnotherGrant(t *testing.T) {
 	for name, before := range map[string]policy.Grant{"alone": oneDaemon(), "shared": {}} {
 		if name == "shared" {

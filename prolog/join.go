@@ -97,8 +97,8 @@ func joins(grant policy.Grant, part lease.Part) bool {
 	return part.Shared() && grant.ShareGPU == policy.ShareUser
 }
 
-// fits reports whether the daemons and the guard of a shared lease are those that the job would get alone. They run as the
-// user with one of the user's groups, on the devices of the settings.
+// fits reports whether the daemons and the guard of a shared lease are those that the job would get alone. They run as
+// the user with one of the user's groups, on the devices of the settings.
 func fits(shared, l lease.Lease, settings lease.Settings) bool {
 	return shared.Job.UID == l.Job.UID && shared.Job.GID == l.Job.GID && shared.Settings.Equal(settings)
 }

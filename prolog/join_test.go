@@ -129,8 +129,8 @@ func other(t *testing.T, a policy.Attribute, g policy.Grant) policy.Grant {
 	return g
 }
 
-// Two jobs that differ in any attribute have daemons of their own, in both orders, unless the attribute is about the job's
-// ranks alone. Whatever changes a daemon, its guard or its end keeps the jobs apart.
+// Two jobs that differ in any attribute have daemons of their own, in both orders, unless the attribute is about the
+// job's ranks alone. Whatever changes a daemon, its guard or its end keeps the jobs apart.
 func TestWhichJobsShareADaemon(t *testing.T) {
 	granted := oneDaemon()
 	granted.ShareGPU = policy.ShareUser

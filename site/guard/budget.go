@@ -91,8 +91,8 @@ func (b *budget) allow(now time.Time) bool {
 	return true
 }
 
-// scanned charges a scan that took some processor time, and returns the minimum rest after it. Scans around the start of
-// a client are the job's own.
+// scanned charges a scan that took some processor time, and returns the minimum rest after it. Scans around the start
+// of a client are the job's own.
 func (b *budget) scanned(took time.Duration, now time.Time) time.Duration {
 	a, limit := &b.strangers, burst
 	if now.Before(b.free) {

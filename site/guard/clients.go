@@ -217,8 +217,8 @@ func (g *Guard) forget(c *client) {
 	}
 }
 
-// lowerPeak removes a process that is no client from the maximum. If the maximum has grown since the process was counted,
-// it was one too large, also for the clients that came later.
+// lowerPeak removes a process that is no client from the maximum. If the maximum has grown since the process was
+// counted, it was one too large, also for the clients that came later.
 func (g *Guard) lowerPeak(c *client) {
 	if g.state.ClientsPeak <= c.peak {
 		return

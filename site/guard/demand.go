@@ -98,9 +98,9 @@ func (g *Guard) countMemory() {
 	}
 }
 
-// findPlaces finds the places that dead clients take. A GPU serves g.Clients processes, and each process with open files
-// takes a place, also a dead one. If no place is left, the next client gets an error (measured on an H200). A process
-// that has closed some files, as PyTorch does while it starts, is living and dead, and counts once (measured).
+// findPlaces finds the places that dead clients take. A GPU serves g.Clients processes, and each process with open
+// files takes a place, also a dead one. If no place is left, the next client gets an error (measured on an H200). A
+// process that has closed some files, as PyTorch does while it starts, is living and dead, and counts once (measured).
 func (g *Guard) findPlaces() {
 	counted := make(map[site.Process]uint64, len(g.dead))
 	for _, c := range g.dead {

@@ -474,8 +474,8 @@ func (r *testGuard) scanOne(pid int) {
 	})
 }
 
-// answered repeats what asks processes until all of them have answered in time. On a busy machine an answer can be late,
-// and the guard asks again then.
+// answered repeats what asks processes until all of them have answered in time. On a busy machine an answer can be
+// late, and the guard asks again then.
 func (r *testGuard) answered(ask func()) {
 	r.t.Helper()
 	a := r.kernel.asks

@@ -138,8 +138,8 @@ func (p paused) check() error {
 // gone reports whether an error means that a process or thread has ended.
 func gone(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// pause stops all threads of a process, and returns when they have stopped. After an error, the guard ends the pause, so
-// that no process stays stopped of which it is not known whose it is.
+// pause stops all threads of a process, and returns when they have stopped. After an error, the guard ends the pause,
+// so that no process stays stopped of which it is not known whose it is.
 func (t *tracer) pause(p paused) error {
 	switch err := p.check(); {
 	case gone(err) || errors.Is(err, errForeign):

@@ -28,8 +28,8 @@ func TestARefusalIsNotAskedAgain(t *testing.T) {
 	}
 }
 
-// A process that is killed has closed its files some time before it is a zombie. These are the files of a dead client, and
-// not of one that has closed them in order: its work may be in flight.
+// A process that is killed has closed its files some time before it is a zombie. These are the files of a dead client,
+// and not of one that has closed them in order: its work may be in flight.
 //
 // Contract: G2
 func TestAProcessThatIsExiting(t *testing.T) {
@@ -67,7 +67,8 @@ func closedAll(pid int) bool {
 	return err == nil && len(entries) == 0
 }
 
-// lingers starts a client that takes long to end after its files are closed: the kernel waits for each of these sockets.
+// lingers starts a client that takes long to end after its files are closed: the kernel waits for each of these
+// sockets.
 func (r *testGuard) lingers() *child {
 	r.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", "exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x")

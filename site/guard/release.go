@@ -127,8 +127,8 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 	return needing
 }
 
-// situation collects all facts about a dead client, from the counts of this turn. It reads nothing. If the client's room
-// has been needed once, it stays so, because newcomers may be on their way to the GPU.
+// situation collects all facts about a dead client, from the counts of this turn. It reads nothing. If the client's
+// room has been needed once, it stays so, because newcomers may be on their way to the GPU.
 func (g *Guard) situation(c *client, now time.Time) situation {
 	s := situation{age: now.Sub(c.died), inOrder: c.inOrder, pending: g.usage.pending(c, now), paused: g.pauses.over(c.died.Add(g.Hold))}
 	places := 0

@@ -293,7 +293,8 @@ func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	}
 }
 
-// A pause that has failed before hold is over does not let go of files at hold: another one must have failed after that.
+// A pause that has failed before hold is over does not let go of files at hold: another one must have failed after
+// that.
 //
 // Contract: G2
 func TestAPauseThatFailedBeforeHold(t *testing.T) {

@@ -25,7 +25,8 @@ func TestEnoughSamples(t *testing.T) {
 }
 
 // lineOf returns what gpu-usage says of a sample of a shared GPU: A is the job's server, B, C and so on are others', 0
-// is a sample without work, - is no sample, ? is a driver that does not tell, x one that does not list the job's server.
+// is a sample without work, - is no sample, ? is a driver that does not tell, x one that does not list the job's
+// server.
 func lineOf(sample rune, micros uint64) Usage {
 	const busy = 99
 	u := Usage{Known: true, TotalMiB: 1000, FreeMiB: 900, Processes: []int{'A', 'B', 'C'}, WorkKnown: true}

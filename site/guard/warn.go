@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Warnings are Options about processes that the guard cannot help. Each may take a second. Without them, the job is told
-// of a process only if that has the memory device open for certain.
+// Warnings are Options about processes that the guard cannot help. Each may take a second. Without them, the job is
+// told of a process only if that has the memory device open for certain.
 type Warnings struct {
 	// Unguarded reports whether the job is told that a process cannot be guarded. If it is not certain that the process
 	// uses CUDA, Unguarded is asked again and again.

@@ -59,8 +59,8 @@ func TestWarnNeighbour(t *testing.T) {
 	}
 }
 
-// A process that may use CUDA is looked at again until it does. Without Warnings, only a process that does for certain is
-// told.
+// A process that may use CUDA is looked at again until it does. Without Warnings, only a process that does for certain
+// is told.
 func TestWarnUnguarded(t *testing.T) {
 	g := neighbourGuard(t)
 	parent := os.Getppid()

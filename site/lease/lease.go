@@ -58,9 +58,9 @@ type Lease struct {
 	Guard site.Process `json:"guard,omitzero"`
 }
 
-// Settings are all that daemons, their guard and their end are made from, beside the user, the devices and the number of
-// the lease. Jobs share daemons only if their settings are equal, so whatever a grant or site.hcl gives a daemon or a guard
-// stands here. A job that shares daemons has none: the shared lease has them.
+// Settings are all that daemons, their guard and their end are made from, beside the user, the devices and the number
+// of the lease. Jobs share daemons only if their settings are equal, so whatever a grant or site.hcl gives a daemon or
+// a guard stands here. A job that shares daemons has none: the shared lease has them.
 type Settings struct {
 	DrainGrace Duration `json:"drain_grace"`
 	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never

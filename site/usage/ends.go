@@ -237,8 +237,8 @@ func (r Report) average() string {
 	return ""
 }
 
-// GPUHours returns the time of the job on all of its GPUs, in hours. A part of a GPU counts as a part of the time, and 0
-// means not known. now counts for a job that runs.
+// GPUHours returns the time of the job on all of its GPUs, in hours. A part of a GPU counts as a part of the time, and
+// 0 means not known. now counts for a job that runs.
 func (r Report) GPUHours(now time.Time) float64 {
 	if !r.End.IsZero() {
 		now = r.End

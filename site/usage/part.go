@@ -40,8 +40,8 @@ func (r Report) Memory() Figure {
 	return figure
 }
 
-// PartText returns sentences about the job's part and what the report has of it, or "" if the figures are those of whole
-// GPUs.
+// PartText returns sentences about the job's part and what the report has of it, or "" if the figures are those of
+// whole GPUs.
 func (r Report) PartText() string {
 	if r.Whole() {
 		return ""

@@ -24,8 +24,8 @@ func busyHour(part lease.Part, others int) Report {
 	}}}
 }
 
-// A part counts as a part of the time, and has no advice. Four quarters are a GPU. Whole GPUs have both, if no other job
-// was on them.
+// A part counts as a part of the time, and has no advice. Four quarters are a GPU. Whole GPUs have both, if no other
+// job was on them.
 func TestFiguresOfParts(t *testing.T) {
 	for name, c := range map[string]struct {
 		part   lease.Part

@@ -114,8 +114,9 @@ func (p testNode) killed(random *rand.Rand, job testnode.Job, program string, ki
 	return err != nil || ctx.Err() != nil
 }
 
-// Two jobs of one user share a daemon only if they get the same from it. In each order, each job has a daemon with its own
-// rule's ceiling, which binds a rank that sets a larger percentage behind the wrapper, and a guard if its rule gives one.
+// Two jobs of one user share a daemon only if they get the same from it. In each order, each job has a daemon with its
+// own rule's ceiling, which binds a rank that sets a larger percentage behind the wrapper, and a guard if its rule
+// gives one.
 //
 // Contract: S3, D4
 func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
@@ -158,8 +159,8 @@ func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
 	}
 }
 
-// A shared lease of an earlier version does not tell what its daemon is made from. No job joins it, and the epilogs of its
-// members close it.
+// A shared lease of an earlier version does not tell what its daemon is made from. No job joins it, and the epilogs of
+// its members close it.
 //
 // Contract: R10, S3
 func TestASharedLeaseOfAnEarlierVersion(t *testing.T) {

@@ -70,8 +70,8 @@ func TestAHiddenProgram(t *testing.T) {
 	n.clean()
 }
 
-// A rank's script starts a hidden program. A neighbour is told when that is a client of MPS. Hidden programs that do not
-// use CUDA, and those of another step, are not told.
+// A rank's script starts a hidden program. A neighbour is told when that is a client of MPS. Hidden programs that do
+// not use CUDA, and those of another step, are not told.
 func TestAHiddenChild(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	neighbour := n.start(inStep(7, 0, 0, 4), n.spin("60")...)
@@ -129,8 +129,8 @@ func TestAProcessOutside(t *testing.T) {
 	n.Until("end", func() bool { return len(n.left()) == 0 })
 }
 
-// daemonize starts a program as daemons start: in a session of its own, with no descriptor of its parent. It prints to a
-// file.
+// daemonize starts a program as daemons start: in a session of its own, with no descriptor of its parent. It prints to
+// a file.
 const daemonize = `use POSIX; fork and exit; setsid; fork and exit; POSIX::close($_) for 0..1023;
 open STDIN, "</dev/null"; open STDOUT, ">", shift; open STDERR, ">&STDOUT"; exec @ARGV`
 
@@ -166,8 +166,8 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	n.clean()
 }
 
-// A client whose environment names the daemon's folder in another way, and that has closed its rank's lock, outlives its
-// rank. The daemon serves it.
+// A client whose environment names the daemon's folder in another way, and that has closed its rank's lock, outlives
+// its rank. The daemon serves it.
 func TestAClientThatOutlivesItsRank(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	out := filepath.Join(n.home, "out")

@@ -61,8 +61,8 @@ func (r *recorder) client(pid int, begin time.Time) usage.Event {
 	return e
 }
 
-// A part has the memory of its own clients, its part of the energy, and no percentage. A job on such a node whose client
-// has no shards has whole GPUs, and all their figures if it was alone.
+// A part has the memory of its own clients, its part of the energy, and no percentage. A job on such a node whose
+// client has no shards has whole GPUs, and all their figures if it was alone.
 func TestReportOfAPart(t *testing.T) {
 	shards := func(n int) lease.Part { return lease.Part{Gres: lease.GresShard, Units: n, Count: 4} }
 	shard, half := shards(0), lease.Part{Gres: lease.GresMPS, Units: 50, Count: 100}

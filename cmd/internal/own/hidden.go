@@ -12,8 +12,8 @@ import (
 // hiddenLine is in the step's folder when a rank has printed that its program is hidden.
 const hiddenLine = "hidden"
 
-// checkHidden returns an error if the kernel will show only root the files of a program's processes, so that no guard of
-// the user can take them (fs/exec.c, would_dump; security/commoncap.c). Whether the program uses CUDA is not known.
+// checkHidden returns an error if the kernel will show only root the files of a program's processes, so that no guard
+// of the user can take them (fs/exec.c, would_dump; security/commoncap.c). Whether the program uses CUDA is not known.
 func checkHidden(path string) error {
 	why := hiddenBy(path)
 	if why == "" {

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Programs whose processes the kernel hides are named, and all others are not. What root may not read is in cmd/e2e/own.
+// Programs whose processes the kernel hides are named, and all others are not. What root may not read is in
+// cmd/e2e/own.
 func TestHiddenBy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give files away")

@@ -9,8 +9,8 @@
 //	         supervisor ──▶ keeper: daemon, guard, ticket ──▶ alive (LOCK_EX: no rank is left) ──▶ remove the folder, end all
 //
 // The folder is slurm-mps-UID/KEY in /tmp or /dev/shm (place.go). The key is the same for all ranks that share a
-// daemon: those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have ended,
-// however they end, so no file or pid has to be believed.
+// daemon: those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have
+// ended, however they end, so no file or pid has to be believed.
 package own
 
 import (

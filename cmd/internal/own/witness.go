@@ -28,8 +28,8 @@ const (
 // execTime is longer than a process has no environment in the middle of an exec.
 const execTime = 10 * time.Millisecond
 
-// leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in the
-// background, in a session of its own and without the lock's file, and it may open CUDA at any time.
+// leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in
+// the background, in a session of its own and without the lock's file, and it may open CUDA at any time.
 func (k *keeper) leftBehind() bool {
 	var procs []site.Process
 	_ = proc.EachPID(func(pid int) bool {
@@ -50,8 +50,8 @@ func (k *keeper) leftBehind() bool {
 	return found
 }
 
-// have reports whether one of some processes has the daemon's variable. Of the unknown ones, the environment is empty, or
-// does not come in time. They may be in the middle of an exec.
+// have reports whether one of some processes has the daemon's variable. Of the unknown ones, the environment is empty,
+// or does not come in time. They may be in the middle of an exec.
 func (k *keeper) have(procs []site.Process) (found bool, unknown []site.Process) {
 	for i, e := range proc.Environments(context.Background(), procs, pipeVariable) {
 		if e.Values[pipeVariable] == k.folders.PipeDir {

@@ -544,8 +544,8 @@ func TestUtilizationIsTheServers(t *testing.T) {
 	until(t, "the server is idle", func() bool { return !busy() })
 }
 
-// A sample of processes is of one server, also while several compute, and a server without work has none (measured on an
-// H100). A sample of the GPU has the work of all.
+// A sample of processes is of one server, also while several compute, and a server without work has none (measured on
+// an H100). A sample of the GPU has the work of all.
 func TestSamplesOfTwoServers(t *testing.T) {
 	made, lib := opened(t, node.H200)
 	device, _ := lib.DeviceGetHandleByIndex(0)
