@@ -174,6 +174,8 @@ func (t *tracer) seizeAll(pid int, end time.Time) error {
 			time.Sleep(time.Millisecond)
 		case err != nil || !found:
 			return err
+		case time.Now().After(end):
+			return fmt.Errorf("cannot pause process %d: it starts threads without end", pid)
 		}
 	}
 }
