@@ -393,6 +393,20 @@ func TestAPauseOfAProcessThatExecs(t *testing.T) {
 	t.Logf("%d of 100 hung", hung)
 }
 
+// A thread that cannot be traced and that nothing else traces, as in the middle of an exec, is tried until a time, and
+// no debugger is blamed. A thread of the kernel is always such a thread.
+func TestAThreadThatCannotBeTracedNow(t *testing.T) {
+	const kthreadd = 2
+	if comm, err := os.ReadFile("/proc/2/comm"); err != nil || string(comm) != "kthreadd\n" || os.Geteuid() != 0 {
+		t.Skip("no thread of the kernel can be seen")
+	}
+	tracer := tracer{stopped: map[int]bool{}}
+	end := time.Now().Add(30 * time.Millisecond)
+	if err := tracer.seizeAll(kthreadd, end); !errors.Is(err, errExecs) || time.Now().Before(end) {
+		t.Errorf("%v before the end: %v", time.Until(end), err)
+	}
+}
+
 // What cannot be checked stays not paused: the answer is an error, and the guard then ends the pause.
 func TestAProcessThatCannotBeChecked(t *testing.T) {
 	p := paused{site.Process{PID: os.Getpid(), Start: 1}, 0}

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -100,22 +101,25 @@ func TestHostileProcessorTime(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		name string
-		try  func(*watch)
-		dead int // that must be held
+		name  string
+		try   func(*watch)
+		dead  int // that must be held
+		pause string
 	}{
-		{"700 living, 40 dead", dead(700, 40), 40},
-		{"1,000 living, 400 dead", dead(1000, 400), 400},
-		{"700 living, 40 dead, one is traced", dead(700, 40, "trace"), 40},
-		{"clients without end", attack("rush", "DEVICES"), 0},
-		{"forks without end", attack("rush", "DEVICES", "inherit"), 0},
-		{"lines in the daemon's log without end", attack("scribbles", "LOGS"), 0},
-		{"openings without end", attack("opens", "DEVICES/nvidia-uvm"), 0},
-		{"files that are opened again", attack("reopens", "DEVICES"), 0},
-		{"4,000 descriptors", attack("holds", "DEVICES", "4000"), 0},
+		{"700 living, 40 dead", dead(700, 40), 40, "0s"},
+		{"1,000 living, 400 dead", dead(1000, 400), 400, "0s"},
+		{"700 living, 40 dead, one is traced", dead(700, 40, "trace"), 40, "5s"},
+		{"clients without end", attack("rush", "DEVICES"), 0, "5s"},
+		{"forks without end", attack("rush", "DEVICES", "inherit"), 0, "5s"},
+		{"lines in the daemon's log without end", attack("scribbles", "LOGS"), 0, "5s"},
+		{"openings without end", attack("opens", "DEVICES/nvidia-uvm"), 0, "5s"},
+		{"files that are opened again", attack("reopens", "DEVICES"), 0, "5s"},
+		{"4,000 descriptors", attack("holds", "DEVICES", "4000"), 0, "5s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWatch(t)
+			a := newAttack(t, testnode.Default(`hold = "10m"`, fmt.Sprintf("pause = %q", c.pause)), 1)
+			w := &watch{Shared: e2e.OpenShared(a.Node), a: a}
+			w.before = w.files()
 			one.Lock() // the rows share the processors
 			defer one.Unlock()
 			neighbour := w.Start("spin", "-ms", "5", "-queue", "100", "-for", "600") // the GPU is at work
