@@ -30,6 +30,8 @@ type budget struct {
 
 	total, children time.Duration // used at the last measurement
 	turn, ended     time.Duration // of this turn, not charged yet; ended is the part of children that have ended
+	opened          bool          // in this turn, a file was opened, or a line was written; its cost is that of a scan
+	openings        time.Duration // the cost of such turns since the last scan
 	busy            bool          // in this turn, a client has started or ended, or another goroutine has returned
 }
 
@@ -94,6 +96,7 @@ func (b *budget) allow(now time.Time) bool {
 // scanned charges a scan that took some processor time, and returns the minimum rest after it. Scans around the start
 // of a client are the job's own.
 func (b *budget) scanned(took time.Duration, now time.Time) time.Duration {
+	took, b.openings = took+b.openings, 0
 	a, limit := &b.strangers, burst
 	if now.Before(b.free) {
 		a, limit = &b.own, burst+b.reserve
@@ -109,11 +112,14 @@ func (b *budget) charge(now time.Time) {
 	b.measure()
 	b.own.earn(now, b.ratio())
 	before, alone := b.own.spent, b.turn-b.ended
+	if b.opened && !b.busy {
+		b.openings, alone = b.openings+alone, 0
+	}
 	if b.own.spent += alone; !b.busy {
 		b.own.spent = max(before, min(b.own.spent, burst+alone))
 	}
 	b.own.spent += b.ended
-	b.turn, b.ended, b.busy = 0, 0, false
+	b.turn, b.ended, b.busy, b.opened = 0, 0, false, false
 }
 
 // after returns when an account has earned all that is beyond a limit.

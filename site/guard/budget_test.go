@@ -160,6 +160,19 @@ func TestNoRestIsLongerThanAnAnswerIsAwaited(t *testing.T) {
 	}
 }
 
+// What openings and lines cost is charged with the scan that follows, also the events that are read before it.
+func TestOpeningsAreChargedWithTheirScan(t *testing.T) {
+	m := newMachine(48, 1, 1)
+	for begin := m.now; m.now.Sub(begin) < time.Minute; {
+		m.opened = true
+		m.takes(5*time.Millisecond, false)
+		m.now = m.now.Add(m.scanned(time.Millisecond, m.now))
+	}
+	if limit := time.Minute/share + 2*burst; m.self > limit || m.own.spent > 0 {
+		t.Errorf("%v a minute, want %v; %v are the job's own", m.self, limit, m.own.spent)
+	}
+}
+
 // The time of a child counts while it runs and when it has ended, once.
 func TestTheTimeOfChildren(t *testing.T) {
 	m := newMachine(48, 1, 1)

@@ -254,6 +254,7 @@ func (g *Guard) scanIsDue(seen seen, now time.Time) bool {
 		g.scans.by(now.Add(eventScan))
 	}
 	if seen.opened {
+		g.budget.opened = true
 		g.scans.until = now.Add(scanningFor)
 		if seen.line && g.budget.allow(now) {
 			g.scans.rested = now
