@@ -192,3 +192,47 @@ func TestTheTimeOfChildren(t *testing.T) {
 		t.Errorf("%v for a child of a second", m.own.spent-before)
 	}
 }
+
+// What the driver computes delays nothing of the guard: gpu-usage is asked every 100 ms for as long as a pause lasts, and
+// the close of files costs the job's account nothing. gpu-usage alone is asked less often, down to once in maxRest, when
+// it has used much. A dead client that is held for an hour takes it 4 % of a core.
+func TestTheDriversTimeIsNotTheJobs(t *testing.T) {
+	const question = 10 * time.Millisecond
+	m := newMachine(48, 1, 1)
+	var used time.Duration
+	ask := func(d time.Duration) (count int) {
+		for end := m.now.Add(d); m.now.Before(end); count++ {
+			used += question
+			m.now = m.now.Add(m.askEvery(used, m.now))
+		}
+		return count
+	}
+	for pause := range 10 {
+		if asked := ask(5 * time.Second); asked < int(5*time.Second/usageEvery) {
+			t.Fatalf("pause %d: %d questions", pause, asked)
+		}
+		m.now = m.now.Add(10 * time.Second)
+	}
+	ask(10 * time.Minute)
+	if asked := ask(time.Minute); time.Duration(asked)*question > time.Minute/gaugeShare+question {
+		t.Errorf("%d questions of %v a minute", asked, question)
+	}
+	if m.own.spent > 0 || m.strangers.spent > 0 || !m.mayPause(m.now) {
+		t.Error("the questions delay the guard")
+	}
+}
+
+// The time in which files are closed, and that of a gpu-usage that has ended, are not in the guard's account.
+func TestProcessorTimeIsWithoutTheDrivers(t *testing.T) {
+	g := &Guard{}
+	before, childrenBefore := g.processorTime()
+	g.closings.Add(int64(time.Hour))
+	g.gauges.Add(int64(time.Minute))
+	total, children := g.processorTime()
+	if got := before - total; got > time.Hour+time.Minute || got < time.Hour {
+		t.Errorf("%v less", got)
+	}
+	if childrenBefore-children != time.Minute || g.gaugeTime() != time.Minute {
+		t.Errorf("children %v and %v, gpu-usage %v", childrenBefore, children, g.gaugeTime())
+	}
+}

@@ -33,6 +33,7 @@ package guard
 import (
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -139,6 +140,9 @@ type Guard struct {
 	names map[site.Process]string // of living clients and of dead ones with files
 
 	results chan func(now time.Time) // from background
+	// closings is the processor time of goroutines that have closed files, and gauges that of each gpu-usage that has
+	// ended, in nanoseconds.
+	closings, gauges atomic.Int64
 	reporting
 }
 
@@ -288,6 +292,9 @@ func (g *Guard) wakeUp() time.Time {
 	next := g.scans.next
 	if len(g.dead)+len(g.closing) > 0 {
 		next = earliest(next, g.nextCheck)
+	}
+	if u := &g.usage; u.gauge != nil && u.answered && len(g.dead)+len(g.closing) > 0 {
+		next = earliest(next, u.asked.Add(u.every))
 	}
 	if g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 {
 		next = earliest(next, g.usage.lastUse.Add(usageStays+time.Millisecond))

@@ -87,6 +87,7 @@ type program struct {
 	proc    site.Process
 	in, out *os.File      // pipes to its stdin and from its stdout
 	reaped  chan struct{} // closed when it has ended
+	used    time.Duration // its processor time, when it has ended
 }
 
 // startProgram starts a program from its command line. Its stderr is /dev/null.
@@ -110,9 +111,11 @@ func startProgram(line ...string) (*program, error) {
 		return nil, fmt.Errorf("cannot start %q: %w", line, err)
 	}
 	stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
-	p := &program{stat.Process, in, out, make(chan struct{})}
+	p := &program{proc: stat.Process, in: in, out: out, reaped: make(chan struct{})}
 	go func() {
-		_, _ = process.Wait()
+		if state, err := process.Wait(); err == nil {
+			p.used = state.UserTime() + state.SystemTime()
+		}
 		close(p.reaped)
 	}()
 	return p, nil

@@ -4,6 +4,7 @@ package guard
 
 import (
 	"maps"
+	"runtime"
 	"slices"
 	"time"
 
@@ -201,9 +202,13 @@ func (g *Guard) close(c *client) {
 	c.files = nil
 	g.closing[c] = time.Time{}
 	g.background(func() func(time.Time) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		before := computed(unix.RUSAGE_THREAD)
 		for _, fd := range slices.Concat(memory, control) {
 			_ = unix.Close(fd)
 		}
+		g.closings.Add(int64(computed(unix.RUSAGE_THREAD) - before))
 		return func(now time.Time) {
 			g.files -= len(memory) + len(control)
 			g.closing[c], g.changed = now, true

@@ -103,12 +103,13 @@ func (g *gauge) stop() {
 type usages struct {
 	gauge    *gauge
 	starting bool
-	started  time.Time // when the last start began
-	failed   time.Time // when gpu-usage last failed
-	lastUse  time.Time // the last time with clients
-	asked    time.Time // when the guard last asked
-	answered bool      // the last question has an answer
-	asOf     time.Time // when the question of the last line was asked
+	started  time.Time     // when the last start began
+	failed   time.Time     // when gpu-usage last failed
+	lastUse  time.Time     // the last time with clients
+	asked    time.Time     // when the guard last asked
+	answered bool          // the last question has an answer
+	every    time.Duration // the minimum time between two questions
+	asOf     time.Time     // when the question of the last line was asked
 	gpus     []Usage
 	idle     []span   // for each GPU
 	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
@@ -121,7 +122,7 @@ type usages struct {
 type span struct{ first, last uint64 }
 
 // wantUsage runs gpu-usage while there are clients, and usageStays longer. So the answer after a death comes at once.
-// While dead clients' files are held, it asks for a line every 100 ms.
+// While dead clients' files are held, it asks for a line every 100 ms, less often if that has cost much.
 func (g *Guard) wantUsage(now time.Time) {
 	u := &g.usage
 	wanted := len(g.living) > 0 || len(g.dead) > 0
@@ -137,11 +138,11 @@ func (g *Guard) wantUsage(now time.Time) {
 		u.gauge = nil
 	}
 	if u.gauge != nil && len(g.dead)+len(g.closing) > 0 {
-		every := usageEvery
-		if len(g.closing) > 0 { // the neighbours may be paused until the memory is free
-			every = closingEvery
+		u.every = g.budget.askEvery(g.gaugeTime(), now)
+		if len(g.closing) > 0 && u.every == usageEvery { // the neighbours may be paused until the memory is free
+			u.every = closingEvery
 		}
-		u.ask(g.lastChange(), now, every)
+		u.ask(g.lastChange(), now)
 	}
 }
 
@@ -169,13 +170,13 @@ func (u *usages) lists(c *client) bool {
 
 // ask asks gpu-usage for a line: at once after a death or a close, and after a time. A line that does not come is asked
 // for again.
-func (u *usages) ask(change, now time.Time, every time.Duration) {
+func (u *usages) ask(change, now time.Time) {
 	age := now.Sub(u.asked)
 	switch {
 	case u.asked.IsZero():
 	case !u.answered && age < usageAge:
 		return
-	case u.asked.After(change) && age < every:
+	case u.asked.After(change) && age < u.every:
 		return
 	}
 	if _, err := u.gauge.in.Write([]byte{'\n'}); err == nil {
@@ -186,6 +187,12 @@ func (u *usages) ask(change, now time.Time, every time.Duration) {
 // startGauge starts gpu-usage, which takes time on a busy node.
 func (g *Guard) startGauge() (note func(now time.Time)) {
 	started, err := startGauge(g.Gauge, g.events.nudge)
+	if err == nil {
+		go func() {
+			<-started.reaped
+			g.gauges.Add(int64(started.used))
+		}()
+	}
 	return func(now time.Time) {
 		u := &g.usage
 		u.gauge, u.starting, u.asked, u.asOf = started, false, time.Time{}, time.Time{}

@@ -126,7 +126,7 @@ func TestWhenUsageIsAsked(t *testing.T) {
 	defer reads.Close()
 	defer writes.Close()
 	now := time.Now()
-	u := usages{gauge: &gauge{program: &program{in: writes}}}
+	u := usages{gauge: &gauge{program: &program{in: writes}}, every: usageEvery}
 	death := now
 	for i, c := range []struct {
 		after  time.Duration
@@ -146,7 +146,7 @@ func TestWhenUsageIsAsked(t *testing.T) {
 			death = at
 		}
 		before := u.asked
-		if u.ask(death, at, usageEvery); (u.asked != before) != c.want {
+		if u.ask(death, at); (u.asked != before) != c.want {
 			t.Errorf("%d: asked %v", i, !c.want)
 		}
 	}
