@@ -172,7 +172,8 @@ func TestAClientThatOutlivesItsRank(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	out := filepath.Join(n.home, "out")
 	line := `export CUDA_MPS_PIPE_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY/.; exec perl -e '` + daemonize + `' ` + out + " " + n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
-	wait := fmt.Sprintf("(%s); until grep -q ready %s; do sleep 0.1; done", line, out)
+	// The guard tells the keeper of a new client within a second.
+	wait := fmt.Sprintf("(%s); until grep -q ready %s; do sleep 0.1; done; sleep 2", line, out)
 	rank := n.start(inStep(7, 0, 0, 1), n.wrap("sh", "-c", wait)...)
 	ends(0, rank)
 	keeper := n.one("--own-keep")
