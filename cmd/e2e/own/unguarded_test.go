@@ -89,9 +89,10 @@ func TestAHiddenChild(t *testing.T) {
 		return fmt.Sprintf("%s%d, because the kernel lets only root see its files: its end may kill its neighbours\n", cannotGuard, of.pid())
 	}
 	n.Until("lines", func() bool {
-		return strings.Contains(neighbour.text(), told(computes)) && strings.Contains(other.text(), told(elsewhere))
+		return strings.Contains(neighbour.text(), cannotGuard) && strings.Contains(other.text(), cannotGuard)
 	})
-	if strings.Count(neighbour.text(), cannotGuard) != 1 || strings.Count(other.text(), cannotGuard) != 1 {
+	right := strings.Contains(neighbour.text(), told(computes)) && strings.Contains(other.text(), told(elsewhere))
+	if !right || strings.Count(neighbour.text(), cannotGuard) != 1 || strings.Count(other.text(), cannotGuard) != 1 {
 		t.Errorf("the neighbours read %s%s", neighbour.text(), other.text())
 	}
 	for _, p := range []*process{sleeps, computes, elsewhere} {
