@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// emptyTime is how long Empty works. A file system has 262,144 files at most. What is left then is held.
+	// emptyTime is how long Empty works. A file system has 16,384 files at most. What is left then is held.
 	emptyTime = 3 * time.Second
 	// maxOpen limits the files without a name that Empty has open at once, maxTries the tries to be faster than their
 	// writers, and maxScans the searches for such files.
