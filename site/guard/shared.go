@@ -43,10 +43,11 @@ type sharing struct {
 	worked uint64         // the latest sample of the job's servers, in microseconds since 1970
 	seen   map[int]uint64 // the latest samples of others, by pid
 	rounds []round        // since the latest sample of the job's servers
+	latest uint64         // the latest sample of anyone
 	proved uint64         // the first of the latest samples that are enough; 0 if there are too few
 }
 
-// round is a sample, or those between two lines, in which others worked, or nobody did.
+// round is a sample in which others worked, or nobody did.
 type round struct {
 	micros uint64
 	pids   []int
@@ -80,10 +81,20 @@ func (s *sharing) take(u Usage, ours func(pid int) bool) {
 	case present || !s.known:
 		s.rounds = nil
 	case r.micros > 0:
-		s.rounds = append(s.rounds, r)
+		for n := s.samples(u, r); n > 0; n-- {
+			s.rounds = append(s.rounds, round{r.micros - uint64(n-1)*uint64(sampleEvery.Microseconds()), r.pids})
+		}
 		s.rounds = s.rounds[max(0, len(s.rounds)-maxRounds):]
 	}
+	s.latest = max(s.latest, s.worked, r.micros)
 	s.prove()
+}
+
+// samples returns how many samples a line has. The driver gives one for each process, also of a longer time, so the
+// samples of the whole GPU in that time are counted.
+func (s *sharing) samples(u Usage, r round) int {
+	passed := time.Duration(r.micros-min(r.micros, s.latest)) * time.Microsecond
+	return max(1, min(len(u.Samples), int((passed+sampleEvery/2)/sampleEvery)))
 }
 
 // isOurServer reports whether a process is a server of the job: a child of one of its daemons. It remembers the answer

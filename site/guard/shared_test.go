@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,6 +106,34 @@ func TestWorkIsDoneBesideOthers(t *testing.T) {
 		if len(s.rounds) > maxRounds || len(s.seen) > int(workLately/sampleEvery)+1 {
 			t.Errorf("%s: %d samples and %d others are kept", c.name, len(s.rounds), len(s.seen))
 		}
+	}
+}
+
+// On a busy node a line has several samples. The driver gives one for each process then, and those of the whole GPU tell
+// how many there were. Without those, or in a short time, it counts once.
+func TestALineOfSeveralSamples(t *testing.T) {
+	for _, c := range []struct{ apart, samples, lines int }{{200, 1, 21}, {600, 3, 7}, {600, 1, 21}, {600, 0, 21}, {200, 3, 21}, {0, 9, 21}} {
+		var s sharing
+		at, lines := uint64(10_000_000), 0
+		s.take(lineOf('A', at), isA)
+		for died := time.UnixMicro(int64(at)); !s.proves(died.Add(-sampleTime)) && lines < 50; lines++ {
+			at += uint64(c.apart) * 1000
+			u := lineOf('B', at+1)
+			for u.Samples = nil; len(u.Samples) < c.samples; {
+				u.Samples = append(u.Samples, Sample{at, 99})
+			}
+			s.take(u, isA)
+		}
+		if lines != c.lines {
+			t.Errorf("%+v: done after %d lines", c, lines)
+		}
+	}
+	var s sharing
+	s.take(lineOf('A', 10_000_000), isA)
+	u := lineOf('B', 10_000_000+21*200_000)
+	u.Samples = slices.Repeat(u.Samples, 21)
+	if s.take(u, isA); s.proves(time.UnixMicro(10_000_000)) || !s.proves(time.UnixMicro(10_200_000).Add(-sampleTime-1)) {
+		t.Errorf("21 samples from one that began before the death: %+v", s.rounds)
 	}
 }
 

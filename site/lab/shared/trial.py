@@ -252,12 +252,15 @@ class Job:
     def wrapper(self):
         return [os.path.join(self.trial.bin, "mpirun-wrap"), "--root", self.trial.root]
 
+    def path(self):
+        return os.environ["PATH"]
+
     def start(self, n, *program):
         """Starts n ranks as srun does."""
         gtids = ",".join(str(i) for i in range(n))
         for i in range(n):
             env = {
-                "PATH": os.environ["PATH"], "HOME": "/tmp", "LD_LIBRARY_PATH": self.trial.libraries, "SLURM_JOB_ID": str(self.id),
+                "PATH": self.path(), "HOME": "/tmp", "LD_LIBRARY_PATH": self.trial.libraries, "SLURM_JOB_ID": str(self.id),
                 "SLURM_STEP_ID": "0", "SLURM_LOCALID": str(i), "SLURM_GTIDS": gtids, "SLURM_NODEID": "0", "OMP_NUM_THREADS": "1",
                 "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
             }
@@ -286,7 +289,7 @@ class Job:
         for process, out in self.ranks:
             while word not in self.text(out) and process.returncode is None:
                 if time.time() > deadline or process.poll() is not None:
-                    raise RuntimeError("a rank of job %d does not start: %s" % (self.id, self.text(out)))
+                    raise RuntimeError("a rank of job %d does not start (%s): %s" % (self.id, process.returncode, self.text(out)))
                 time.sleep(0.01)
 
     @staticmethod
@@ -383,6 +386,10 @@ class Own(Job):
     def wrapper(self):
         line = [os.path.join(self.trial.bin, "mpirun-wrap"), "--own"]
         return line + (["--root", self.trial.root] if self.trial.kind == "driver" else [])
+
+    def path(self):
+        """Finds the simulated control program, if the GPU is simulated."""
+        return (os.path.dirname(self.trial.client) + ":" if self.trial.kind == "driver" else "") + os.environ["PATH"]
 
     def close(self):
         self.trial.open.remove(self)
