@@ -389,7 +389,9 @@ class Own(Job):
 
     def path(self):
         """Finds the simulated control program, if the GPU is simulated."""
-        return (os.path.dirname(self.trial.client) + ":" if self.trial.kind == "driver" else "") + os.environ["PATH"]
+        if self.trial.kind != "driver":
+            return os.environ["PATH"]
+        return os.path.join(os.path.dirname(self.trial.libraries.split(":")[0]), "bin") + ":" + os.environ["PATH"]
 
     def close(self):
         self.trial.open.remove(self)
@@ -535,7 +537,9 @@ def main(root, folder, client, results, kind, pattern=""):
             failed = 1
             t.record(name, error=str(e)[:2000])
             t.end()
-    shutil.copy(os.path.join(t.root, "var/log/slurm-mps/slurm-mps.log"), os.path.join(results, "shared-log.jsonl"))
+    log = os.path.join(t.root, "var/log/slurm-mps/slurm-mps.log")
+    if os.path.exists(log):  # --own writes none
+        shutil.copy(log, os.path.join(results, "shared-log.jsonl"))
     shutil.rmtree(t.dir)
     sys.exit(failed)
 
