@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -36,14 +37,14 @@ func (h slotHolder) String() string {
 
 // namespaces names the namespaces of this process in which its pid and start time are valid. It is "" if the kernel
 // does not tell.
-func namespaces() string {
+var namespaces = sync.OnceValue(func() string {
 	pids, err := proc.Namespace(os.Getpid(), "pid")
 	if err != nil {
 		return ""
 	}
 	times, _ := proc.Namespace(os.Getpid(), "time") // Linux 5.6
 	return pids + times
-}
+})
 
 // writeTaker writes which process takes a slot.
 func writeTaker(file *os.File) error {
@@ -197,6 +198,9 @@ func (t *slotTable) holders() string {
 		default:
 			more++
 		}
+	}
+	if len(told) == 0 {
+		return "other processes of this job wait, too"
 	}
 	if more > 0 {
 		told = append(told, fmt.Sprintf("and %d more", more))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"golang.org/x/sys/unix"
 )
@@ -28,8 +29,9 @@ const (
 	maxSlots = 4096 // far above the clients that a node's GPUs serve
 	// slotFD is the lowest descriptor of a lock, because shell scripts use low ones for themselves.
 	slotFD = 230
-	// slotPause is the time between two looks for a free slot. Only the first process that waits looks.
-	slotPause = 5 * time.Millisecond
+	// The time between two looks for a free slot doubles while a process waits, because a look at many slots costs
+	// processor time. Only the first process that waits looks.
+	slotPause, longestSlotPause = 5 * time.Millisecond, 100 * time.Millisecond
 	// lookPause is the time between two looks at the processes that have slots.
 	lookPause = 500 * time.Millisecond
 	// minSlotWait is the time for the processes before this one to take their slots.
@@ -65,7 +67,7 @@ func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 		defer lock.Close()
 		err = table.agree(ctx, lock)
 	}
-	for ; err == nil; waits = nil {
+	for pause := slotPause; err == nil; waits, pause = nil, min(2*pause, longestSlotPause) {
 		slot, ok, err := table.take(ctx)
 		if ok || err != nil {
 			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), slurm.SourceSlot
@@ -74,11 +76,11 @@ func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 		if waits != nil && rank.Options.SlotsWait > minSlotWait {
 			waits(table.holders())
 		}
-		if !site.Sleep(ctx, slotPause) {
+		if !site.Sleep(ctx, pause) {
 			break
 		}
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) {
 		err = fmt.Errorf("cannot take a slot: all %d are taken: start fewer processes at once, or wait longer "+
 			"(--slots-wait=10m); %s", len(table.gpus), table.holders())
 	}
@@ -181,7 +183,7 @@ func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
 			return 0, false, err
 		case file != nil:
 			free[slot] = file
-		case t.family[holder.PID] && !holder.left:
+		case t.family[holder.PID] && !holder.left || holder == slotHolder{} && t.inherits(slot):
 			return slot, true, nil
 		default:
 			taken[gpu]++
@@ -197,6 +199,22 @@ func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
 		return 0, false, nil
 	}
 	return best, true, keep(free[best])
+}
+
+// inherits reports whether this process has inherited a slot's lock. In a pid namespace that a slot's program has made,
+// it does not see the process that took the slot.
+func (t *slotTable) inherits(slot int) (found bool) {
+	var want, st unix.Stat_t
+	if unix.Lstat(t.path(slot), &want) != nil {
+		return false
+	}
+	_, _ = proc.EachDescriptor(os.Getpid(), func(_, number int) bool {
+		flags, err := unix.FcntlInt(uintptr(number), unix.F_GETFD, 0)
+		inherited := err == nil && flags&unix.FD_CLOEXEC == 0 // this program's own files have the flag
+		found = inherited && unix.Fstat(number, &st) == nil && st.Dev == want.Dev && st.Ino == want.Ino
+		return !found
+	})
+	return found
 }
 
 // look begins a look at the processes that have slots, if one is due.

@@ -4,6 +4,7 @@ package mpirunwrap
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -237,6 +238,36 @@ func TestWhatKeepsASlot(t *testing.T) {
 	}
 }
 
+// Many slots are taken for long. A process that waits for one uses little of a processor, and one that waits for its
+// turn names no slot.
+func TestWhatAWaitCosts(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 2)
+	other := exec.Command("sleep", "60")
+	must(t, other.Start())
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	stat, err := site.ReadStat(other.Process.Pid)
+	must(t, err)
+	taker := fmt.Sprintf("%d %d %s", stat.PID, stat.Start, namespaces())
+	for slot := range 64 {
+		must(t, os.WriteFile(filepath.Join(m.dir, "exchange", fmt.Sprintf("slot.%d", slot)), []byte(taker), 0o600))
+	}
+	waiting := exec.Command("/bin/sh", "-c", "exec $WRAP --slots=64 --slots-wait=4s -- true")
+	waiting.Env = m.env
+	said, err := waiting.StderrPipe()
+	must(t, err)
+	must(t, waiting.Start())
+	_, _ = said.Read(make([]byte, 1)) // it has the table
+	if got := m.run("--slots=64 --slots-wait=0", "true"); !strings.HasSuffix(got, "; other processes of this job wait, too") {
+		t.Errorf("the second one prints %s", got)
+	}
+	_, _ = io.Copy(io.Discard, said)
+	_ = waiting.Wait()
+	if used := waiting.ProcessState.UserTime() + waiting.ProcessState.SystemTime(); used > 600*time.Millisecond {
+		t.Errorf("a wait of 4 s uses %v of a processor", used)
+	}
+}
+
 // A process in a pid namespace of its own sees no process outside, and is not seen by its pid there. Only locks count.
 func TestSlotsInAPIDNamespace(t *testing.T) {
 	t.Parallel()
@@ -247,6 +278,10 @@ func TestSlotsInAPIDNamespace(t *testing.T) {
 	must(t, os.WriteFile(binary, content, 0o700))
 	in := *m
 	in.env = append(slices.Clone(m.env), "WRAP=unshare --pid --fork --mount-proc --kill-child "+binary+" --root "+m.dir)
+	const inner = "unshare --pid --fork --mount-proc --kill-child $0 --root $1 --slots=1 --slots-wait=5s echo runs; true"
+	if got := m.run("--slots=1", strings.NewReplacer("$0", binary, "$1", m.dir).Replace(inner)); got != "runs" {
+		t.Errorf("in a container that a slot's program starts: %s", got)
+	}
 	first, _ := in.start("--slots=1", where)
 	const unseen = "slot 0: a process that cannot be seen here"
 	if got := m.run("--slots=1 --slots-wait=2s", "echo runs"); !strings.Contains(got, unseen) {
