@@ -30,14 +30,14 @@ func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, 0, fals
 func ReadOwn(path string) ([]byte, error) { return readOwned(path, uint32(os.Geteuid()), false) }
 
 // ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without the node's
-// root, unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user
+// root, Unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user
 // cannot write into root's folders, and the namespace's owner could mount any file.
 func ReadRootOwnedInContainer(path string) ([]byte, error) {
 	return readOwned(path, 0, proc.InOwnNamespace("user"))
 }
 
-// unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
-const unmapped = 65534
+// Unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
+const Unmapped = 65534
 
 func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -52,7 +52,7 @@ func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", path, err)
 	}
-	if container && st.Uid == unmapped {
+	if container && st.Uid == Unmapped {
 		st.Uid = 0
 	}
 	if why := notOwned(st, owner); why != "" {

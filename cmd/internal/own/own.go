@@ -98,8 +98,10 @@ func key(root string, env slurm.Env, task slurm.Task, devices []site.Device) (st
 	}
 	hash := fnv.New64a()
 	fmt.Fprintf(hash, "%s\n%s\n%s\n%s\n%d\n%s\n%s\n", root, boot, host, env["SLURM_CLUSTER_NAME"], task.JobID, task.StepID, env["SLURMD_NODENAME"])
-	for _, device := range devices {
-		fmt.Fprintln(hash, device.UUID)
+	all := uuids(devices)
+	slices.Sort(all) // each rank may have an order of its own
+	for _, uuid := range all {
+		fmt.Fprintln(hash, uuid)
 	}
 	return fmt.Sprintf("%016x", hash.Sum64()), nil
 }

@@ -44,6 +44,7 @@ func TestKey(t *testing.T) {
 		"another rank":           name(append(base, "SLURM_PROCID=1"), slurm.Task{JobID: 7, StepID: "0", LocalRank: 1, LocalSize: 2}),
 		"another launcher's":     name(base, slurm.Task{JobID: 7, StepID: "0", LocalSize: 9, Source: "hydra"}),
 		"the same GPUs, no list": name(base[:2], first),
+		"another order of GPUs":  name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=1,0"}, first),
 	} {
 		if same != ours {
 			t.Errorf("%s: %s, want %s", what, same, ours)

@@ -35,14 +35,17 @@ func bases(root string) []string {
 
 // places are the paths of the user's folder, in the order in which every process tries them.
 func places(root string) (all []string) {
-	name := "slurm-mps-" + strconv.Itoa(os.Getuid())
-	for _, base := range bases(root) {
-		all = append(all, filepath.Join(base, name))
-	}
+	all = placesOf(root, "")
 	if _, secret, err := readSecret(); err == nil {
-		for _, base := range bases(root) {
-			all = append(all, filepath.Join(base, name+"-"+secret))
-		}
+		all = append(all, placesOf(root, "-"+secret)...)
+	}
+	return all
+}
+
+// placesOf are the places whose names end so.
+func placesOf(root, ending string) (all []string) {
+	for _, base := range bases(root) {
+		all = append(all, filepath.Join(base, "slurm-mps-"+strconv.Itoa(os.Getuid())+ending))
 	}
 	return all
 }
@@ -128,7 +131,34 @@ func (s Step) makeIn(ctx context.Context, place string) (string, error) {
 		}
 		return "", fmt.Errorf("cannot make %s: %w", dir, err)
 	}
-	return dir, makeFolder(dir)
+	if err = makeFolder(dir); err == nil {
+		err = checkSpace(dir)
+	}
+	if err != nil {
+		removeFolder(dir) // so that another place can have it
+	}
+	return dir, err
+}
+
+// stepSize is more than the files of a step have at its start.
+const stepSize = 64 << 10
+
+// checkSpace checks that the file system of a folder has space for a step, by writing as much.
+func checkSpace(dir string) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil || limit.Cur < stepSize {
+		return nil // the write would end this process
+	}
+	path := filepath.Join(dir, "space")
+	defer os.Remove(path)
+	err := os.WriteFile(path, make([]byte, stepSize), 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return errEnding
+	}
+	if err != nil {
+		return fmt.Errorf("cannot use %s: %w", dir, errors.Unwrap(err))
+	}
+	return nil
 }
 
 // lockedPlaces are open folders, by path. A process holds their locks.
@@ -182,7 +212,7 @@ func checkOwn(dir string) error {
 	if err := unix.Lstat(dir, &st); err != nil {
 		return errEnding
 	}
-	if us := os.Geteuid(); st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(us) || st.Mode&0o077 != 0 {
+	if us := os.Geteuid(); st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(us) || st.Mode&0o777 != 0o700 {
 		const form = "cannot use %s: it is not a folder of uid %d with mode 0700, and uid %d owns it: %w"
 		return fmt.Errorf(form, dir, us, st.Uid, errTaken)
 	}
@@ -215,7 +245,8 @@ func checkBase(base string) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	shared := info.Mode().Perm()&0o022 != 0
-	if owner != 0 && owner != uint32(os.Getuid()) || shared && info.Mode()&os.ModeSticky == 0 {
+	trusted := owner == 0 || owner == uint32(os.Getuid()) || owner == site.Unmapped && proc.InOwnNamespace("user")
+	if !trusted || shared && info.Mode()&os.ModeSticky == 0 {
 		return fmt.Errorf("cannot use %s: another user could remove files from it", base)
 	}
 	return nil
@@ -253,8 +284,10 @@ func readSecret() (key int, secret string, err error) {
 
 // renewSecret makes a secret if the user has none, or if another user has taken the places that it names.
 func renewSecret(root string) error {
-	old, _, err := readSecret()
-	if err == nil && len(ours(root)) > 0 {
+	old, secret, err := readSecret()
+	// A rank that has just read a secret may be about to make its folder there.
+	isTaken := func(place string) bool { return errors.Is(checkOwn(place), errTaken) }
+	if err == nil && !slices.ContainsFunc(placesOf(root, "-"+secret), isTaken) {
 		return nil
 	}
 	if err != nil && !errors.Is(err, unix.ENOKEY) {

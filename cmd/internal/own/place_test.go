@@ -5,11 +5,14 @@ package own
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -195,13 +198,61 @@ func TestNamesThatAnotherUserTakes(t *testing.T) {
 	}
 }
 
-// /tmp has no inode when the first rank starts. The next rank has the same folder, although another step is in /tmp by
+// Many ranks find all names taken at once. The secret of the first one stays, although its folder is not made yet.
+func TestASecretThatIsNotUsedYet(t *testing.T) {
+	withoutKey(t)
+	root := newRoot(t)
+	for _, place := range places(root) {
+		give(t, place)
+	}
+	var first string
+	for rank := range 3 {
+		if err := renewSecret(root); err != nil {
+			t.Fatal(err)
+		}
+		_, secret, err := readSecret()
+		if rank == 0 {
+			first = secret
+		}
+		if err != nil || secret != first {
+			t.Errorf("rank %d has another secret than the first: %v", rank, err)
+		}
+	}
+}
+
+// In a user namespace, as in a container without root, root's folders have no known owner.
+func TestABaseInAUserNamespace(t *testing.T) {
+	if dir := flag.Arg(0); dir != "" {
+		if err := checkBase(dir); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	in := exec.Command("/proc/self/exe", "-test.run=^TestABaseInAUserNamespace$", "/tmp")
+	user := []syscall.SysProcIDMap{{ContainerID: 2001, HostID: 2001, Size: 1}}
+	in.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: user, GidMappings: user,
+		Credential: &syscall.Credential{Uid: 2001, Gid: 2001, NoSetGroups: true}}
+	if out, err := in.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// /tmp has no inode or no space when the first rank starts. The next rank has the same folder, although another step is in /tmp by
 // now.
 func TestABaseThatIsFullForAMoment(t *testing.T) {
+	for _, options := range []string{"nr_inodes=1", "nr_inodes=2", "nr_inodes=3", "size=16k"} { // 3: for the step's folder
+		t.Run(options, func(t *testing.T) { fullForAMoment(t, options) })
+	}
+}
+
+func fullForAMoment(t *testing.T, options string) {
 	root := newRoot(t)
 	step := Step{Root: root, Job: 7, key: "1"}
 	tmp := bases(root)[0]
-	if err := unix.Mount("none", tmp, "tmpfs", 0, "nr_inodes=1,mode=1777"); err != nil {
+	if err := unix.Mount("none", tmp, "tmpfs", 0, options+",mode=1777"); err != nil {
 		t.Skipf("cannot mount: %v", err)
 	}
 	dir := opens(t, step)
@@ -377,6 +428,7 @@ func TestCheckOwn(t *testing.T) {
 		"a file":     {func() error { return os.WriteFile(path, nil, 0o600) }, another},
 		"a link":     {func() error { return os.Symlink(dir, path) }, another},
 		"readable":   {func() error { return os.Mkdir(path, 0o755) }, another},
+		"closed":     {func() error { return os.Mkdir(path, 0o000) }, another},
 		"writable":   {func() error { return errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, 0o720)) }, another},
 		"a stranger": {func() error { return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2001, 2001)) }, another},
 	} {
