@@ -245,7 +245,9 @@ func checkBase(base string) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	shared := info.Mode().Perm()&0o022 != 0
-	trusted := owner == 0 || owner == uint32(os.Getuid()) || owner == site.Unmapped && proc.InOwnNamespace("user")
+	// In a pid namespace, too, a rank would not see the daemons of other ranks, and would have its own in silence.
+	container := proc.InOwnNamespace("user") && !proc.InOwnNamespace("pid")
+	trusted := owner == 0 || owner == uint32(os.Getuid()) || owner == site.Unmapped && container
 	if !trusted || shared && info.Mode()&os.ModeSticky == 0 {
 		return fmt.Errorf("cannot use %s: another user could remove files from it", base)
 	}
