@@ -46,6 +46,7 @@ type GPUSample struct {
 // seen. If the driver gives no samples, as with MIG, Activity is empty.
 func (n *NVML) Usage(uuid site.UUID, seen Seen) (Usage, error) {
 	return on(n, "read usage of", uuid, func(d device) (Usage, error) {
+		processes, ret := d.GetComputeRunningProcesses() // first, so that a client which has just started is known as one
 		memory, clients, err := d.memory()
 		if err != nil {
 			return Usage{}, err
@@ -54,9 +55,10 @@ func (n *NVML) Usage(uuid site.UUID, seen Seen) (Usage, error) {
 			TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients,
 			Activity: d.activity(seen.Activity),
 		}
-		processes, ret := d.GetComputeRunningProcesses()
 		for _, p := range processes {
-			u.Processes = append(u.Processes, int(p.Pid))
+			if _, client := clients[int(p.Pid)]; !client { // the driver lists clients, too (measured on an H100)
+				u.Processes = append(u.Processes, int(p.Pid))
+			}
 		}
 		if ret == nvml.SUCCESS {
 			u.Work, u.WorkKnown = d.work(seen.Work)

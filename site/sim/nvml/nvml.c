@@ -599,15 +599,15 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 
 /* ---- Processes and memory ---- */
 
-/* select_contexts keeps the contexts of this device that belong to clients of an MPS server (clients is 1) or that
- * do not (0). */
+/* select_contexts keeps the contexts of this device that belong to clients of an MPS server (clients is 1), that do not
+ * (0), or all (-1). */
 static int select_contexts(const char *gpu, nvmlDevice_t device, int clients, struct node_context *held)
 {
 	int count = node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0), kept = 0;
 	for (int i = 0; i < count && i < NODE_CONTEXTS_MAX; i++) {
 		int is_client = strcmp(held[i].type, "M+C") == 0;
 		int here = device->instance == WHOLE || held[i].instance == device->instance;
-		if (here && is_client == clients)
+		if (here && (clients < 0 || is_client == clients))
 			held[kept++] = held[i];
 	}
 	return count < 0 ? count : kept;
@@ -648,11 +648,11 @@ static nvmlReturn_t give_processes(const char *function, nvmlDevice_t device, in
 	return NVML_SUCCESS;
 }
 
-/* An MPS server counts as a process that computes, and its clients do not. nvidia-smi prints C for it and M+C for
- * them. */
+/* The processes that compute are the MPS servers and their clients (measured on an H100, driver 580.159.04).
+ * nvidia-smi prints C for a server and M+C for a client. */
 API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes)
 {
-	return give_processes(__func__, device, 0, count, processes);
+	return give_processes(__func__, device, -1, count, processes);
 }
 
 API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes)
