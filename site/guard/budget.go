@@ -26,7 +26,7 @@ type budget struct {
 	reserve   time.Duration // of own
 	guards    int           // of the node, at the last full scan
 	free      time.Time     // scans before this time are own
-	line      time.Time     // the last line of a daemon that has made scans own
+	line      time.Time     // when the last line of a daemon has made scans own, or will
 	used      func() (total, children time.Duration)
 
 	total, children time.Duration // used at the last measurement
@@ -89,14 +89,14 @@ func (a *account) earn(now time.Time, ratio time.Duration) {
 // found notes that a scan has found something new.
 func (b *budget) found(now time.Time) { b.busy, b.free = true, now.Add(scanningFor) }
 
-// allow makes scans own after a line in a daemon's log, which means that a client connects. It reports whether the line
-// counts.
-func (b *budget) allow(now time.Time) bool {
-	if now.Sub(b.line) < linesEvery {
-		return false
+// allow makes scans own after a line in a daemon's log, which means that a client connects. It returns from when on: a
+// line that comes soon after another one waits.
+func (b *budget) allow(now time.Time) (from time.Time) {
+	if !now.Before(b.line) {
+		b.line = latest(now, b.line.Add(linesEvery))
+		b.free = b.line.Add(scanningFor)
 	}
-	b.line, b.free = now, now.Add(scanningFor)
-	return true
+	return b.line
 }
 
 // scanned charges a scan that took some processor time, and returns the minimum rest after it. Scans around the start

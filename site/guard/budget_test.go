@@ -68,15 +68,18 @@ func TestScansAroundAStart(t *testing.T) {
 	frequent := int(scanningFor / eventScan)
 	m := newMachine(48, 1, 1)
 	m.strangers = account{time.Minute, m.now}
-	if !m.allow(m.now) || m.scans(scanningFor) < frequent {
+	line := m.now
+	if m.allow(line) != line || m.scans(scanningFor) < frequent {
 		t.Error("a line does not make scans frequent")
 	}
-	line := m.line
-	if m.allow(line.Add(linesEvery - 1)) {
-		t.Error("a user's lines make scans frequent all the time")
+	if m.scans(0); m.allow(line.Add(linesEvery-1)) != line.Add(linesEvery) || m.allow(line.Add(linesEvery-1)) != line.Add(linesEvery) {
+		t.Error("a user's lines make scans frequent all the time, or a client's line is lost")
 	}
-	if !m.allow(line.Add(linesEvery)) {
-		t.Error("a later line does not count")
+	if m.now = line.Add(linesEvery); m.scans(scanningFor) < frequent {
+		t.Error("a line that has waited does not make scans frequent")
+	}
+	if later := line.Add(3 * linesEvery); m.allow(later) != later {
+		t.Error("a later line waits")
 	}
 	m = newMachine(48, 1, 1)
 	m.strangers = account{time.Minute, m.now}

@@ -33,6 +33,7 @@ type client struct {
 	peak    int    // GuardState.ClientsPeak before the client was counted
 	opened  time.Time
 	died    time.Time
+	unknown time.Time // since when the use of a dead client's GPUs is not known, zero if it is
 	exit    exitStatus
 	inOrder bool // it has ended with status 0, or has closed its files itself
 	// unsettled is set while its status is 0 or unknown, and a message about one of its threads may come.
@@ -549,7 +550,7 @@ func (g *Guard) learnEnds(now time.Time) {
 
 // addDead adds a client to the dead.
 func (g *Guard) addDead(c *client, now time.Time) {
-	c.died = now
+	c.died, c.unknown = now, now
 	c.neighbours = g.neighboursOf(c)
 	g.tellDead(c, "", 0)
 	g.dead = append(g.dead, c)

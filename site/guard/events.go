@@ -3,7 +3,7 @@
 package guard
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -16,13 +16,13 @@ import (
 // events is the set of events that the guard waits for: openings that inotify reports, deaths of clients, and the order
 // to stop. It waits in epoll, so an idle guard uses no processor time.
 type events struct {
-	epoll, inotify, wake int        // descriptors
-	mutex                sync.Mutex // of wake, which other goroutines use
-	watched              map[string]bool
-	logs                 map[int32]bool // the watches of log folders
-	early                seen           // what anyDied has collected
-	stopping             atomic.Bool
-	stopped              chan struct{} // one element: Stop was called
+	epoll, wake    int        // descriptors
+	inotify, lines int        // of the device files, and of the daemons' logs; both -1 if the kernel allows no watch
+	mutex          sync.Mutex // of wake, which other goroutines use
+	watched        map[string]bool
+	early          seen // what anyDied has collected
+	stopping       atomic.Bool
+	stopped        chan struct{} // one element: Stop was called
 }
 
 // seen is the result of one wait.
@@ -34,22 +34,26 @@ type seen struct {
 }
 
 func openEvents() (*events, error) {
-	e := &events{watched: map[string]bool{}, logs: map[int32]bool{}, stopped: make(chan struct{}, 1)}
-	var err1, err2, err3 error
+	e := &events{watched: map[string]bool{}, stopped: make(chan struct{}, 1)}
+	var err1, err2, err3, err4 error
 	e.epoll, err1 = unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	e.wake, err2 = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	e.inotify, err3 = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	e.lines, err4 = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err1 != nil || err2 != nil {
 		return nil, fmt.Errorf("cannot wait for events: epoll: %w, eventfd: %w", err1, err2)
 	}
 	if err := e.add(e.wake, 0, 0); err != nil {
 		return nil, err
 	}
-	if err3 != nil { // fs.inotify.max_user_instances is used up: the guard then scans at fixed intervals
-		e.inotify = -1
+	if err3 != nil || err4 != nil { // fs.inotify.max_user_instances is used up: the guard then scans at fixed intervals
+		if err3 == nil {
+			unix.Close(e.inotify)
+		}
+		e.inotify, e.lines = -1, -1
 		return e, nil
 	}
-	return e, e.add(e.inotify, 0, unix.EPOLLONESHOT)
+	return e, errors.Join(e.add(e.inotify, 0, unix.EPOLLONESHOT), e.add(e.lines, 0, unix.EPOLLONESHOT))
 }
 
 // add makes a ready descriptor end a wait. The wait returns the pid if the descriptor is a pidfd.
@@ -61,15 +65,18 @@ func (e *events) add(fd, pid int, flags uint32) error {
 	return nil
 }
 
-// rearm makes the next opening end a wait. One opening is enough until the scan that it causes.
+// rearm makes the next opening and the next line end a wait. One of each is enough until the scan that it causes. An
+// opening may cause a scan much later than a line, so it must not hide a line.
 func (e *events) rearm() {
-	if e.inotify >= 0 {
-		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(e.inotify)}
-		_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_MOD, e.inotify, &event)
+	for _, fd := range []int{e.inotify, e.lines} {
+		if fd >= 0 {
+			event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(fd)}
+			_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_MOD, fd, &event)
+		}
 	}
 }
 
-// watch adds an inotify watch of a path, unless there is one.
+// watch adds an inotify watch of a device file or of a log folder, unless there is one.
 func (e *events) watch(path string, mask uint32) error {
 	if e.watched[path] {
 		return nil
@@ -77,11 +84,14 @@ func (e *events) watch(path string, mask uint32) error {
 	if e.inotify < 0 {
 		return fmt.Errorf("cannot watch %s: no inotify instance is left: raise fs.inotify.max_user_instances", path)
 	}
-	id, err := unix.InotifyAddWatch(e.inotify, path, mask)
-	if err != nil {
+	fd := e.inotify
+	if mask&unix.IN_ONLYDIR != 0 {
+		fd = e.lines
+	}
+	if _, err := unix.InotifyAddWatch(fd, path, mask); err != nil {
 		return fmt.Errorf("cannot watch %s: %w", path, err)
 	}
-	e.watched[path], e.logs[int32(id)] = true, mask&unix.IN_ONLYDIR != 0
+	e.watched[path] = true
 	return nil
 }
 
@@ -122,7 +132,10 @@ func (e *events) collect(s *seen, timeout int) {
 			_, _ = unix.Read(e.wake, count[:])
 		case e.inotify:
 			s.opened = true
-			s.line = e.drain() || s.line
+			drain(e.inotify)
+		case e.lines:
+			s.opened, s.line = true, true
+			drain(e.lines)
 		default:
 			if pid := int(event.Pad); !slices.Contains(s.died, pid) {
 				s.died = append(s.died, pid)
@@ -136,22 +149,15 @@ func milliseconds(d time.Duration) int {
 	return int(max(0, (d+time.Millisecond-1)/time.Millisecond))
 }
 
-// drain discards inotify's events, and reports whether one was of a daemon's log. The guard needs no more than their
-// occurrence, so nothing is lost if a user has filled the queue.
-func (e *events) drain() (line bool) {
+// drain discards inotify's events. The guard needs no more than their occurrence, so nothing is lost if a user has
+// filled the queue.
+func drain(inotify int) {
 	var buffer [8192]byte
 	for range 64 {
-		n, err := unix.Read(e.inotify, buffer[:])
-		if n <= 0 || err != nil {
-			break
-		}
-		for rest := buffer[:n]; len(rest) >= unix.SizeofInotifyEvent; {
-			id, name := int32(binary.NativeEndian.Uint32(rest)), binary.NativeEndian.Uint32(rest[12:])
-			line = line || e.logs[id]
-			rest = rest[min(len(rest), unix.SizeofInotifyEvent+int(name)):]
+		if n, err := unix.Read(inotify, buffer[:]); n <= 0 || err != nil {
+			return
 		}
 	}
-	return line
 }
 
 func (e *events) stop() {
@@ -183,7 +189,7 @@ func (e *events) nudge() {
 func (e *events) close() {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
-	for _, fd := range []int{e.epoll, e.wake, e.inotify} {
+	for _, fd := range []int{e.epoll, e.wake, e.inotify, e.lines} {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}

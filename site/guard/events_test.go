@@ -65,7 +65,8 @@ func TestWithoutAWatch(t *testing.T) {
 		t.Errorf("a missing file is watched: %v", err)
 	}
 	unix.Close(e.inotify)
-	e.inotify = -1
+	unix.Close(e.lines)
+	e.inotify, e.lines = -1, -1
 	e.rearm()
 	if err := e.watch("/dev/null", unix.IN_OPEN); err == nil || e.watches() {
 		t.Errorf("without inotify, the guard watches: %v", err)
@@ -77,7 +78,8 @@ func TestWithoutAWatch(t *testing.T) {
 func TestClientsAreFoundWithoutAWatch(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	unix.Close(r.events.inotify)
-	r.events.inotify, r.events.watched = -1, map[string]bool{}
+	unix.Close(r.events.lines)
+	r.events.inotify, r.events.lines, r.events.watched = -1, -1, map[string]bool{}
 	r.still()
 	r.scan(time.Now())
 	if wait := time.Until(r.scans.next); wait > rareScan/2 {
@@ -122,6 +124,40 @@ func TestLinesAreTold(t *testing.T) {
 			t.Errorf("%s: %+v", c.path, s)
 		}
 		e.rearm()
+	}
+}
+
+// A line of a daemon ends a rest between scans that others cause by opening the device, also if they have done so in
+// this rest. It ends it once in a time only.
+func TestALineEndsARest(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	logs := t.TempDir()
+	r.Logs = []string{logs}
+	r.watch()
+	r.still()
+	began := time.Now()
+	r.scan(began)
+	r.budget.free = time.Time{}
+	r.scans.next, r.scans.rested = began.Add(time.Hour), began.Add(time.Minute) // the account of strangers is used up
+	writes := func(path string) {
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file.Close()
+		now := time.Now()
+		r.scanIsDue(r.events.wait(now.Add(soon/10)), now)
+	}
+	if writes(r.kernel.path(memoryFile)); r.scans.next != r.scans.rested {
+		t.Fatalf("an opening causes a scan in %v", time.Until(r.scans.next))
+	}
+	if writes(filepath.Join(logs, "first")); time.Until(r.scans.next) > eventScan {
+		t.Errorf("a line causes a scan in %v", time.Until(r.scans.next))
+	}
+	r.scan(time.Now())
+	r.scans.next, r.scans.rested = began.Add(time.Hour), began.Add(time.Minute)
+	if writes(filepath.Join(logs, "second")); time.Until(r.scans.next) > linesEvery {
+		t.Errorf("a second line causes a scan in %v", time.Until(r.scans.next))
 	}
 }
 

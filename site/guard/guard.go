@@ -260,8 +260,8 @@ func (g *Guard) scanIsDue(seen seen, now time.Time) bool {
 	if seen.opened {
 		g.budget.opened = true
 		g.scans.until = now.Add(scanningFor)
-		if seen.line && g.budget.allow(now) {
-			g.scans.rested = now
+		if seen.line {
+			g.scans.rested = earliest(g.scans.rested, g.budget.allow(now))
 		}
 		g.scans.by(now.Add(eventScan))
 	}

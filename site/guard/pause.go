@@ -263,6 +263,8 @@ func (t *tracer) allStopped() bool {
 type pauses struct {
 	now    *pause    // nil for none
 	next   time.Time // a pause begins no earlier
+	apart  time.Time // beside others' programs, it begins no earlier than this
+	met    time.Time // when others' programs were last on a dead client's GPU
 	failed time.Time // when the last pause ended that did not get the GPU idle, without programs of others
 	never  bool
 	began  time.Time     // the last pause
@@ -340,7 +342,8 @@ func (g *Guard) mayPause(now time.Time) bool {
 	p := &g.pauses
 	cost := g.budget.children - p.before
 	rested := p.failed.Before(p.began) || now.Sub(p.began) >= cost*g.budget.ratio()
-	return !p.never && rested && !now.Before(p.next) && g.budget.mayPause(now)
+	begin := latest(p.next, earliest(p.apart, p.met.Add(g.Hold)))
+	return !p.never && rested && !now.Before(begin) && g.budget.mayPause(now)
 }
 
 func (g *Guard) beginPause(needing []*client, now time.Time) {
@@ -369,7 +372,8 @@ func (g *Guard) pauseMore(needing []*client) {
 
 // endPause continues the neighbours. After a pause in which the GPU did not get idle, the next one begins after a rest
 // of the same length, so that the neighbours have at least half of the time. Beside programs of others, it begins after
-// the time of hold, and then after twice as long each time, because nothing else ends them.
+// the time of hold, and then after twice as long each time, because nothing else ends them. When the others have been
+// away for hold, that is over.
 func (g *Guard) endPause(now time.Time, idle bool) {
 	p := g.pauses.now
 	if p == nil {
@@ -382,7 +386,7 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	case idle:
 		g.pauses.beside = 0
 	case p.others:
-		g.pauses.next = now.Add(max(rest, g.Hold<<min(g.pauses.beside, maxDoubled)))
+		g.pauses.next, g.pauses.apart = now.Add(rest), now.Add(max(rest, g.Hold<<min(g.pauses.beside, maxDoubled)))
 		g.pauses.beside++
 	default:
 		g.pauses.failed, g.pauses.next = now, now.Add(rest)

@@ -134,9 +134,9 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 		rest         time.Duration
 	}{
 		{"it can help", true, false, true, time.Second, false, false, 0},
-		{"it cannot", false, true, true, time.Second, true, false, 30 * time.Second},
+		{"it cannot", false, true, true, time.Second, true, false, minRest},
 		{"it cannot help one of two", true, true, true, time.Second, false, false, 0},
-		{"its time is over beside others", true, false, true, 6 * time.Second, true, false, 30 * time.Second},
+		{"its time is over beside others", true, false, true, 6 * time.Second, true, false, 6 * time.Second},
 		{"its time is over", true, false, false, 6 * time.Second, true, true, 6 * time.Second},
 	} {
 		g, p, dead := pausing(now)
@@ -156,14 +156,27 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 		if rest := g.pauses.next.Sub(at); c.ends && rest != c.rest {
 			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
 		}
+		if apart := g.pauses.apart.Sub(at); c.ends && c.others && apart != g.Hold {
+			t.Errorf("%s: beside others, the next pause comes after %v", c.name, apart)
+		}
 	}
 	g, p, _ := pausing(now)
 	g.Hold = 30 * time.Second
 	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute} {
 		g.pauses.now = &pause{began: now, others: true, end: make(chan struct{})}
-		if g.endPause(now, false); g.pauses.next.Sub(now) != want {
-			t.Errorf("the rest after failure %d is %v", i+1, g.pauses.next.Sub(now))
+		if g.endPause(now, false); g.pauses.apart.Sub(now) != want {
+			t.Errorf("the rest after failure %d is %v", i+1, g.pauses.apart.Sub(now))
 		}
+	}
+	for after, want := range map[time.Duration]bool{ // the others are there until the first minute, and come back later
+		minRest: false, 90*time.Second - 1: false, 90 * time.Second: true, 2 * time.Minute: true,
+	} {
+		if g.pauses.met = now.Add(time.Minute); g.mayPause(now.Add(after)) != want {
+			t.Errorf("%v after a failure beside others: may pause: %v", after, !want)
+		}
+	}
+	if g.pauses.met = now.Add(time.Hour); g.mayPause(now.Add(2*time.Minute-1)) || !g.mayPause(now.Add(2*time.Minute)) {
+		t.Error("beside others, pauses do not get rare")
 	}
 	g.pauses.now = p
 	if g.endPause(now, true); g.pauses.beside != 0 {

@@ -44,6 +44,7 @@ const (
 // situation is everything on which the decision about a dead client's files depends.
 type situation struct {
 	age        time.Duration // since its death
+	unknown    time.Duration // how long gpuKnown has been false, if it is
 	inOrder    bool          // it has ended with status 0, or has closed its files itself
 	neighbours bool          // another client of its GPUs is alive
 	newer      bool          // a neighbour opened its files after this client's death
@@ -78,7 +79,7 @@ func (s situation) releaseReason(hold time.Duration) string {
 		return ""
 	case s.short && s.age >= hold && (s.inOrder || s.paused && !s.others):
 		return holdOver
-	case !s.gpuKnown && !s.pending && (s.newer && s.age >= newcomerHold || s.age >= hold):
+	case !s.gpuKnown && !s.pending && (s.newer && s.unknown >= newcomerHold || s.unknown >= hold):
 		return holdOver
 	}
 	return ""
@@ -116,7 +117,9 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 			g.releaseClient(c, reason)
 			continue
 		}
-		g.pauses.others = g.pauses.others || s.others
+		if s.others {
+			g.pauses.others, g.pauses.met = true, now
+		}
 		switch {
 		case s.needsPause() && s.hopeless:
 			g.pauses.vain = true
@@ -142,6 +145,13 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 	s.tight = places > g.Clients/2 || c.hostShort
 	s.roomy, s.short = !s.tight, s.tight
 	g.addUsage(c, &s, now)
+	switch {
+	case s.gpuKnown:
+		c.unknown = time.Time{}
+	case c.unknown.IsZero():
+		c.unknown = now
+	}
+	s.unknown = now.Sub(c.unknown)
 	c.needed = c.needed || s.short
 	s.short, s.roomy = c.needed, s.roomy && !c.needed
 	c.keepsOut = s.short || s.pending

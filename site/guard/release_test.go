@@ -69,11 +69,11 @@ func TestReleaseReason(t *testing.T) {
 			s.age, s.newer, s.pending, s.inOrder, s.roomy, s.short = 0, true, true, true, false, true
 		}), "", false},
 
-		{"nothing is known, beside a newer client", situation{age: newcomerHold - 1, neighbours: true, newer: true, short: true}, "", false},
-		{"nothing is known, beside a newer client, later", situation{age: newcomerHold, neighbours: true, newer: true}, holdOver, false},
-		{"nothing is known yet, beside a newer client", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, "", false},
-		{"nothing is known", situation{age: hold - 1, neighbours: true}, "", false},
-		{"nothing is known, after hold", situation{age: hold, neighbours: true}, holdOver, false},
+		{"nothing is known, beside a newer client", situation{unknown: newcomerHold - 1, neighbours: true, newer: true, short: true}, "", false},
+		{"nothing is known, beside a newer client, later", situation{unknown: newcomerHold, neighbours: true, newer: true}, holdOver, false},
+		{"nothing is known yet, beside a newer client", situation{unknown: newcomerHold, neighbours: true, newer: true, pending: true}, "", false},
+		{"nothing is known", situation{unknown: hold - 1, neighbours: true}, "", false},
+		{"nothing is known, after hold", situation{unknown: hold, neighbours: true}, holdOver, false},
 	} {
 		if got := c.s.releaseReason(hold); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -309,6 +309,51 @@ func TestAPauseThatFailedBeforeHold(t *testing.T) {
 		g.usage.take([]Usage{{Known: true, TotalMiB: 100, Samples: []Sample{{uint64(now.UnixMicro()), 50}}}})
 		if s := g.counted(now).situation(c, now); s.releaseReason(hold) != want {
 			t.Errorf("failed %v after hold: %q, want %q: %+v", failed, s.releaseReason(hold), want, s)
+		}
+	}
+}
+
+// While the use of a GPU is known, its clients' work is held. That it is not known for a moment lets nothing go,
+// however old the death is: the driver may answer late, or this process may have been stopped.
+//
+// Contract: G2
+func TestUsageThatIsLostForATime(t *testing.T) {
+	const hold = time.Minute
+	died := time.Now()
+	for _, newer := range []bool{false, true} {
+		limit := hold
+		g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
+		if newer {
+			g.living[8].opened, limit = died.Add(time.Second), newcomerHold
+		}
+		c := clientOf(9, 1)
+		g.addDead(c, died)
+		g.usage.gauge = &gauge{}
+		known := func(at time.Time) {
+			g.usage.asked = at
+			g.usage.take([]Usage{{Known: true, TotalMiB: 100, FreeMiB: 90, Samples: []Sample{{uint64(at.UnixMicro()), 50}}}})
+		}
+		reason := func(at time.Time) string { return g.counted(at).situation(c, at).releaseReason(hold) }
+		for after := time.Duration(0); after < 2*time.Hour; after += hold / 2 {
+			at := died.Add(after)
+			if known(at); reason(at) != "" {
+				t.Fatalf("newer %v: known, %v after the death: %q", newer, after, reason(at))
+			}
+			lost := at.Add(10 * time.Second) // the guard was stopped until then
+			if first, last := reason(lost), reason(lost.Add(limit-1)); first != "" || last != "" {
+				t.Fatalf("newer %v: not known for a moment: %q, a little less than %v: %q", newer, first, limit, last)
+			}
+			if got := reason(lost.Add(limit)); got != holdOver {
+				t.Fatalf("newer %v: not known for %v: %q", newer, limit, got)
+			}
+		}
+	}
+	g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
+	c := clientOf(9, 1)
+	g.addDead(c, died)
+	for after, want := range map[time.Duration]string{hold - 1: "", hold: holdOver} { // without gpu-usage
+		if got := g.counted(died).situation(c, died.Add(after)).releaseReason(hold); got != want {
+			t.Errorf("never known, %v after the death: %q", after, got)
 		}
 	}
 }

@@ -62,21 +62,27 @@ func (s *sharing) take(u Usage, ours func(pid int) bool) {
 		s.seen = map[int]uint64{}
 	}
 	var r round
+	var latest uint64
 	present := false
 	for _, w := range u.Work {
-		switch {
+		latest = max(latest, w.Micros)
+		switch _, client := u.Clients[w.PID]; {
+		case client: // a driver that names clients does not tell when their server is absent
+			present = true
 		case ours(w.PID):
 			present, s.worked = true, max(s.worked, w.Micros)
 		case w.Percent > 0:
 			s.seen[w.PID], r.pids, r.micros = w.Micros, append(r.pids, w.PID), max(r.micros, w.Micros)
 		}
 	}
-	maps.DeleteFunc(s.seen, func(_ int, at uint64) bool { return at+uint64(workLately.Microseconds()) < r.micros })
 	for _, sample := range u.Samples {
+		latest = max(latest, sample.Micros)
 		if sample.Percent == 0 {
 			r.micros = max(r.micros, sample.Micros)
 		}
 	}
+	maps.DeleteFunc(s.seen, func(_ int, at uint64) bool { return at+uint64(workLately.Microseconds()) < latest })
+	s.others = s.others || len(s.seen) > 0 // a graphics program is not among the processes
 	switch {
 	case present || !s.known:
 		s.rounds = nil

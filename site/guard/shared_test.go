@@ -236,3 +236,37 @@ func TestWorkAfterADeathBesideOthers(t *testing.T) {
 		}
 	}
 }
+
+// Whose work it is: a program may compute without being among the processes, as one with graphics does. It counts as
+// another for a time, also while only the job works. A driver that names clients in place of servers proves nothing.
+func TestWorkThatNoProcessIsListedFor(t *testing.T) {
+	const graphics, client = 'G', 'c'
+	line := func(s *sharing, at uint64, pid rune) {
+		u := Usage{Known: true, Processes: []int{'A'}, WorkKnown: true, Clients: map[int]int{client: 10}}
+		u.Samples, u.Work = []Sample{{at, 99}}, []Work{{int(pid), at, 99}}
+		s.take(u, isA)
+	}
+	var s sharing
+	line(&s, 101_000_000, 'A')
+	if s.others {
+		t.Error("the job is alone")
+	}
+	for at := uint64(101_200_000); at < 106_000_000; at += 200_000 {
+		if line(&s, at, graphics); !s.others {
+			t.Fatalf("a program with graphics computes: %+v", s)
+		}
+	}
+	if !s.proves(time.UnixMicro(101_000_000)) {
+		t.Error("beside a program with graphics, no work is done")
+	}
+	for at := uint64(106_000_000); at < 110_000_000; at += 200_000 {
+		if line(&s, at, 'A'); s.others != (at <= 105_800_000+uint64(workLately.Microseconds())) {
+			t.Errorf("at %d, others %v", at, s.others)
+		}
+	}
+	for at := uint64(110_000_000); at < 130_000_000; at += 200_000 {
+		if line(&s, at, client); s.proves(time.UnixMicro(110_000_000)) || s.others {
+			t.Fatalf("the driver names a client: %+v", s)
+		}
+	}
+}
