@@ -140,7 +140,8 @@ func TestATurnBeside1400Clients(t *testing.T) {
 	for gpu := range 16 {
 		g.Minors = append(g.Minors, gpu)
 	}
-	g.usage.gauge, g.usage.asked, g.Pause = &gauge{}, now, time.Hour
+	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
+	g.usage.gauge, g.usage.asked, g.Pause = &gauge{program: &program{}}, now, time.Hour
 	g.usage.take(slices.Repeat([]Usage{{Known: true, TotalMiB: 100}}, len(g.Minors)))
 	g.usage.answered = false
 	for pid := range 1400 {

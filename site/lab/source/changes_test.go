@@ -34,7 +34,7 @@ var changeRecipes = []changeRecipe{
 		"policy/policyfile/testdata/*.hcl":                  "policies that happen to use it",
 		"policy/policyfile/*_test.go":                       "policies that happen to use it",
 		"mpirun-wrap/*_test.go":                             "tickets of several attributes",
-		"cmd/internal/gpuusage/recorder.go":                 "the report has each client's SMs",
+		"cmd/internal/gpuusage/members.go":                  "the report has each client's SMs",
 		"cmd/internal/mpsctl/cmd_plan.go":                   "a flag of the same name",
 		"cmd/internal/mpsctl/*_test.go":                     "policies that happen to use it",
 		"cmd/internal/mpsctl/testdata/status/*.json":        "status prints it",
