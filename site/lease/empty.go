@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,9 +20,9 @@ import (
 const (
 	// emptyTime is how long Empty works. A file system has 16,384 files at most. What is left then is held.
 	emptyTime = 3 * time.Second
-	// maxOpen limits the files without a name that Empty has open at once, maxTries the tries to be faster than their
-	// writers, and maxScans the searches for such files.
-	maxOpen, maxTries, maxScans = 512, 2000, 3
+	// maxFiles limits the files without a name that Empty finds, maxOpen those that it has open at once, maxTries the
+	// tries to be faster than their writers, and maxScans the searches for such files.
+	maxFiles, maxOpen, maxTries, maxScans = 262144, 512, 2000, 3
 )
 
 // errNoTime means that a file system could not be emptied in time.
@@ -94,18 +95,24 @@ func (o *ownFiles) has(fd int) bool {
 	return unix.Fstat(fd, &st) == nil && st.Dev == o.dev && st.Mode&unix.S_IFMT == unix.S_IFREG
 }
 
-// emptyOpen empties the files that have no name any more and that a process has open or mapped. A process may write
-// again at once, so the limit is set directly after.
+// emptyOpen empties the files that have no name any more and that a process has open or mapped.
 func (o *ownFiles) emptyOpen() {
 	ctx, cancel := context.WithDeadline(context.Background(), o.end)
 	defer cancel()
+	for paths := range slices.Chunk(proc.FilesOn(ctx, o.dev, maxFiles), maxOpen) {
+		o.emptyAtOnce(paths)
+	}
+}
+
+// emptyAtOnce empties open files. A process may write again at once, so the limit is set directly after.
+func (o *ownFiles) emptyAtOnce(paths []string) {
 	var files []int
 	defer func() {
 		for _, fd := range files {
 			unix.Close(fd)
 		}
 	}()
-	for _, path := range proc.FilesOn(ctx, o.dev, maxOpen) {
+	for _, path := range paths {
 		if fd, err := o.open(path); err == nil {
 			files = append(files, fd)
 		}
@@ -115,11 +122,16 @@ func (o *ownFiles) emptyOpen() {
 			_ = unix.Ftruncate(fd, 0)
 			clearAttributes(fd)
 		}
-		used, err := shrink(o.dir)
-		if err == nil && used.blocks == 0 || len(files) == 0 || !o.goesOn() {
+		_, _ = shrink(o.dir)
+		if !slices.ContainsFunc(files, hasPages) || !o.goesOn() {
 			return
 		}
 	}
+}
+
+func hasPages(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Blocks > 0
 }
 
 // open opens a file of the file system that is open in another process. It does so by the file's handle, through root's

@@ -154,6 +154,18 @@ var holders = map[string]func(t *testing.T, dir string){
 		fat(t, dir+"/a/b/fat", 0)
 		inAnotherNamespace(t, `cd "$1"`, dir+"/a/b")
 	},
+	"more removed files than are opened at once": func(t *testing.T, dir string) {
+		for n := range maxOpen + 400 {
+			file, err := os.Create(dir + "/file")
+			if err == nil {
+				_, err = file.Write(make([]byte, 32<<10))
+			}
+			if err = errors.Join(err, os.Remove(dir+"/file")); err != nil {
+				t.Fatal(n, err)
+			}
+			t.Cleanup(func() { file.Close() })
+		}
+	},
 	"many files": func(t *testing.T, dir string) {
 		for n := range 60 {
 			file, err := os.Create(fmt.Sprintf("%s/%d", dir, n))
@@ -180,6 +192,7 @@ func TestNoPageOfAJobStays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j := newStore(t)
 			dir, inUse := jobFS(t, j, 7)
+			t.Cleanup(func() { _ = j.FreeHeld(func(Held) bool { return true }) }) // the files are closed then
 			hold(t, dir)
 			before, began := inUse(), time.Now()
 			if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
@@ -187,14 +200,16 @@ func TestNoPageOfAJobStays(t *testing.T) {
 			}
 			after := inUse()
 			t.Logf("%+v, then %+v, in %v", before, after, time.Since(began))
+			manyFiles := before.files > maxOpen // their inodes stay
 			most := uint64(0)
 			if strings.Contains(name, "all the time") {
 				most = spareBlocks
 			}
-			if before.blocks < 20*testMiB/before.blockSize || after.blocks > most || after.files > spareFiles {
+			if before.blocks < 20*testMiB/before.blockSize || after.blocks > most ||
+				!manyFiles && after.files > spareFiles {
 				t.Errorf("%d blocks and %d files stay of %d", after.blocks, after.files, before.blocks)
 			}
-			if all, err := j.Held(); err != nil || len(all) > 0 {
+			if all, err := j.Held(); err != nil || len(all) > 0 && !manyFiles {
 				t.Errorf("held: %+v, %v", all, err)
 			}
 		})
