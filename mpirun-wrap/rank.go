@@ -120,7 +120,8 @@ func readOrigin(pid int, pmi string) slurm.Origin {
 	if found.Err != nil {
 		found.Values = nil // a part proves nothing
 	}
-	return slurm.Origin{Env: found.Values, Hidden: proc.InOwnNamespace("pid"), HasPMI: isInheritedSocket(pmi)}
+	hidden := proc.InOwnNamespace("pid") || proc.InOwnNamespace("user")
+	return slurm.Origin{Env: found.Values, Hidden: hidden, HasPMI: isInheritedSocket(pmi)}
 }
 
 // isInheritedSocket reports whether a number is a descriptor of a socket that this process has not opened itself. Go

@@ -26,6 +26,8 @@ func TestWhoAmI(t *testing.T) {
 		`is from a launcher in this job, because SLURM_TASK_PID ("0999999999") ` +
 		`has ended or cannot be read: unset OMPI_COMM_WORLD_LOCAL_RANK if it is not; ` +
 		"or give --local-rank and --local-size (printed once for this node)"
+	const noJob = "mpirun-wrap: cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), or Slurm's variables were " +
+		"unset: submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own (printed once for this node)"
 	const ended = "SLURM_TASK_PID=0999999999 "
 	flag := func(flags string) string { return strings.Replace(rank, "--share", flags+" --share", 1) }
 	clean := func(env string) string {
@@ -54,6 +56,9 @@ func TestWhoAmI(t *testing.T) {
 		{"by hand", "LOCAL_RANK=2 LOCAL_WORLD_SIZE=8", "LOCAL_RANK=1 " + rank + "; true", nil, "GPU-1 50"},
 		{"no launcher, and the script has ended", "", ended + rank + "; true", nil, "GPU-0"},
 		{"from mpirun, and the script has ended", ompi, ended + rank + "; true", nil, unknown},
+		{"mpirun and a container with a user namespace", "", "exec 7<${WRAP%% *}; WRAP=\"/proc/self/fd/7 ${WRAP#* }\"; " + ompi +
+			" unshare --user --map-root-user " + rank + "; true", nil, "GPU-3 50"},
+		{"mpirun without SLURM_JOB_ID", "", "unset SLURM_JOB_ID; " + ompi + " " + rank + "; true", nil, noJob},
 		{"the same with a place", ompi, ended + flag("--local-rank=1 --local-size=8"), nil, "GPU-1 50"},
 		{"the same with slots", ompi, ended + flag("--slots=4"), nil, "GPU-0"},
 		{"a mpiexec's rank on a node without the script", hydra, ended + rank + "; true", socket, "GPU-3 50"},

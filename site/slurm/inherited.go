@@ -12,8 +12,10 @@ import (
 // Origin is the process SLURM_TASK_PID, as this process sees it: the step's task, the batch script or the shell of an
 // interactive step. All processes of the task have begun with its environment.
 type Origin struct {
-	Env    Env  // the variables of OriginVariables; empty if they cannot be read
-	Hidden bool // this process is in a pid namespace of its own, so the origin has another pid here, or none
+	Env Env // the variables of OriginVariables; empty if they cannot be read
+	// Hidden means that this process cannot see its origin, which has another pid or none in a pid namespace, and an
+	// environment that the kernel does not show to a user namespace.
+	Hidden bool
 	// HasPMI means that PMI_FD is an open socket. hydra gives each rank one. An inherited PMI_FD is closed, because
 	// slurmstepd closes all descriptors.
 	HasPMI bool
@@ -35,10 +37,11 @@ func HasLauncher(env Env) bool {
 // but not the same launch. Only a place that a script sets by hand cannot be told from an inherited one with the same
 // values; it counts as inherited.
 //
-// If the origin cannot be read, a launcher's place may be from anywhere, and is refused. In a pid namespace it is
-// believed, because no process there can see its origin (docs/decisions/049-inherited-launchers.md).
+// If the origin cannot be read, a launcher's place may be from anywhere, and is refused. In a pid or user namespace it
+// is believed, because no process there can see its origin (docs/decisions/049-inherited-launchers.md).
 func WithoutInheritedLauncher(env Env, origin Origin) (Env, error) {
-	known := origin.Env["SLURM_TASK_PID"] == env["SLURM_TASK_PID"] && origin.Env["SLURM_JOB_ID"] == env["SLURM_JOB_ID"]
+	job, hasJob := env["SLURM_JOB_ID"] // scripts unset it, so that mpirun does not start its daemons by srun
+	known := origin.Env["SLURM_TASK_PID"] == env["SLURM_TASK_PID"] && (!hasJob || origin.Env["SLURM_JOB_ID"] == job)
 	var kept []string
 	for _, l := range launchers {
 		_, hasRank := env[l.rank]

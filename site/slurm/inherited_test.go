@@ -87,6 +87,7 @@ var (
 	inStep4   = with(inStep, Env{"SLURM_STEP_ID": "4"})
 	another   = with(inBatch, Env{"SLURM_JOB_ID": "6"})
 	child     = with(inBatch, Env{"SLURM_TASK_PID": "99"})
+	noJob     = Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
 	onlyJob   = Env{"SLURM_JOB_ID": "7"}
 )
 
@@ -96,6 +97,7 @@ var starts = []start{
 	{"sbatch", inBatch, 101, seen(inBatch), 0, 1, SourceInherited, ""},
 	{"sbatch of 26.05", inBatch26, 101, seen(inBatch26), 0, 1, SourceInherited, ""},
 	{"sbatch, exec", inBatch, 100, seen(inBatch), 0, 1, SourceStepd, ""},
+	{"sbatch, SLURM_JOB_ID unset", noJob, 101, seen(inBatch), 0, 1, SourceInherited, ""},
 	{"salloc", inShell, 101, seen(inShell), 0, 1, SourceInherited, ""},
 	{"salloc of 26.05", inShell26, 101, seen(inShell26), 0, 1, SourceInherited, ""},
 	{"salloc on the submit host", onlyJob, 101, nil, 0, 0, "", missing},
@@ -111,7 +113,7 @@ var starts = []start{
 	{"its script has ended", inBatch, 101, unseen(false), 0, 1, SourceInherited, ""},
 	{"its script's pid is another's", inBatch, 101, seen(another), 0, 1, SourceInherited, ""},
 	{"its script's pid is a child's", inBatch, 101, seen(child), 0, 1, SourceInherited, ""},
-	{"a pid namespace", inStep, 2, unseen(true), 2, 4, SourceInherited, ""},
+	{"a pid or user namespace", inStep, 2, unseen(true), 2, 4, SourceInherited, ""},
 }
 
 // known reports whether the origin of the process is seen.
