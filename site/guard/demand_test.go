@@ -19,7 +19,7 @@ func counting(random *rand.Rand, now time.Time) *Guard {
 	usage := func() Usage {
 		return Usage{Known: true, TotalMiB: 1000, FreeMiB: random.IntN(1000), Clients: map[int]int{}, ContextsUnknown: random.IntN(4) == 0}
 	}
-	g.usage.gauge, g.usage.asked = &gauge{}, now
+	g.usage.gauge, g.usage.asked = &gauge{program: &program{}}, now
 	line := []Usage{usage(), usage()}
 	for pid := 1; pid < 40; pid++ {
 		c := clientOf(pid, uint64(random.IntN(4)))
@@ -197,7 +197,7 @@ func TestMemoryBesideOthers(t *testing.T) {
 	} {
 		g := &Guard{Options: Options{Minors: []int{0}}, dead: []*client{clientOf(3, 1)}}
 		g.living = map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1)}
-		g.usage = usages{gauge: &gauge{}, asked: now, ours: func(pid int) bool { return pid == server }}
+		g.usage = usages{gauge: &gauge{program: &program{}}, asked: now, ours: func(pid int) bool { return pid == server }}
 		g.living[1].opened, g.living[2].opened, g.dead[0].died = now.Add(-time.Second), now.Add(-time.Minute), now
 		g.closing = map[*client]time.Time{clientOf(4, 1): {}}
 		if c.lately > 0 {

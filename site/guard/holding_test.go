@@ -78,7 +78,7 @@ func TestAClientOfTwoGPUs(t *testing.T) {
 		{"the second is not known", []Usage{empty, {}}, false, false},
 		{"the first is full", []Usage{full, empty}, true, false},
 	} {
-		g := Guard{usage: usages{gauge: &gauge{}, asked: now}}
+		g := Guard{usage: usages{gauge: &gauge{program: &program{}}, asked: now}}
 		g.usage.take(c.usage)
 		s := situation{roomy: true}
 		if g.counted(now).addUsage(&client{died: now, gpus: 3}, &s, now); s.gpuKnown != c.known || s.roomy != c.room {
@@ -105,9 +105,9 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 		want  bool
 	}{
 		{"gpu-usage does not run", usages{}, 0, false},
-		{"no line since the death", usages{gauge: &gauge{}, asOf: died.Add(-1)}, 0, true},
-		{"a line since the death", usages{gauge: &gauge{}, asOf: died}, 0, false},
-		{"no line for long", usages{gauge: &gauge{}, asOf: died.Add(-1)}, usageStart, false},
+		{"no line since the death", usages{gauge: &gauge{program: &program{}}, asOf: died.Add(-1)}, 0, true},
+		{"a line since the death", usages{gauge: &gauge{program: &program{}}, asOf: died}, 0, false},
+		{"no line for long", usages{gauge: &gauge{program: &program{}}, asOf: died.Add(-1)}, usageStart, false},
 		{"gpu-usage starts", usages{starting: true}, 0, true},
 		{"gpu-usage does not start", usages{starting: true}, usageStart, false},
 		{"gpu-usage was started late", usages{starting: true, started: died.Add(time.Second)}, usageStart, true},
@@ -527,7 +527,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
+	u := usages{gauge: &gauge{program: &program{}}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
 		gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
@@ -596,7 +596,7 @@ func TestADriverWithoutSamples(t *testing.T) {
 		known bool
 	}{{0, 0, true}, {0, usageStart, false}, {1, usageStart, true}} {
 		now := died.Add(c.after)
-		g := &Guard{usage: usages{gauge: &gauge{}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []Usage{{Known: true}}}}
+		g := &Guard{usage: usages{gauge: &gauge{program: &program{}}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []Usage{{Known: true}}}}
 		var s situation
 		if g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
 			t.Errorf("%+v: %+v", c, s)

@@ -23,6 +23,7 @@ func pausing(began time.Time) (*Guard, *pause, *client) {
 		Options: Options{Pause: 6 * time.Second},
 		living:  map[int]*client{}, closing: map[*client]time.Time{}, reporting: reporting{logged: map[string]bool{}},
 	}
+	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
 	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {
 		is := site.Process{PID: pid, Start: 1}
 		g.living[pid] = &client{proc: is, gpus: gpus, files: []*file{{owner: is}}}

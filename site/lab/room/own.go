@@ -68,7 +68,7 @@ func (l *lane) openOwn(ctx context.Context) (err error) {
 
 // placeOwn is place for --own.
 func (l *lane) placeOwn(slots int, program []string) (env, line []string) {
-	env = []string{fmt.Sprintf("SLURM_JOB_ID=%d", l.r.jobs)}
+	env = []string{fmt.Sprintf("SLURM_JOB_ID=%d", l.r.jobs), "SLURM_LOCALID=0", "SLURM_GTIDS=0"}
 	line = []string{l.wrapper, "--own"}
 	if root := l.r.rootOfOwn(); root != "" {
 		line = append(line, "--root", root)
