@@ -139,6 +139,10 @@ func (g *Guard) wantUsage(now time.Time) {
 	}
 	if u.gauge != nil && len(g.dead)+len(g.closing) > 0 {
 		u.every = g.budget.askEvery(g.gaugeTime(), now)
+		beside := slices.ContainsFunc(u.shared, func(s sharing) bool { return s.others })
+		if g.pauses.now == nil && !beside && now.Before(g.budget.calm(now)) { // the driver keeps samples of the whole GPU
+			u.every = maxRest
+		}
 		if len(g.closing) > 0 && u.every == usageEvery { // the neighbours may be paused until the memory is free
 			u.every = closingEvery
 		}

@@ -245,9 +245,12 @@ func checkBase(base string) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	shared := info.Mode().Perm()&0o022 != 0
-	// In a pid namespace, too, a rank would not see the daemons of other ranks, and would have its own in silence.
-	container := proc.InOwnNamespace("user") && !proc.InOwnNamespace("pid")
-	trusted := owner == 0 || owner == uint32(os.Getuid()) || owner == site.Unmapped && container
+	container := owner == site.Unmapped && proc.InOwnNamespace("user")
+	if container && proc.InOwnNamespace("pid") { // a rank would have a daemon of its own in silence
+		return fmt.Errorf("cannot use %s in a container with users and processes of its own: its ranks do not see those "+
+			"of other containers: start mpirun-wrap outside of the container", base)
+	}
+	trusted := owner == 0 || owner == uint32(os.Getuid()) || container
 	if !trusted || shared && info.Mode()&os.ModeSticky == 0 {
 		return fmt.Errorf("cannot use %s: another user could remove files from it", base)
 	}
