@@ -38,7 +38,7 @@ const (
 	// maxHeld and maxHeldCount limit the memory and the number of the file systems that one user's jobs have left. At
 	// either limit, the user's jobs are refused.
 	maxHeld      = 256 << 20
-	maxHeldCount = 8
+	maxHeldCount = 64 // jobs that end at this moment count, too
 	// A file system that has as much in use is unmounted all the same. A page of each file that a process goes on writing
 	// cannot be freed, nor can the inode of an open file.
 	spareBlocks, spareFiles = 16, 64
@@ -61,6 +61,19 @@ func (s *Store) hold(job Job) error {
 		return err
 	}
 	dir := filepath.Join(s.heldDir(), fmt.Sprintf("%d-%d-%d", job.UID, job.ID, st.Dev))
+	for range maxHoldTries {
+		if err = s.holdAt(path, dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return err
+}
+
+// maxHoldTries limits the tries to mount a file system in held: another process may remove the folder before it is
+// mounted there, as if it had been freed.
+const maxHoldTries = 10
+
+func (s *Store) holdAt(path, dir string) error {
 	for _, folder := range []string{s.heldDir(), dir} {
 		if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			_, _ = shrink(path)
@@ -70,7 +83,7 @@ func (s *Store) hold(job Job) error {
 	if held, err := otherDevice(dir, s.heldDir()); err != nil || held {
 		return err
 	}
-	err = unix.Mount(path, dir, "", unix.MS_BIND, "")
+	err := unix.Mount(path, dir, "", unix.MS_BIND, "")
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return remove(dir)
 	}
@@ -140,6 +153,9 @@ func (s *Store) HeldTooMuch(uid uint32) (bool, error) {
 // free empties a file system and unmounts it, unless too much of it stays in use.
 func (s *Store) free(h Held) error {
 	mounted, err := otherDevice(h.dir, s.heldDir())
+	if errors.Is(err, fs.ErrNotExist) { // another process has freed it meanwhile
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -147,7 +163,13 @@ func (s *Store) free(h Held) error {
 		if err := s.empty(h); err != nil {
 			return err
 		}
-		if used, err := usageOf(h.dir); err != nil || used.blocks > spareBlocks || used.files > spareFiles {
+		used, err := usageOf(h.dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err == nil && (used.blocks > spareBlocks || used.files > spareFiles):
+			return nil
+		case err != nil && !errors.Is(err, errNoFileSystem):
 			return err
 		}
 		if err := unix.Unmount(h.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
@@ -214,6 +236,9 @@ type usage struct {
 // bytes is the memory in use, about. An inode, its names and its attributes take what the kernel counts as files.
 func (u usage) bytes() uint64 { return u.blocks*u.blockSize + u.files<<10 }
 
+// errNoFileSystem means that a folder has no file system of a job, or none any more.
+var errNoFileSystem = errors.New("it is no file system of a job")
+
 // usageOf reads what is in use of a job's file system. The error is that dir has none.
 func usageOf(dir string) (usage, error) {
 	var st unix.Statfs_t
@@ -226,7 +251,7 @@ func usageOf(dir string) (usage, error) {
 		return usage{}, fmt.Errorf("cannot read use of %s: %w", dir, err)
 	}
 	if st.Type != unix.TMPFS_MAGIC || root.Uid != 0 {
-		return usage{}, fmt.Errorf("cannot read use of %s: it is no file system of a job", dir)
+		return usage{}, fmt.Errorf("cannot read use of %s: %w", dir, errNoFileSystem)
 	}
 	return usage{root.Dev, st.Blocks - st.Bfree, st.Files - st.Ffree, uint64(st.Bsize)}, nil
 }

@@ -331,7 +331,14 @@ func TestFileSystemsWithoutNumber(t *testing.T) {
 			t.Fatalf("%d: %v, %v", job, much, err)
 		}
 		dir, _ := jobFS(t, j, job)
-		free = append(free, inFlight(t, fat(t, dir+"/fat", 0)))
+		file, err := os.Create(dir + "/little")
+		if err == nil {
+			_, err = file.Write(make([]byte, 2*spareBlocks*os.Getpagesize()))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		free = append(free, inFlight(t, file))
 		if err := j.RemoveDirs(Job{ID: job, UID: 2001}); err != nil {
 			t.Fatal(err)
 		}

@@ -172,6 +172,9 @@ func (a attack) runHook(job testnode.Job, program string, before ...string) hook
 	cmd.Dir, cmd.Env = "/", job.Environment(program+"_slurmd")
 	began := time.Now()
 	out, _ := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		a.T.Fatalf("%s does not start: %v", program, a.Ctx.Err())
+	}
 	usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	return hookRun{cmd.ProcessState.ExitCode(), string(out), time.Since(began), int(usage.Maxrss / 1024)}
 }
@@ -457,7 +460,7 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 	}
 	before := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets"))
 	for user, f := range folders {
-		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), f.pipe, f.log, f.exchange)
+		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), filepath.Join(a.Root, "tmp"), f.pipe, f.log, f.exchange)
 		var want []string
 		readable := []string{a.Paths().Policy(), a.Paths().ConfigFile()}
 		for _, name := range own[user] {
