@@ -62,7 +62,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 				start := func() *exec.Cmd { return p.Ready(p.asStranger(id, uid, line)) }
 				first := start()
 				if c.restarts {
-					p.restarts(first, start)
+					defer restarts(first, start)() // before the cleanups, which end the programs
 				}
 			}
 			if !c.reads {
@@ -138,8 +138,8 @@ func (p testNode) asStranger(job, uid uint32, line string) *exec.Cmd {
 	return cmd
 }
 
-// restarts ends a stranger's program and starts it again, until the test ends.
-func (p testNode) restarts(program *exec.Cmd, start func() *exec.Cmd) {
+// restarts ends a stranger's program and starts it again, until stop is called.
+func restarts(program *exec.Cmd, start func() *exec.Cmd) (stop func()) {
 	ended := make(chan bool)
 	done := make(chan bool)
 	go func() {
@@ -155,7 +155,7 @@ func (p testNode) restarts(program *exec.Cmd, start func() *exec.Cmd) {
 			program = start()
 		}
 	}()
-	p.T.Cleanup(func() { close(ended); <-done })
+	return func() { close(ended); <-done }
 }
 
 // rest stops or continues some processes.
