@@ -269,7 +269,7 @@ type pauses struct {
 	never  bool
 	began  time.Time     // the last pause
 	before time.Duration // the processor time of children when it began
-	own    time.Duration // that of the guard itself then; after its end, what the pause has taken of it
+	cost   time.Duration // what the last pause has taken of the guard itself
 	vain   bool          // a pause would help some dead client, but cannot: others work on its GPU
 	others bool          // others have programs on a dead client's GPU
 	beside uint          // pauses in a row that have failed beside others' programs
@@ -288,6 +288,7 @@ func (p *pauses) over(hold time.Time) bool { return p.never || p.now == nil && p
 
 // pause is one pause of neighbours.
 type pause struct {
+	own     time.Duration // the processor time of the guard itself when it began
 	began   time.Time
 	done    time.Time    // when the last dead client's files were closed, zero before that
 	asked   map[int]bool // the pids of the neighbours that are to stop
@@ -341,20 +342,19 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 // its budget demands for what that one has cost: a process that cannot be paused fails each of them.
 func (g *Guard) mayPause(now time.Time) bool {
 	p := &g.pauses
-	cost := g.budget.children - p.before + p.own
+	cost := g.budget.children - p.before + p.cost
 	rested := p.failed.Before(p.began) || now.Sub(p.began) >= cost*g.budget.ratio()
 	begin := latest(p.next, earliest(p.apart, p.met.Add(g.Hold)))
 	return !p.never && rested && !now.Before(begin) && g.budget.mayPause(now)
 }
 
 func (g *Guard) beginPause(needing []*client, now time.Time) {
+	g.budget.measure()
 	p := &pause{
-		began: now, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
+		began: now, own: g.budget.total - g.budget.children, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
 		end: make(chan struct{}),
 	}
-	g.budget.measure()
 	g.pauses.now, g.pauses.began, g.pauses.before = p, now, g.budget.children
-	g.pauses.own = g.budget.total - g.budget.children
 	g.pauseMore(needing)
 	go p.run(g.Pauser, g.Pause, g.events.nudge)
 }
@@ -384,7 +384,7 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	}
 	close(p.end)
 	g.budget.measure()
-	g.pauses.own = max(0, g.budget.total-g.budget.children-g.pauses.own)
+	g.pauses.cost = max(0, g.budget.total-g.budget.children-p.own)
 	took := now.Sub(p.began)
 	g.pauses.now = nil
 	switch rest := max(took, minRest); {

@@ -47,7 +47,7 @@ type sharing struct {
 	proved uint64         // the first of the latest samples that are enough; 0 if there are too few
 }
 
-// round is a sample in which others worked, or nobody did.
+// round is a sample in which others worked, or no one did.
 type round struct {
 	micros uint64
 	pids   []int

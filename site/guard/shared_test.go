@@ -76,7 +76,7 @@ func TestWorkIsDoneBesideOthers(t *testing.T) {
 		{"two others, one less than enough", "", "B" + strings.Repeat("BC", 17), 0},
 		{"the second comes late", "", "B" + b[1:] + "C" + b, 36},
 		{"the second is seen before the row only", "", "BCCA" + b, 25},
-		{"nobody works", "", "00000000", 8},
+		{"no one works", "", "00000000", 8},
 		{"one starts and stops", "", "0" + strings.Repeat("B000", 10), 22},
 		{"no samples", "", strings.Repeat("-", 100), 0},
 		{"some answers without a sample", "", "B" + strings.Repeat("B-", 21), 42},

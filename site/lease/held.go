@@ -153,7 +153,7 @@ func (s *Store) HeldTooMuch(uid uint32) (bool, error) {
 // free empties a file system and unmounts it, unless too much of it stays in use.
 func (s *Store) free(h Held) error {
 	mounted, err := otherDevice(h.dir, s.heldDir())
-	if errors.Is(err, fs.ErrNotExist) { // another process has freed it meanwhile
+	if errors.Is(err, fs.ErrNotExist) { // another process has freed it since it was listed
 		return nil
 	}
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 // name is slurm-mps-UID-SECRET, and no other user can know the secret before the folder exists.
 //
 // A step must have one folder, also if its ranks do not find the same place in order: /tmp may be full for a moment. So
-// a rank looks for the step in all places before it makes a folder, and holds the locks of all of them meanwhile.
+// a rank looks for the step in all places before it makes a folder, and holds the locks of all of them.
 
 // bases are the folders that may have the user's one.
 func bases(root string) []string {
@@ -165,7 +165,7 @@ func checkSpace(dir string) error {
 type lockedPlaces map[string]*os.File
 
 // lockPlaces locks all places of this user. It locks them in the order of all processes. The error is errEnding if the
-// places have changed meanwhile.
+// places have changed since.
 func lockPlaces(ctx context.Context, root string) (lockedPlaces, error) {
 	locked := lockedPlaces{}
 	for _, place := range ours(root) {
