@@ -6,7 +6,7 @@
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
-LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT) $(LDEXTRA)
+LDFLAGS := -X github.com/slurm-mps/slurm-mps/site/cli.commit=$(COMMIT) $(LDEXTRA)
 FOLDERS := cmd epilog mpirun-wrap policy prolog site
 BUILT   := $(CURDIR)/.build
 BENCH   := site/lab/bench

@@ -2,7 +2,7 @@
 
 // Package mpirunwrap places one rank on the job's GPUs and prepares the process that becomes its program. It has all
 // that mpirun-wrap and task-prolog do: read the rank's place, find its ticket, choose its GPU and share, wait for MPS,
-// and print messages. Their command lines are in cmd/internal/wrap.
+// and print messages. Their command lines are in mpirun-wrap/wrap.
 //
 // A rank runs under MPS on its own device with its own share, or it does not run and prints the reason. CUDA itself
 // would start without MPS and without a message if the daemon is not there (measured).

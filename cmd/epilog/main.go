@@ -8,14 +8,14 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/gpuusage"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/prolog/frame"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/guard/gpuusage"
 )
 
 func main() {
 	if filepath.Base(os.Args[0]) == "gpu-usage" {
 		os.Exit(gpuusage.Main(cli.ThisProcess()))
 	}
-	os.Exit(hook.Epilog(cli.ThisProcess()))
+	os.Exit(frame.Epilog(cli.ThisProcess()))
 }

@@ -6,8 +6,8 @@ package main
 import (
 	"os"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/guard"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/guard/program"
 )
 
-func main() { os.Exit(guard.Main(cli.ThisProcess())) }
+func main() { os.Exit(program.Main(cli.ThisProcess())) }

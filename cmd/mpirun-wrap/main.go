@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS. Its command line is in
-// cmd/internal/wrap, and what it does in mpirun-wrap. Here is only what must be in the program itself: the signals that
+// mpirun-wrap/wrap, and what it does in mpirun-wrap. Here is only what must be in the program itself: the signals that
 // it was started with.
 package main
 
 import (
 	"os"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/own"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/wrap"
+	"github.com/slurm-mps/slurm-mps/mpirun-wrap/own"
+	"github.com/slurm-mps/slurm-mps/mpirun-wrap/wrap"
+	"github.com/slurm-mps/slurm-mps/site/cli"
 )
 
 func main() {

@@ -8,15 +8,14 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
+	"github.com/slurm-mps/slurm-mps/cmd/mpsctl/tune"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/command"
 )
 
 func main() {
 	if filepath.Base(os.Args[0]) == "mps-tune" {
 		os.Exit(command.Run(cli.ThisProcess(), tune.Command))
 	}
-	os.Exit(command.Run(cli.ThisProcess(), mpsctl.Command))
+	os.Exit(command.Run(cli.ThisProcess(), Command))
 }

@@ -6,8 +6,8 @@ package main
 import (
 	"os"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/prolog/frame"
+	"github.com/slurm-mps/slurm-mps/site/cli"
 )
 
-func main() { os.Exit(hook.Prolog(cli.ThisProcess())) }
+func main() { os.Exit(frame.Prolog(cli.ThisProcess())) }

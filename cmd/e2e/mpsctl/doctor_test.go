@@ -619,7 +619,7 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 	defer file.Close()
 	symbols, err := file.Symbols()
 	w.change(err)
-	at := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == "github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit" })
+	at := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == "github.com/slurm-mps/slurm-mps/site/cli.commit" })
 	if at < 0 {
 		t.Fatal("the programs do not have the symbol of their version")
 	}

@@ -12,7 +12,7 @@ import (
 
 // metrics is the output of mpsctl metrics that a test of package mpsctl holds: each family, with names that must be
 // escaped. The linter is Prometheus' own. It is used here, so that no program links it.
-const metrics = "../../../cmd/internal/mpsctl/testdata/metrics.prom"
+const metrics = "../../../cmd/mpsctl/testdata/metrics.prom"
 
 func TestMetricsAreInPrometheusForm(t *testing.T) {
 	file, err := os.Open(metrics)

@@ -23,7 +23,7 @@ const (
 	ground, ink, weaker = "#1d1f21", "#d0d3d4", "#8a8f93"
 )
 
-// styles maps the codes that mpsctl writes (cmd/internal/command/screen.go) to their SVG attributes.
+// styles maps the codes that mpsctl writes (site/command/screen.go) to their SVG attributes.
 var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `fill="` + weaker + `"`,
 	"31": `fill="#ff6b68"`, "32": `fill="#8cc265"`, "33": `fill="#e5c07b"`}
 

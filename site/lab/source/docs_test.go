@@ -332,7 +332,7 @@ func begins(source, piece string) bool {
 func (m manual) sources(command string) string {
 	m.T.Helper()
 	var all strings.Builder
-	patterns := []string{"../../../cmd/internal/mpsctl/*.go", "../../../cmd/internal/mpsctl/testdata/" + command + "/*.txt", "../../../cmd/internal/hook/*.go", "../../../policy/plan/*.go", "../../../site/inspect/*.go", "../../../site/reap/*.go", "../../../site/doctor/*.go", "../../../site/slurm/steps/*.go", "../../../site/paths.go"}
+	patterns := []string{"../../../cmd/mpsctl/*.go", "../../../cmd/mpsctl/testdata/" + command + "/*.txt", "../../../prolog/frame/*.go", "../../../policy/plan/*.go", "../../../site/inspect/*.go", "../../../site/reap/*.go", "../../../site/doctor/*.go", "../../../site/slurm/steps/*.go", "../../../site/paths.go"}
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {

@@ -21,50 +21,49 @@ var packages = map[string][]string{
 	"policy/plan": {"policy"},
 	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc",
 		"github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
-	"site":                 {"site/proc", "golang.org/x/sys/unix"},
-	"site/proc":            {"golang.org/x/sys/unix"},
-	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
-	"site/slurm":           {"site"},
-	"site/serverlog":       {"golang.org/x/sys/unix"},
-	"site/usage":           {"site", "site/lease", "golang.org/x/sys/unix"},
-	"site/usage/page":      {"site", "site/usage"},
-	"site/lease":           {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
-	"site/tuned":           {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
-	"site/gpu":             {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
-	"site/mps":             {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
-	"site/guard":           {"site", "site/cgroup", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"prolog":               {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
-	"epilog":               {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":          {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/slurm", "site/tuned", "golang.org/x/sys/unix"},
-	"cmd/internal/cli":     {"site"},
-	"cmd/internal/logfile": {"github.com/rs/zerolog"},
-	"cmd/internal/gpuusage": {"cmd/internal/cli", "cmd/internal/logfile", "policy", "site", "site/clientenv", "site/gpu",
+	"site":            {"site/proc", "golang.org/x/sys/unix"},
+	"site/proc":       {"golang.org/x/sys/unix"},
+	"site/cgroup":     {"site", "site/proc", "golang.org/x/sys/unix"},
+	"site/slurm":      {"site"},
+	"site/serverlog":  {"golang.org/x/sys/unix"},
+	"site/usage":      {"site", "site/lease", "golang.org/x/sys/unix"},
+	"site/usage/page": {"site", "site/usage"},
+	"site/lease":      {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
+	"site/tuned":      {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
+	"site/gpu":        {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
+	"site/mps":        {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
+	"site/guard":      {"site", "site/cgroup", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"prolog":          {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
+	"epilog":          {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"mpirun-wrap":     {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/slurm", "site/tuned", "golang.org/x/sys/unix"},
+	"site/cli":        {"site"},
+	"site/logfile":    {"github.com/rs/zerolog"},
+	"site/guard/gpuusage": {"site/cli", "site/logfile", "policy", "site", "site/clientenv", "site/gpu",
 		"site/guard", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/guard": {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease",
+	"site/guard/program": {"site/cli", "site/logfile", "site", "site/guard", "site/lease",
 		"site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
-	"cmd/guard": {"cmd/internal/cli", "cmd/internal/guard"},
-	"cmd/internal/hook": {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile",
+	"cmd/guard": {"site/cli", "site/guard/program"},
+	"prolog/frame": {"site/cli", "site/logfile", "epilog", "policy", "policy/policyfile",
 		"prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/wrap": {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
-	"cmd/internal/own":  {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix"},
-	"site/driver":       {"policy", "site"},
-	"cmd/prolog":        {"cmd/internal/cli", "cmd/internal/hook"},
-	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/gpuusage", "cmd/internal/hook"},
-	"cmd/mpirun-wrap":   {"cmd/internal/cli", "cmd/internal/own", "cmd/internal/wrap"},
-	"cmd/task-prolog":   {"cmd/internal/cli", "cmd/internal/wrap"},
-	"site/etc":          {},
-	"site/slurm/steps":  {"site", "site/proc"},
-	"site/clientenv":    {"policy", "site", "site/proc", "site/slurm"},
+	"mpirun-wrap/wrap": {"site/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
+	"mpirun-wrap/own":  {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix"},
+	"site/driver":      {"policy", "site"},
+	"cmd/prolog":       {"site/cli", "prolog/frame"},
+	"cmd/epilog":       {"site/cli", "site/guard/gpuusage", "prolog/frame"},
+	"cmd/mpirun-wrap":  {"site/cli", "mpirun-wrap/own", "mpirun-wrap/wrap"},
+	"cmd/task-prolog":  {"site/cli", "mpirun-wrap/wrap"},
+	"site/etc":         {},
+	"site/slurm/steps": {"site", "site/proc"},
+	"site/clientenv":   {"policy", "site", "site/proc", "site/slurm"},
 	"site/inspect": {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease",
 		"site/mps", "site/proc", "site/slurm", "site/usage"},
 	"site/doctor": {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect",
 		"site/mps", "site/proc", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
-	"site/reap":            {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
-	"cmd/internal/command": {"cmd/internal/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/internal/mpsctl": {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/hook", "epilog", "policy",
+	"site/reap":    {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
+	"site/command": {"site/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/mpsctl": {"cmd/mpsctl/tune", "site/cli", "site/command", "prolog/frame", "epilog", "policy",
 		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/tune": {"cmd/internal/cli", "cmd/internal/command", "policy", "site", "site/driver", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
-	"cmd/mpsctl":        {"cmd/internal/cli", "cmd/internal/command", "cmd/internal/mpsctl", "cmd/internal/tune"},
+	"cmd/mpsctl/tune": {"site/cli", "site/command", "policy", "site", "site/driver", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed
@@ -123,7 +122,7 @@ func TestAForbiddenImportIsFound(t *testing.T) {
 
 func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 	for program, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks,
-		"guard": forGuard, "prolog": forHooks, "epilog": forHooks, "internal/gpuusage": forUsage} {
+		"guard": forGuard, "prolog": forHooks, "epilog": forHooks, "../site/guard/gpuusage": forUsage} {
 		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "../../../cmd/"+program) {
 			for _, f := range forbidden {
 				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {
@@ -135,7 +134,7 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 }
 
 // lockers lock a thread for the time of the program. place.go and release.go unlock it again.
-var lockers = []string{"cmd/internal/own/gauge.go", "cmd/internal/own/place.go", "cmd/internal/own/yama.go", "cmd/mpirun-wrap/signals.go", "site/guard/pause.go", "site/guard/release.go"}
+var lockers = []string{"cmd/mpirun-wrap/signals.go", "mpirun-wrap/own/gauge.go", "mpirun-wrap/own/place.go", "mpirun-wrap/own/yama.go", "site/guard/pause.go", "site/guard/release.go"}
 
 // No thread of a shipped program ends before the program, because the kernel kills children with the thread that has
 // started them (PR_SET_PDEATHSIG in site/mps/fork.go and site/guard/pause.go). Go ends a thread if a goroutine ends that

@@ -49,7 +49,7 @@ const (
 	ground, ink, edge  = "#1d1f21", "#d0d3d4", "#5c6166"
 )
 
-// style has the colours of mpsctl (cmd/internal/command/screen.go): s1 is its code 1, and so on. All animations are off
+// style has the colours of mpsctl (site/command/screen.go): s1 is its code 1, and so on. All animations are off
 // for a viewer who prefers that.
 const style = `text{white-space:pre}.s1{font-weight:bold;fill:#fff}.s2{fill:#8a8f93}.s31{fill:#ff6b68}.s32{fill:#8cc265}.s33{fill:#e5c07b}
 .c{opacity:0}

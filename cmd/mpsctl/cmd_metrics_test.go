@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
+{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients_seen":8,"clients_peak":8,"clients_at_epilog":0,"terminated":1,"faults":0,"seconds":10.5,"bad_ends":3,"energy_j":9000,"pauses":2,"paused_ms":1300,"closed":true}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients_seen":5,"clients_at_epilog":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients_seen":2,"clients_at_epilog":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
+{"step":"summary","job":10,"clients_seen":4,"clients_at_epilog":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
+{"step":"summary","job":10,"clients_seen":0,"clients_at_epilog":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
+{"step":"summary","job":11,"clients_seen":9,"closed":false}
+{"level":"info","job":9,"msg":"\"step\":\"summary\""}
+{"step":"summary", torn
+`
+
+func TestTotals(t *testing.T) {
+	got, err := addUp(strings.NewReader(strings.Repeat("y", 200<<10) + "\n" + log))
+	want := totals{3, 3, figures{
+		"clients_seen": 8 + 5 + 4, "clients_at_epilog": 0 + 5 + 4, "terminated": 1 + 5, "faults": 1,
+		"seconds": 10.5 + 3 + 4, "bad_ends": 3, "energy_j": 9000, "pauses": 2, "paused_ms": 1300,
+	}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v, %v", got, want, err)
+	}
+}
+
+// The metrics are in Prometheus' text form. The module site/lab/bench lints this golden with Prometheus' own linter.
+func TestText(t *testing.T) {
+	n := inspect.Node{
+		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
+		GPUs: []inspect.GPU{
+			{Index: 0, UUID: site.UUID("GPU-a"), Held: true,
+				Processes: []inspect.Process{{Kind: inspect.KindClient}, {Kind: inspect.KindServer}, {Kind: inspect.KindClient}}},
+			{Index: 1, UUID: site.UUID(`GPU-"b`)},
+		},
+		Incomplete: []string{"x"},
+	}
+	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
+		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports, nil), ended.families()))
+	}
+	r := usage.Report{Job: 7,
+		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300},
+			BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
+			{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
+	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, figures: figures{"seconds": 1.5, "paused_ms": 250}})
+	golden.Compare(t, "testdata/metrics.prom", got)
+	if strings.Contains(got, "slurm_mps_gpu_dram_ratio{") || strings.Contains(got, "GPU-c") {
+		t.Errorf("a value that is not known has a series:\n%s", got)
+	}
+	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
+		t.Errorf("of a node without jobs:\n%s", empty)
+	}
+}
+
+// A GPU that several jobs have is there once, without a job. Each job has its own totals, and a daemon that jobs share
+// is no job.
+func TestMetricsOfASharedGPU(t *testing.T) {
+	quarter := lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
+	gpus := func(active float64) []usage.GPU {
+		return []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{{SMActive: active, SMUtil: active, DRAM: active}}}}
+	}
+	var jobs []inspect.Job
+	for _, id := range []uint32{7, 8, 0xf0000000} {
+		r := usage.Report{Job: id, Part: quarter, Totals: usage.Totals{EnergyJ: 25}, GPUs: gpus(usage.Unknown)}
+		jobs = append(jobs, inspect.Job{ID: id, Report: r, WholeGPUs: gpus(43)})
+	}
+	got := metricsText(useMetrics(reportsOf(jobs)))
+	for text, n := range map[string]int{
+		`gpu_sm_active_ratio{gpu="0",uuid="GPU-a"} 0.43`: 1, "gpu_sm_active_ratio{": 1, "gpu_memory_used_bytes{": 1,
+		"job_energy_joules{": 2, "4026531840": 0,
+	} {
+		if strings.Count(got, text) != n {
+			t.Errorf("%s is not there %d times:\n%s", text, n, got)
+		}
+	}
+	whole := []inspect.Job{{ID: 7, Report: usage.Report{Job: 7, GPUs: gpus(43)}, WholeGPUs: gpus(43)}}
+	if got := metricsText(useMetrics(reportsOf(whole))); strings.Count(got, `uuid="GPU-a"`) != 4 ||
+		!strings.Contains(got, `gpu_sm_active_ratio{gpu="0",uuid="GPU-a",jobid="7",`) {
+		t.Errorf("of whole GPUs:\n%s", got)
+	}
+}
+
+// A daemon that jobs have shared is no job in the totals.
+func TestTotalsOfASharedDaemon(t *testing.T) {
+	ended, err := addUp(strings.NewReader(`{"step":"summary","job":8,"daemon":"shared daemon 1","pauses":2,"closed":true}
+{"step":"summary","job":8,"energy_j":25,"clients_seen":1,"closed":true}
+`))
+	if err != nil || ended.jobs != 1 || ended.figures["pauses"] != 2 || ended.figures["energy_j"] != 25 {
+		t.Errorf("%+v, %v", ended, err)
+	}
+}
+
+// docs/reference.md has each metric.
+func TestMetricsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), useMetrics(nil, nil), totals{}.families()) {
+		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
+			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
+		}
+	}
+}
+
+// The names and meanings of the figures in docs/reference.md are those that mpsctl report prints.
+func TestFiguresAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+		row := regexp.MustCompile("(?m)^\\| " + f.Name + " \\| `" + f.Key + "`.*\\| " + regexp.QuoteMeta(f.Means) + " \\|$")
+		if !row.Match(text) {
+			t.Errorf("docs/reference.md has no row %s", row)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// This file is mpsctl status: the jobs of this node, their GPUs, daemons and clients, and the differences between the
+// node and the leases.
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/spf13/cobra"
+)
+
+const statusHelp = `status prints the jobs that have MPS on this node: user, rule, begin, daemons and servers. For each GPU of a job it prints
+the clients by rank, with their shares in SMs and the memory that they use. Then it prints every GPU with its compute mode
+and the job that holds it. It asks each daemon for 2 s at most, and changes nothing.
+
+"in use" is the latest sample of the job's report, as mpsctl report explains it. The bar is the part of the SMs that had
+work. A client's rank and step are from its environment.
+
+If the node differs from a lease, the line is marked with !, and a finding below names the difference, its place and its
+repair. A finding was seen twice.
+
+A client's percentage and memory are those that its environment had when it started. Its SMs follow from these and from
+the percentage of its server. If you are not root, you see only your own jobs, and a list of what you cannot see.
+
+It exits with 0 if lease and node agree, with 1 if they do not or root could not see everything, and with 2 for a wrong flag.`
+
+// statusCommand is mpsctl status.
+func statusCommand(call *command.Invocation) *cobra.Command {
+	var watch, silent bool
+	c := &cobra.Command{
+		Use: "status", Short: "print this node's jobs, GPUs, daemons and clients", Long: statusHelp,
+		Example: "  mpsctl status\n  mpsctl status --watch\n" +
+			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
+		Args: command.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			reader, err := inspect.Open(call.Paths, !silent)
+			if err != nil {
+				return cli.RuntimeError{Err: err}
+			}
+			ctx, stop := command.SignalContext()
+			defer stop()
+			if watch {
+				return repeat(ctx, call, reader, interval)
+			}
+			return once(ctx, call, reader)
+		},
+	}
+	c.Flags().BoolVar(&watch, "watch", false, "look again every 2 s, until Ctrl-C; with --json an object a line")
+	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver lists the clients")
+	return c
+}
+
+// viewer is a reader of a node.
+type viewer interface {
+	Inspect(context.Context, func([]inspect.Finding) []inspect.Finding) (inspect.Node, []inspect.Finding)
+}
+
+// look reads a node for a command that prints it. An interrupted command prints nothing.
+func look(
+	ctx context.Context, reader viewer, name string, reported func([]inspect.Finding) []inspect.Finding,
+) (inspect.Node, []inspect.Finding, error) {
+	n, found := reader.Inspect(ctx, reported)
+	if ctx.Err() != nil {
+		return n, nil, cli.RuntimeError{Err: fmt.Errorf("cannot print %s: interrupted", name)}
+	}
+	return n, found, nil
+}
+
+func once(ctx context.Context, call *command.Invocation, reader viewer) error {
+	n, found, err := look(ctx, reader, "status", inspect.Disagreements)
+	if err != nil {
+		return err
+	}
+	return printStatus(call, n, found)
+}
+
+const interval = 2 * time.Second
+
+// repeat reads the node again and again, until ctx ends. A terminal shows only the latest result. A pipe gets all
+// results.
+func repeat(ctx context.Context, call *command.Invocation, reader viewer, pause time.Duration) error {
+	for first := true; ; first = false {
+		n, found := reader.Inspect(ctx, inspect.Disagreements)
+		if ctx.Err() != nil {
+			return nil
+		}
+		err := call.Print("status", statusReport{n, found}, func(screen command.Screen) string {
+			switch text := statusText(n, found, screen); {
+			case screen.Terminal:
+				return screen.Redraw(text)
+			case first:
+				return text
+			default:
+				return "\n" + text
+			}
+		})
+		if err != nil {
+			return err
+		}
+		if !site.Sleep(ctx, pause) {
+			return nil
+		}
+	}
+}
+
+// statusReport is the JSON of the command.
+type statusReport struct {
+	inspect.Node
+	Findings []inspect.Finding `json:"findings"`
+}
+
+func printStatus(call *command.Invocation, n inspect.Node, found []inspect.Finding) error {
+	text := func(s command.Screen) string { return statusText(n, found, s) }
+	return call.PrintFindings("status", statusReport{n, found}, text, len(found) > 0 || n.Root && len(n.Incomplete) > 0)
+}

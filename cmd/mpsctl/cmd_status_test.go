@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+const (
+	gpu0 = site.UUID("GPU-aaaaaaaa-0000-0000-0000-000000000001")
+	gpu1 = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
+	mig0 = site.UUID("MIG-cccccccc-0000-0000-0000-000000000003")
+)
+
+var now = time.Date(2026, 3, 12, 14, 3, 12, 0, time.UTC)
+
+func before(d time.Duration) *time.Time {
+	at := now.Add(-d)
+	return &at
+}
+
+func clients(first, n, mib int, percent float64, sms int) []inspect.Client {
+	all := []inspect.Client{}
+	for i := range n {
+		all = append(all, inspect.Client{PID: first + i, Command: "lmp", Server: 4250, Rank: (first-4301)/25 + i, Step: "0",
+			UsedMiB: 1828, Percent: policy.PercentFrom(percent), SMs: sms, MemoryMiB: &mib})
+	}
+	return all
+}
+
+// busy is a node with a job of eight ranks on two GPUs.
+func busy() inspect.Node {
+	job, ceiling := uint32(4711), 100.0
+	gpu := func(index int, uuid site.UUID, first int) inspect.GPU {
+		g := inspect.GPU{Index: index, Minor: index, UUID: uuid, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeExclusiveProcess, Holder: &job, Held: true,
+			Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer, Name: "nvidia-cuda-mps"}}}
+		for i := range 4 {
+			g.Processes = append(g.Processes, inspect.Process{PID: first + i, Kind: inspect.KindClient, Name: "lmp"})
+		}
+		return g
+	}
+	return inspect.Node{
+		Name: "gpu01", Time: now, Root: true, Incomplete: []string{},
+		Jobs: []inspect.Job{{
+			ID: job, User: "hpc1", UID: 2001, Rule: "ensembles", Phase: inspect.Opened, Since: before(110 * time.Second),
+			Share: "overlap:2", Memory: "even", Ceiling: policy.PercentFrom(100),
+			Devices: []inspect.Held{
+				{UUID: gpu0, Set: site.ModeExclusiveProcess, Clients: clients(4301, 4, 71577, 50, 66),
+					Use: &usage.Sample{SMUtil: 96, SMActive: 31, DRAM: 12, UsedMiB: 14336}},
+				{UUID: gpu1, Set: site.ModeExclusiveProcess, Clients: clients(4401, 4, 71577, 33.333334, 44)},
+			},
+			Daemons: []inspect.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: inspect.Serves,
+				Ceiling: &ceiling, Servers: []mps.Server{{PID: 4250, Status: "ACTIVE", Percent: 100, MemoryLimits: []string{"", ""}}}}},
+			Guard: &inspect.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8,
+				Counts: lease.Counts{Pauses: 2, PausedMillis: 1340}}},
+		}},
+		GPUs: []inspect.GPU{gpu(0, gpu0, 4301), gpu(1, gpu1, 4401)},
+	}
+}
+
+// ill is a node that differs from its leases, as a user sees it who may not see everything.
+func ill() (inspect.Node, []inspect.Finding) {
+	n := busy()
+	j := &n.Jobs[0]
+	n.GPUs[1].Mode = site.ModeDefault
+	j.Since = before(50 * time.Hour)
+	j.Devices[0].Clients = []inspect.Client{
+		{PID: 4301, Command: "a-name-that-is-long", SMs: 132},
+		{PID: 4302, Command: "python3", Unknown: "not yours to read"},
+	}
+	j.Daemons[0].State, j.Daemons[0].Reason, j.Daemons[0].Ceiling, j.Daemons[0].Servers = inspect.NoAnswer, "the daemon does not answer", nil, []mps.Server{}
+	n.Jobs = append(n.Jobs,
+		inspect.Job{ID: 4712, User: "hpc2", UID: 2002, Rule: "mps", Phase: inspect.Refused, Since: before(time.Hour),
+			Devices: []inspect.Held{}, Daemons: []inspect.Daemon{},
+			Refused: "GPU-dddddddd (Tesla P100) has compute capability 6.0: MPS shares a GPU safely from 7.0 (Volta) on"},
+		inspect.Job{ID: 4713, User: "hpc2", UID: 2002, Rule: "mps", Phase: inspect.Opening, Since: before(time.Second), Acting: 5000,
+			Devices: []inspect.Held{{UUID: mig0,
+				Clients: []inspect.Client{}}}, Daemons: []inspect.Daemon{{Devices: []site.UUID{mig0}, State: inspect.NotStarted, Servers: []mps.Server{}}}},
+		inspect.Job{ID: 4714, Phase: inspect.Orphaned, Devices: []inspect.Held{}, Daemons: []inspect.Daemon{}},
+	)
+	n.GPUs = append(n.GPUs,
+		inspect.GPU{Index: 2, UUID: "GPU-3", Name: "NVIDIA L4", SMs: 58, Mode: site.ModeExclusiveProcess,
+			Processes: []inspect.Process{{PID: 9, Kind: inspect.KindCompute}}},
+		inspect.GPU{Index: 3, UUID: "GPU-4", Name: "NVIDIA L4", SMs: 58, Mode: site.ModeDefault, Held: true, Processes: []inspect.Process{}},
+		inspect.GPU{Index: -1, UUID: mig0, Name: "NVIDIA H100 MIG 3g.40gb", SMs: 60, Processes: []inspect.Process{}},
+	)
+	n.Incomplete = []string{"the leases of other users: root's to read (jobs 4715, 4716)"}
+	return n, []inspect.Finding{
+		{Kind: inspect.ModeDiffers, Job: 4711, GPU: gpu1, Where: "job 4711, GPU 1 (" + string(gpu1) + ")",
+			What: "it is in mode default, and the lease has set exclusive_process",
+			Fix:  "find out who set it; to set it again: nvidia-smi -i " + string(gpu1) + " -c EXCLUSIVE_PROCESS"},
+		{Kind: inspect.DaemonNoAnswer, Job: 4711, PID: 4242, Where: "job 4711, /run/slurm-mps/jobs/4711/0/pipe",
+			What: "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait", Fix: "look for state T: ps -o pid,stat,args --ppid 4242 -p 4242"},
+		{Kind: inspect.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Fix: "remove it"},
+		{Kind: inspect.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)",
+			What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Fix: "unless someone meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
+	}
+}
+
+func idle() inspect.Node {
+	return inspect.Node{Name: "gpu02", Time: now, Root: true, Jobs: []inspect.Job{}, Incomplete: []string{},
+		GPUs: []inspect.GPU{{Index: 0, UUID: gpu0, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeDefault, Processes: []inspect.Process{}}}}
+}
+
+func TestStatusGoldens(t *testing.T) {
+	broken, found := ill()
+	for name, c := range map[string]struct {
+		n     inspect.Node
+		found []inspect.Finding
+	}{"busy": {busy(), []inspect.Finding{}}, "ill": {broken, found}, "idle": {idle(), []inspect.Finding{}}} {
+		t.Run(name, func(t *testing.T) {
+			for ending, asJSON := range map[string]bool{".txt": false, ".json": true} {
+				var out bytes.Buffer
+				call := &command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
+				if err := printStatus(call, c.n, c.found); err != nil && !errors.Is(err, cli.ErrFindings) {
+					t.Fatal(err)
+				}
+				golden.Compare(t, filepath.Join("testdata", "status", name+ending), out.String())
+				if !asJSON {
+					fitsColumns(t, out.String())
+				}
+			}
+		})
+	}
+}
+
+// fitsColumns checks that lines have at most 80 columns, except lines to be pasted and marked lines.
+func fitsColumns(t *testing.T, out string) {
+	t.Helper()
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 && !isFix(line) && !strings.Contains(line, "! ") {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if strings.Contains(line, "\x1b") {
+			t.Errorf("colour on a pipe: %q", line)
+		}
+	}
+}
+
+// The rows of clients and GPUs fit a screen of 60 columns.
+func TestStatusWidths(t *testing.T) {
+	n, found := ill()
+	row := regexp.MustCompile(`(?m)^( +[-\d].* SMs |GPU |MIG-).*$`)
+	for _, columns := range []int{60, 80, 200} {
+		rows := row.FindAllString(statusText(n, found, command.Screen{Columns: columns}), -1)
+		if len(rows) < 10 {
+			t.Errorf("%d columns: %d rows", columns, len(rows))
+		}
+		for _, line := range rows {
+			line, _, _ = strings.Cut(line, "  ! ")
+			if width := utf8.RuneCountInString(line); width > columns {
+				t.Errorf("%d columns: %d: %s", columns, width, line)
+			}
+		}
+	}
+}
+
+// A coloured text without its colours is the plain text.
+func TestColourChangesNothingElse(t *testing.T) {
+	n, found := ill()
+	plain := statusText(n, found, command.Screen{Columns: 80})
+	coloured := statusText(n, found, command.Screen{Terminal: true, Columns: 80, Colour: true})
+	if coloured == plain || regexp.MustCompile(`\x1b\[\d+m`).ReplaceAllString(coloured, "") != plain {
+		t.Errorf("coloured:\n%s", coloured)
+	}
+}
+
+func TestAge(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", time.Minute: "1m0s", 3*time.Hour + 2*time.Minute + time.Second: "3h2m", 49 * time.Hour: "2d1h",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("%v is %s, want %s", d, got, want)
+		}
+	}
+}
+
+// Screens of 60, 80 and 200 columns show every line whole, in the same order.
+func TestStatusOfNarrowAndWideScreens(t *testing.T) {
+	for _, columns := range []int{60, 80, 200} {
+		text := statusText(busy(), nil, command.Screen{Columns: columns})
+		ranks := 0
+		for line := range strings.Lines(text) {
+			n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+			if strings.Contains(line, " lmp ") {
+				ranks++
+				if n > columns || !strings.Contains(line, " SMs  1828 MiB  71577 MiB") || !strings.HasPrefix(line, fmt.Sprintf("  %5d     0 ", ranks-1)) {
+					t.Errorf("%d columns, %d wide: %s", columns, n, line)
+				}
+			}
+			if strings.Contains(line, "in use ") && n > columns {
+				t.Errorf("%d columns, %d wide: %s", columns, n, line)
+			}
+		}
+		if ranks != 8 {
+			t.Errorf("%d columns: %d ranks", columns, ranks)
+		}
+	}
+}
+
+// looks is a reader that returns prepared nodes and findings.
+type looks struct {
+	nodes []inspect.Node
+	found []inspect.Finding
+	stop  func()
+	n     int
+}
+
+func (l *looks) Inspect(context.Context, func([]inspect.Finding) []inspect.Finding) (inspect.Node, []inspect.Finding) {
+	if l.n++; l.n > len(l.nodes) && l.stop != nil {
+		l.stop()
+	}
+	return l.nodes[min(l.n, len(l.nodes))-1], l.found
+}
+
+// The exit code is 1 for findings, and for what root could not see. What another user could not see does not count.
+func TestVerdict(t *testing.T) {
+	blind := idle()
+	blind.Incomplete = []string{"the GPUs: the driver does not answer"}
+	user := blind
+	user.Root = false
+	for name, c := range map[string]struct {
+		n     inspect.Node
+		found []inspect.Finding
+		want  error
+	}{
+		"all is well": {idle(), nil, nil}, "a finding": {idle(), []inspect.Finding{{Kind: inspect.ModeDiffers}}, cli.ErrFindings},
+		"root is blind": {blind, nil, cli.ErrFindings}, "a user is blind": {user, nil, nil},
+	} {
+		call := &command.Invocation{Process: cli.Process{Out: &bytes.Buffer{}}}
+		if err := once(t.Context(), call, &looks{nodes: []inspect.Node{c.n}, found: c.found}); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+// A watch through a pipe prints every look: one JSON object on a line, or texts with an empty line between them.
+func TestWatchThroughAPipe(t *testing.T) {
+	for _, asJSON := range []bool{true, false} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var out bytes.Buffer
+		call := &command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
+		if err := repeat(ctx, call, &looks{nodes: []inspect.Node{idle(), idle()}, stop: cancel}, time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		if !asJSON {
+			if one := statusText(idle(), nil, call.Screen()); out.String() != one+"\n"+one {
+				t.Errorf("got %q", out.String())
+			}
+			continue
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		for _, line := range lines {
+			var read struct{ Node string }
+			if err := json.Unmarshal([]byte(line), &read); err != nil || read.Node != "gpu02" {
+				t.Errorf("%s: %v", line, err)
+			}
+		}
+		if len(lines) != 2 {
+			t.Errorf("%d lines", len(lines))
+		}
+	}
+}
+
+type fullNode struct{}
+
+func (fullNode) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+func TestAStatusThatCannotBePrinted(t *testing.T) {
+	for _, asJSON := range []bool{false, true} {
+		call := &command.Invocation{Process: cli.Process{Out: fullNode{}}, JSON: asJSON}
+		var failed cli.RuntimeError
+		for _, err := range []error{once(t.Context(), call, &looks{nodes: []inspect.Node{idle()}}),
+			repeat(t.Context(), call, &looks{nodes: []inspect.Node{idle()}}, time.Millisecond)} {
+			if !errors.As(err, &failed) || err.Error() != "cannot print status: no space left" {
+				t.Errorf("JSON %v: %v", asJSON, err)
+			}
+		}
+	}
+}

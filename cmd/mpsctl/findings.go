@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+)
+
+// findingsText prints findings for people, with their number.
+func findingsText(found []inspect.Finding, screen command.Screen) string {
+	if len(found) == 0 {
+		return ""
+	}
+	text := "\n" + screen.Red(site.Count(len(found), "finding")) + "\n"
+	for _, f := range found {
+		text += findingText(f, screen)
+	}
+	return text
+}
+
+// findingText prints a finding for people: kind and place, then the fault, then the repair.
+func findingText(f inspect.Finding, screen command.Screen) string {
+	head := fmt.Sprintf("%s %s  %s\n", mark(f.Level, screen), screen.Bold(string(f.Kind)), f.Where)
+	return head + screen.Wrap("    ", f.What) + fixText(f.Fix)
+}
+
+// mark is the sign of a finding.
+func mark(level inspect.Level, screen command.Screen) string {
+	if level == inspect.Warning {
+		return screen.Yellow("~")
+	}
+	return screen.Red("!")
+}
+
+// fixText prints a repair for people. Its steps are separated by semicolons. If a step is a comment, a colon and a
+// command, the command stands alone on the next line, so that it can be copied.
+func fixText(fix string) string {
+	var b strings.Builder
+	for i, step := range strings.Split(fix, "; ") {
+		comment, line, cut := strings.Cut(step, ": ")
+		begin := "         "
+		if i == 0 {
+			begin = "    fix: "
+		}
+		if cut {
+			fmt.Fprintf(&b, "%s%s:\n             %s\n", begin, comment, line)
+		} else {
+			fmt.Fprintf(&b, "%s%s\n", begin, step)
+		}
+	}
+	return b.String()
+}
+
+// unseenText prints for people the parts that could not be seen.
+func unseenText(unseen []string, screen command.Screen) string {
+	if len(unseen) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s\n", screen.Yellow("not seen"))
+	for _, part := range unseen {
+		b.WriteString(screen.Wrap("  ", part))
+	}
+	return b.String()
+}

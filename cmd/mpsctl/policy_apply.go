@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+const applyHelp = `apply replaces this node's policy.hcl by the given file, if the new policy can be used together with the node's own
+policy.d. If there is a policy_test.hcl beside the given file, each of its cases must have the expected result. apply
+prints what changes against the policy that the node uses now. The old file is there until the new one is whole, and the
+mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node.
+
+It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
+
+func apply(call *command.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use: "apply FILE", Short: "check and test a policy, and put it into use", Long: applyHelp,
+		Example: "  mpsctl policy apply new/policy.hcl",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("cannot apply: name one file: see mpsctl policy apply --help")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error { return applyFile(call, args[0]) },
+	}
+}
+
+// applied is the result of apply.
+type applied struct {
+	Applied bool                `json:"applied"`
+	File    string              `json:"file"` // the file that was written
+	Changes []policyfile.Change `json:"changes"`
+	Tests   tested              `json:"tests"`
+	// Warnings are those of policy check.
+	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
+
+	unknown string // why the changes are not known
+}
+
+func applyFile(call *command.Invocation, file string) error {
+	path := call.Paths.Policy()
+	compiled, err := policyfile.LoadWith(path, file)
+	if err != nil {
+		return refused(call, err)
+	}
+	a := applied{
+		File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings(),
+	}
+	tests, cases, err := casesBeside(file)
+	if err != nil {
+		return refused(call, err)
+	}
+	a.Tests.add(compiled.Run(cases))
+	if a.Tests.Failed > 0 {
+		text := func(s command.Screen) string {
+			return a.Tests.text(s) + "Nothing has changed: " + path + " stays as it is.\n"
+		}
+		return call.PrintFindings("policy", a, text, true)
+	}
+	now, status := policyfile.ReadPolicy(call.Paths)
+	if now != nil {
+		a.Changes = append(a.Changes, now.Changes(compiled)...)
+	} else {
+		a.unknown = site.OneLine(status.Err)
+	}
+	// The text that was checked is written, because the file may have changed since.
+	if err := install(path, []byte(compiled.Sources()[0].Text)); err != nil {
+		return cli.RuntimeError{Err: err}
+	}
+	if tests != nil {
+		if err := install(besidePolicy(path), tests); err != nil {
+			return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied without its cases: %w", err)}
+		}
+	}
+	if err := policyfile.KeepPolicy(call.Paths, compiled); err != nil {
+		return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied, and no copy of it is kept: %w", err)}
+	}
+	a.Applied = true
+	return call.Print("policy", a, a.text)
+}
+
+func besidePolicy(policy string) string {
+	return filepath.Join(filepath.Dir(policy), "policy_test.hcl")
+}
+
+// casesBeside returns the text and the cases of the policy_test.hcl beside a policy. Both are nil if there is none.
+// In a folder such as /tmp, another user may have put the file there. So only the cases of root, or of the policy's
+// owner, are installed.
+func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error) {
+	file := besidePolicy(policy)
+	var casesStat, policyStat unix.Stat_t
+	if err := unix.Lstat(file, &casesStat); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err := unix.Stat(policy, &policyStat); err != nil {
+		return nil, nil, fmt.Errorf("cannot read cases: cannot read %s: %w", policy, err)
+	}
+	foreign := func(uid uint32) error {
+		if uid == 0 || uid == policyStat.Uid {
+			return nil
+		}
+		return fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: "+
+			"remove the file, or change its owner", file, uid, policy, policyStat.Uid)
+	}
+	if err := foreign(casesStat.Uid); err != nil { // it may be a link
+		return nil, nil, err
+	}
+	text, owner, err := site.ReadAny(file)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot read cases: %w", err)
+	}
+	if err := foreign(owner); err != nil {
+		return nil, nil, err
+	}
+	cases, err = policyfile.ParseCases(text, file)
+	return text, cases, err
+}
+
+// install replaces a file and keeps its mode.
+func install(path string, content []byte) error {
+	mode := fs.FileMode(0o644)
+	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
+		mode = info.Mode().Perm() &^ 0o022
+		if old, err := site.ReadRootOwned(path); err == nil && bytes.Equal(old, content) {
+			return nil
+		}
+	}
+	dir, err := site.OpenFolder(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return site.Replace(dir, filepath.Base(path), content, mode)
+}
+
+func (a applied) text(screen command.Screen) string {
+	var b strings.Builder
+	for _, c := range a.Changes {
+		switch {
+		case c.How == policyfile.Changed:
+			fmt.Fprintf(&b, "~ %s: %s -> %s\n", c.What, c.Was, c.Is)
+		case c.Was+c.Is == "":
+			fmt.Fprintf(&b, "%s %s\n", signs[c.How], c.What)
+		default:
+			fmt.Fprintf(&b, "%s %s = %s\n", signs[c.How], c.What, c.Was+c.Is)
+		}
+	}
+	switch {
+	case a.unknown != "":
+		fmt.Fprintf(&b, "The changes are not known: this node had no policy that could be used: %s\n", a.unknown)
+	case len(a.Changes) == 0:
+		b.WriteString("No rule changes.\n")
+	}
+	if n := len(a.Tests.Results); n > 0 {
+		fmt.Fprintf(&b, "%s passed\n", site.Count(n, "case"))
+	}
+	writeWarnings(&b, a.Warnings, screen.Colour)
+	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)
+	return b.String()
+}
+
+var signs = map[string]string{policyfile.Added: "+", policyfile.Removed: "-"}

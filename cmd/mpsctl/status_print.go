@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// view is the text of mpsctl status, to which its methods append.
+type view struct {
+	strings.Builder
+	inspect.Node
+	found  []inspect.Finding
+	screen command.Screen
+}
+
+func (v *view) line(format string, args ...any) { fmt.Fprintf(v, format+"\n", args...) }
+
+// statusText returns the state of a node as text for people.
+func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) string {
+	v := &view{Node: n, found: found, screen: screen}
+	v.head()
+	for _, j := range n.Jobs {
+		v.job(j)
+	}
+	v.gpus()
+	v.WriteString(findingsText(found, screen))
+	v.WriteString(unseenText(n.Incomplete, screen))
+	return v.String()
+}
+
+func (v *view) head() {
+	v.line("%s  %s  %s, %s, %s", v.screen.Bold(v.Name), v.Time.Format("2006-01-02 15:04:05"),
+		site.Count(len(v.GPUs), "GPU"), site.Count(len(v.Jobs), "job"), site.Count(v.Clients(), "client"))
+}
+
+func (v *view) job(j inspect.Job) {
+	v.line("")
+	line := v.screen.Bold(lease.Name(j.ID))
+	if j.User != "" {
+		line += "  " + j.User
+	}
+	if j.Rule != "" {
+		line += "  rule " + j.Rule
+	}
+	line += "  " + v.phase(j.Phase)
+	if j.Since != nil {
+		line += "  " + v.since(*j.Since)
+	}
+	if j.Acting != 0 {
+		line += fmt.Sprintf("  (pid %d is at work)", j.Acting)
+	}
+	v.line("%s%s", line, v.processMarks(j, 0))
+	if j.Refused != "" {
+		v.WriteString(v.screen.Wrap("  ", "no MPS: "+j.Refused))
+	}
+	if j.Share != "" {
+		v.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
+	}
+	if j.Part.Shared() {
+		v.line("  part     %s of each GPU", j.Part)
+	}
+	if j.Joined != 0 {
+		v.line("  served   by %s", lease.Name(j.Joined))
+	}
+	for _, d := range j.Daemons {
+		v.daemon(j, d)
+	}
+	if j.Guard != nil {
+		v.guard(j, *j.Guard)
+	}
+	if j.Report.BadEnds > 0 {
+		v.line("  ended    %s", v.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
+			site.Count(j.Report.ClientsSeen, "client"), j.ID)))
+	}
+	if text := pausesOf(j).PauseText(); text != "" {
+		v.WriteString(v.screen.Wrap("  ", text))
+	}
+	if j.Joined != 0 { // the clients stand with the daemon
+		return
+	}
+	for _, held := range j.Devices {
+		v.device(j, held)
+	}
+}
+
+// pausesOf returns the pauses of a job's ranks. The guard's state is the latest, but only root can read it.
+func pausesOf(j inspect.Job) usage.Totals {
+	if j.Guard != nil {
+		return usage.Totals{Counts: j.Guard.Counts}
+	}
+	return j.Report.Totals
+}
+
+// guard appends the line of a job's guard.
+func (v *view) guard(j inspect.Job, g inspect.Guard) {
+	state := v.screen.Green("running")
+	switch {
+	case !g.Running:
+		state = v.screen.Red("gone")
+	case g.Stalled != nil:
+		state = v.screen.Red("stalled since " + g.Stalled.In(v.Time.Location()).Format("15:04:05"))
+	}
+	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, site.Count(g.Clients, "client"))
+	if g.Dead > 0 {
+		line += fmt.Sprintf("  holds files of %d that ended", g.Dead)
+	}
+	if g.OutsideSeen > 0 {
+		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", site.Count(g.OutsideSeen, "process"))
+	}
+	if g.Silent > 0 {
+		line += fmt.Sprintf("  no answer of %s in an exec", site.Count(g.Silent, "process"))
+	}
+	v.line("%s%s", line, v.processMarks(j, g.PID))
+}
+
+func (v *view) phase(phase inspect.Phase) string {
+	switch phase {
+	case inspect.Opened:
+		return v.screen.Green(string(phase))
+	case inspect.Unreadable, inspect.Orphaned:
+		return v.screen.Red(string(phase))
+	}
+	return v.screen.Yellow(string(phase))
+}
+
+func (v *view) since(begin time.Time) string {
+	local, form := begin.In(v.Time.Location()), "15:04:05"
+	if local.YearDay() != v.Time.YearDay() || local.Year() != v.Time.Year() {
+		form = "2006-01-02 15:04"
+	}
+	return fmt.Sprintf("since %s (%s)", local.Format(form), age(v.Time.Sub(begin)))
+}
+
+// age returns a duration in its two largest units.
+func age(d time.Duration) string {
+	d = max(d, 0)
+	day, hour, minute, second := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60, int(d.Seconds())%60
+	switch {
+	case day > 0:
+		return fmt.Sprintf("%dd%dh", day, hour)
+	case hour > 0:
+		return fmt.Sprintf("%dh%dm", hour, minute)
+	case minute > 0:
+		return fmt.Sprintf("%dm%ds", minute, second)
+	}
+	return fmt.Sprintf("%ds", second)
+}
+
+func (v *view) daemon(j inspect.Job, d inspect.Daemon) {
+	line := "  daemon   "
+	if d.PID != 0 {
+		line += fmt.Sprintf("pid %d  ", d.PID)
+	}
+	line += v.serving(d.State)
+	if len(j.Daemons) > 1 {
+		line += "  for " + v.numbers(d.Devices)
+	}
+	if d.Ceiling != nil {
+		line += fmt.Sprintf("  ceiling %.1f %%", *d.Ceiling)
+	}
+	v.line("%s%s", line, v.processMarks(j, d.PID))
+	for _, s := range d.Servers {
+		v.line("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, v.health(s.Status), s.Percent, v.processMarks(j, s.PID))
+	}
+	if d.State == inspect.Serves && len(d.Servers) == 0 {
+		v.line("  server   none: the first client starts it")
+	}
+}
+
+func (v *view) serving(state inspect.DaemonState) string {
+	switch state {
+	case inspect.Serves:
+		return v.screen.Green(string(state))
+	case inspect.Alive, inspect.NotStarted:
+		return string(state)
+	}
+	return v.screen.Red(string(state))
+}
+
+func (v *view) health(status string) string {
+	switch status {
+	case "ACTIVE":
+		return v.screen.Green(status)
+	case "FAULT":
+		return v.screen.Red(status)
+	}
+	return v.screen.Yellow(status)
+}
+
+func (v *view) numbers(devices []site.UUID) string {
+	var names []string
+	for _, uuid := range devices {
+		names = append(names, v.name(uuid))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (v *view) name(uuid site.UUID) string {
+	if g, seen := v.GPU(uuid); seen {
+		return g.String()
+	}
+	return string(uuid)
+}
+
+func (v *view) device(j inspect.Job, held inspect.Held) {
+	g, seen := v.GPU(held.UUID)
+	line := "  " + v.name(held.UUID)
+	if seen {
+		line = fmt.Sprintf("  %-8s %s, %d SMs", g, g.Name, g.SMs)
+	}
+	if g.Mode != "" {
+		line += ", " + string(g.Mode)
+	}
+	if sms := assigned(held.Clients); sms > 0 {
+		line += fmt.Sprintf(", %d SMs assigned", sms)
+	}
+	v.line("%s%s", line, v.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	v.use(held, g)
+	if len(held.Clients) > 0 {
+		v.line("%s", v.screen.Faint(v.clientRow("rank", "step", "pid", "command", "share", "memory", "limit")))
+	}
+	for _, c := range held.Clients {
+		v.client(c, g)
+	}
+}
+
+// use appends the line with the use of a GPU. Its bar shows the SMs that have work. Without GPM the bar shows the
+// part of the time in which a kernel runs.
+func (v *view) use(held inspect.Held, g inspect.GPU) {
+	if held.Use == nil {
+		return
+	}
+	load := max(held.Use.SMActive, 0)
+	if held.Use.SMActive < 0 {
+		load = max(held.Use.SMUtil, 0)
+	}
+	line := ""
+	for _, f := range usage.Percentages {
+		line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
+	}
+	const title = "  in use   "
+	line = v.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%s%s %d GiB", line, usage.MemoryUsed.Name,
+		(held.Use.UsedMiB+512)>>10))
+	line = title + strings.TrimSuffix(line[len(title):], "\n")
+	if cells := min(v.screen.Columns-len(line)-2, 30); cells >= 8 {
+		line += "  " + command.Bar(int(load+0.5), 100, cells)
+	}
+	v.line("%s", line)
+}
+
+// assigned returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
+func assigned(clients []inspect.Client) (sms int) {
+	for _, c := range clients {
+		sms += c.SMs
+	}
+	return sms
+}
+
+// clientRow returns a client's line. The command has the width that the other columns leave.
+func (v *view) clientRow(rank, step, pid, command, share, memory, limit string) string {
+	width := min(max(v.screen.Columns-57, 6), 24)
+	row := fmt.Sprintf("  %5s %5s %8s  %-*.*s %8s %9s %10s", rank, step, pid, width, width, command, share, memory, limit)
+	return strings.TrimRight(row, " ")
+}
+
+func (v *view) client(c inspect.Client, g inspect.GPU) {
+	rank, used, share, limit := "-", "-", "-", "-"
+	if c.Rank >= 0 {
+		rank = strconv.Itoa(c.Rank)
+	}
+	if c.UsedMiB > 0 {
+		used = memoryText(&c.UsedMiB)
+	}
+	if c.Unknown == "" {
+		share, limit = clientShare(c, g), memoryText(c.MemoryMiB)
+	}
+	v.line("%s", v.clientRow(rank, cmp.Or(c.Step, "-"), strconv.Itoa(c.PID), c.Command, share, used, limit))
+	if c.Unknown != "" {
+		v.WriteString(v.screen.Wrap("          ", "limits not known: "+c.Unknown))
+	}
+}
+
+// clientShare returns a client's share in SMs, or its percentage if its SMs are not known.
+func clientShare(c inspect.Client, g inspect.GPU) string {
+	switch {
+	case c.SMs > 0 && g.SMs > 0:
+		return strconv.Itoa(c.SMs) + " SMs"
+	case c.Percent == 0:
+		return "no cap"
+	}
+	return c.Percent.String() + " %"
+}
+
+// gpuRow returns the row of a GPU. On a narrow screen the row has no name, because the lines of the jobs have the
+// name.
+func (v *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
+	if v.screen.Columns >= 80 {
+		gpu = fmt.Sprintf("%-13s %-20.20s", gpu, name)
+	}
+	return fmt.Sprintf("%-13s %-17s %-11s %7s %6s", gpu, mode, holder, clients, others)
+}
+
+// gpus appends every GPU with its mode and its job.
+func (v *view) gpus() {
+	if len(v.GPUs) == 0 {
+		return
+	}
+	v.line("\n%s", v.screen.Faint(v.gpuRow("GPU", "name", "mode", "held by", "clients", "others")))
+	for _, g := range v.GPUs {
+		clients, others := 0, 0
+		for _, process := range g.Processes {
+			switch process.Kind {
+			case inspect.KindClient:
+				clients++
+			case inspect.KindCompute:
+				others++
+			}
+		}
+		mode := cmp.Or(string(g.Mode), "-")
+		v.line("%s%s", v.gpuRow(g.String(), g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others)),
+			v.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+	}
+}
+
+func holder(g inspect.GPU) string {
+	switch {
+	case len(g.Holders) > 1:
+		return fmt.Sprintf("%d jobs", len(g.Holders))
+	case len(g.Holders) == 1:
+		return lease.Name(g.Holders[0])
+	case g.Holder != nil:
+		return lease.Name(*g.Holder)
+	case g.Held:
+		return "another job"
+	}
+	return "no job"
+}
+
+// processMarks returns the kinds of the findings of a process of a job, or of the job itself if pid is 0.
+func (v *view) processMarks(j inspect.Job, pid int) string {
+	return v.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == pid && f.GPU == "" })
+}
+
+// marks returns the kinds of the findings of a place.
+func (v *view) marks(here func(inspect.Finding) bool) string {
+	var kinds []string
+	for _, f := range v.found {
+		if here(f) {
+			kinds = append(kinds, string(f.Kind))
+		}
+	}
+	if len(kinds) == 0 {
+		return ""
+	}
+	return v.screen.Red("  ! " + strings.Join(kinds, ", "))
+}

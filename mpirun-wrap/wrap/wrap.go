@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wrap contains the command lines of the two programs that run as the user, once for every rank: their flags,
+// help and exit codes. What they do is in package mpirunwrap, and cmd/mpirun-wrap keeps the signals that a rank was
+// started with. Both are static and link no C, no NVML, no HCL and no cobra, because they also run in containers, and
+// thousands of them may start at the same time.
+package wrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its
+own share of it.
+
+Usage:
+  srun mpirun-wrap [flags] [--] PROGRAM [ARG...]
+  mpirun mpirun-wrap [flags] [--] PROGRAM [ARG...]
+
+Examples:
+  srun mpirun-wrap ./app input.dat
+  srun mpirun-wrap --report --mem=8G ./app
+  srun mpirun-wrap --dry-run
+
+Give flags before the program. All arguments after it are the program's.
+
+Flags:
+`
+
+const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+Each flag except the last three has a variable: the variable of --local-rank
+is SLURM_MPS_LOCAL_RANK. A flag overrides its variable, and a variable
+overrides the site's policy. SLURM_MPS=off runs the program without MPS. It is
+refused if the GPUs are in EXCLUSIVE_PROCESS mode, which is the default.
+
+mpirun-wrap becomes the program, so the exit code is the program's. It exits
+with 125 if it cannot place the rank, with 126 if the program cannot be
+executed, and with 127 if the program is not found.
+`
+
+// flagColumns is the number of columns before the description of a flag.
+const flagColumns = 22
+
+// usage prints the help, with an entry for each setting.
+func usage(out io.Writer) {
+	fmt.Fprint(out, wrapUsage)
+	for _, s := range mpirunwrap.Settings() {
+		form := "--" + s.Flag
+		if s.Value != "" {
+			form += " " + s.Value
+		}
+		text := cli.Wrap(strings.Repeat(" ", flagColumns), s.Usage, cli.HelpColumns)
+		fmt.Fprintf(out, "%-*s%s", flagColumns, "  "+form, text[flagColumns:])
+	}
+	fmt.Fprint(out, wrapUsageEnd)
+}
+
+// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit, because it would run any program as the
+// file's owner.
+var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
+
+// OwnDaemon starts an MPS daemon for a rank without a prolog (package own).
+type OwnDaemon interface {
+	// Join returns the ticket of the daemon that serves the rank's step. root is put before the node's paths.
+	Join(ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error)
+	Stay(program string) error // is called before the rank becomes its program, which has this path
+}
+
+// Wrap is the program mpirun-wrap. It returns if the program cannot be run, or if there is none to run.
+func Wrap(p cli.Process, daemon OwnDaemon) int {
+	if os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
+		p.PrintError("mpirun-wrap", errSetID)
+		return cli.ExitWrapperFailed
+	}
+	run := mpirunwrap.NewRun(p.PID, p.Env, p.Out, p.Err)
+	run.Own = func(ctx context.Context, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error) {
+		return daemon.Join(ctx, run.Paths.Root, p.Env, task, binding)
+	}
+	version, err := parse(p.Args, run)
+	switch {
+	case errors.Is(err, errHelp):
+		usage(p.Out)
+		return cli.ExitOK
+	case err == nil && version:
+		fmt.Fprintln(p.Out, cli.Version())
+		return cli.ExitOK
+	case err == nil:
+		err = become(run, daemon)
+	}
+	if err == nil {
+		return cli.ExitOK
+	}
+	run.Complain(err)
+	var program *mpirunwrap.ProgramError
+	if errors.As(err, &program) {
+		return program.Code
+	}
+	return cli.ExitWrapperFailed
+}
+
+// parse reads the variables and then the flags. A flag replaces the value of its variable.
+func parse(args []string, run *mpirunwrap.Run) (version bool, err error) {
+	if run.Options, err = mpirunwrap.ReadOptions(run.Env); err != nil {
+		return false, err
+	}
+	if version, err = parseFlags(args, run, slices.Concat(mpirunwrap.Settings(), ownFlags)); err != nil {
+		return version, err
+	}
+	return version, run.Options.Check()
+}
+
+// become prepares the rank and becomes its program. After a dry run it returns.
+func become(run *mpirunwrap.Run, daemon OwnDaemon) error {
+	if len(run.Program) == 0 && !run.Options.DryRun {
+		return errors.New("cannot run a program: none is given: see mpirun-wrap --help")
+	}
+	environ, err := run.Prepare()
+	if err != nil || run.Options.DryRun {
+		return err
+	}
+	path, err := mpirunwrap.Look(run.Program[0], environ)
+	if err != nil {
+		return err
+	}
+	if err := daemon.Stay(path); err != nil {
+		return err
+	}
+	return mpirunwrap.Exec(run.Program, environ)
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package frame builds the prolog, the epilog and the other programs that run as root, from their parts.
+package frame
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/epilog"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/logfile"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/spf13/cobra"
+)
+
+// node is this node with the parts that a program needs for one job.
+type node struct {
+	paths   site.Paths
+	config  site.Config
+	status  policyfile.FileStatus // of the site's file
+	store   *lease.Store
+	gpus    *Driver
+	control mps.ControlProgram
+	guards  guard.Control
+	out     io.Writer // where log writes
+	log     zerolog.Logger
+}
+
+// newNode builds a node. The caller opens and closes the log. If the site's file cannot be used, newNode logs the reason,
+// and no job fails because of it.
+func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
+	log := logfile.Of(out, program, job)
+	config, status := policyfile.ReadConfig(paths)
+	if status.Err != nil {
+		log.Error().Err(status.Err).Msg("the site's file cannot be used: " + status.Instead("the defaults hold"))
+	}
+	boot, err := site.BootID()
+	if err != nil {
+		return node{}, err
+	}
+	store, err := lease.Open(paths.Run(), boot)
+	if err != nil {
+		return node{}, err
+	}
+	store.Emptier = []string{site.ProgramPath("guard"), "--root", paths.Root, "--empty"}
+	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
+	gpus := &Driver{library: config.NVMLLibrary, timeout: min(config.PrologDeadline, config.EpilogDeadline) / 2}
+	return node{
+		paths: paths, config: config, status: status, store: store, gpus: gpus,
+		control: mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath},
+		guards: guard.Control{
+			Path: site.ProgramPath("guard"), Root: paths.Root, Store: store, NVML: config.NVMLLibrary, Interval: config.UsageInterval,
+		},
+		out: out, log: log,
+	}, nil
+}
+
+// epilog returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
+func (n node) epilog() epilog.Epilog {
+	return epilog.Epilog{
+		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
+		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(), Lost: n.paths.LostReports(),
+	}
+}
+
+// groups returns the control groups of the jobs' daemons.
+func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
+
+// again returns the command with which an admin runs the epilog of a job by hand.
+func (n node) again(job lease.Job) string {
+	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, site.ProgramPath("epilog"))
+	if n.paths.Root != "" {
+		command += " --root " + n.paths.Root
+	}
+	return command
+}
+
+// Gres reads the GRES of the job's node from gres.conf and slurm.conf.
+func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
+	path := n.config.GresConf
+	if path == "" {
+		path = filepath.Join(filepath.Dir(job.Conf), "gres.conf")
+	}
+	gres, err := slurm.ReadGres(path, job.Node)
+	if err != nil || job.Conf == "" {
+		return gres, err
+	}
+	line, err := slurm.ReadNode(job.Conf, job.Node)
+	if errors.Is(err, slurm.ErrNoNode) {
+		return gres, nil
+	}
+	gres.Add(line)
+	return gres, err
+}
+
+// Features returns the features that slurm.conf gives the job's node. A node that registered itself has no line in
+// slurm.conf, so it has no features.
+func (n node) Features(job slurm.Job) ([]string, error) {
+	if job.Conf == "" {
+		return nil, errors.New("cannot read features of the node: SLURM_CONF is not set")
+	}
+	line, err := slurm.ReadNode(job.Conf, job.Node)
+	if errors.Is(err, slurm.ErrNoNode) {
+		return nil, nil
+	}
+	return line.Features, err
+}
+
+// command builds the command line of a program without arguments that slurmd runs as root.
+func command(name, short, long string, run func(site.Paths) error) *cobra.Command {
+	var paths site.Paths
+	c := &cobra.Command{
+		Use: name, Short: short, Long: long, Version: cli.Version(), Args: cobra.NoArgs,
+		SilenceErrors: true, SilenceUsage: true,
+		PreRunE: func(*cobra.Command, []string) error { return checkCaller(paths) },
+		RunE:    func(*cobra.Command, []string) error { return run(paths) },
+	}
+	c.Flags().StringVar(&paths.Root, "root", "",
+		"move /etc/slurm-mps, /run/slurm-mps and\n/var/log/slurm-mps below `DIR`")
+	c.CompletionOptions.DisableDefaultCmd = true
+	return c
+}
+
+// checkCaller checks the flags, and that the caller is root.
+func checkCaller(paths site.Paths) error {
+	if err := paths.Check(); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("cannot act on this node: not root: slurmd runs this program, see docs/operator.md")
+	}
+	return nil
+}
+
+// execute runs a program and returns its exit code.
+func execute(p cli.Process, c *cobra.Command) int {
+	c.SetArgs(p.Args)
+	c.SetOut(p.Out)
+	c.SetErr(p.Err)
+	if err := c.Execute(); err != nil {
+		p.PrintError(c.Name(), err)
+		return cli.ExitDrain
+	}
+	return cli.ExitOK
+}
+
+// within runs a function with a deadline. SIGTERM and SIGINT end the function's context earlier. If the function
+// hangs in the driver past the deadline and a margin, within returns an error and does not wait longer. The lease is
+// not deleted, so the next epilog finds it.
+func within[T any](deadline, margin time.Duration, run func(context.Context) (T, error)) (T, error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	hangs := fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
+	bound, cancel := context.WithTimeoutCause(context.Background(), deadline+margin, hangs)
+	defer cancel()
+	return site.Within(bound, func() (T, error) { return run(ctx) })
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpuusage is the program gpu-usage, which a guard starts: the guard has no NVML. It has two tasks, each in a
+// process of its own.
+//
+//	gpu-usage           gauge.go     answers the guard: free memory, clients and activity of each GPU
+//	gpu-usage --record  recorder.go  keeps the report of a job's use (docs/decisions/034)
+//	                    members.go   of a part of a GPU, and of jobs that share a daemon (docs/decisions/051)
+//
+// The numbers pass these packages: site/gpu reads NVML, this package adds up, site/usage is the report, site/usage/page
+// and mpsctl report show it. The guard's side of the gauge is site/guard/usage.go.
+package gpuusage
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/logfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/spf13/cobra"
+)
+
+// line is the command line.
+type line struct {
+	paths    site.Paths
+	library  string // path of NVML
+	devices  []string
+	job      uint32
+	interval time.Duration
+}
+
+// Main runs gpu-usage and returns its exit code.
+func Main(p cli.Process) int {
+	var l line
+	c := &cobra.Command{
+		Use: "gpu-usage", Short: "print what GPUs have left and how busy they are",
+		Long: "gpu-usage prints a line of JSON for each line of its stdin, until its stdin\n" +
+			"ends. The guard of a job starts it with the first client. With --record, gpu-usage\n" +
+			"writes the report of a job. The guard starts this recorder when the guard\n" +
+			"itself starts, and writes the job's clients to the recorder's stdin.",
+		Version: cli.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+		RunE: func(*cobra.Command, []string) error { return l.run(p) },
+	}
+	c.CompletionOptions.DisableDefaultCmd = true
+	flags := c.Flags()
+	flags.StringVar(&l.paths.Root, "root", "", "move /run/slurm-mps and /var/log/slurm-mps below `DIR`")
+	flags.StringVar(&l.library, "nvml", "", "the `FILE` libnvidia-ml.so.1; without it, the loader finds NVML")
+	flags.StringSliceVar(&l.devices, "gpu", nil, "the GPUs, by `UUID`")
+	flags.Uint32Var(&l.job, "record", 0, "keep the report of this `JOB`, which has a lease")
+	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "take a sample for the report each `DURATION`")
+	c.SetArgs(p.Args)
+	c.SetOut(p.Out)
+	c.SetErr(p.Err)
+	if err := c.Execute(); err != nil {
+		p.PrintError("gpu-usage", err)
+		return cli.ExitDrain
+	}
+	return cli.ExitOK
+}
+
+func (l line) run(p cli.Process) error {
+	switch err := l.paths.Check(); {
+	case err != nil:
+		return err
+	case l.job > 0 && os.Geteuid() != 0:
+		return errors.New("cannot record: not root: the guard of a prolog runs this program")
+	case l.interval < time.Second:
+		return errors.New("cannot record: want --interval of 1s or more")
+	case l.job > 0:
+		return l.record()
+	}
+	driver, err := gpu.OpenTimeout(l.library, gaugeTimeout)
+	if err != nil {
+		return err
+	}
+	questions := readQuestions(os.Stdin, func() { os.Exit(cli.ExitOK) }) // a call of the driver may hang at the end
+	return gauge(driver, l.devices, questions, p.Out)
+}
+
+// record writes the report of a job until the guard ends.
+func (l line) record() error {
+	beModest()
+	out, closeLog := logfile.Open(l.paths.Log())
+	defer closeLog()
+	log := logfile.Of(out, "gpu-usage", l.job)
+	err := l.recordJob(log)
+	if err != nil {
+		log.Warn().Err(err).Msg("no report of this job is kept")
+	}
+	return err
+}
+
+func (l line) recordJob(log zerolog.Logger) error {
+	boot, err := site.BootID()
+	if err != nil {
+		return err
+	}
+	store := lease.OpenReadOnly(l.paths.Run(), boot)
+	events := readEvents(os.Stdin)
+	withdrawn := watchTicket(store.TicketPath(l.job))
+	o := options{interval: l.interval, log: log}
+	o.ticket, err = store.ReadTicket(l.job)
+	if errors.Is(err, lease.ErrNotFound) { // the epilog has begun
+		return nil
+	}
+	if err == nil {
+		o.lease, err = store.Read(l.job)
+	}
+	if err != nil {
+		return err
+	}
+	if o.folder, err = site.OpenFolder(store.JobDir(l.job)); err != nil {
+		return err
+	}
+	o.read = func(pid int) clientenv.Environment {
+		return clientenv.Read(context.Background(), []int{pid}, o.lease.Job.UID)[pid]
+	}
+	o.others = store.Others
+	if lease.IsShared(l.job) {
+		o.members = func() ([]lease.Lease, error) { return readMembers(store, l.job) }
+		o.share = func(job uint32) string {
+			ticket, err := store.ReadTicket(job)
+			if err != nil {
+				return ""
+			}
+			return ticket.Grant.Rule().String()
+		}
+	}
+	if o.samplers, err = samplers(l.library, o.ticket.Devices); err != nil {
+		return err
+	}
+	newRecorder(o).run(events, withdrawn)
+	return nil
+}
+
+// readMembers reads the leases of the jobs that share a lease's daemons.
+func readMembers(store *lease.Store, shared uint32) (leases []lease.Lease, err error) {
+	jobs, err := store.Members(shared)
+	for _, job := range jobs {
+		if l, err := store.Read(job); err == nil {
+			leases = append(leases, l)
+		}
+	}
+	return leases, err
+}
+
+// recordTimeout bounds one call of the driver for a report. If the last call takes longer, the report has no last
+// sample.
+const recordTimeout = 2 * time.Second
+
+// samplers returns a sampler for each device. The sampler is nil if the device cannot be sampled.
+func samplers(library string, devices []lease.TicketDevice) ([]sampler, error) {
+	driver, err := gpu.OpenTimeout(library, recordTimeout)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]sampler, len(devices))
+	for i, d := range devices {
+		if s, err := driver.NewSampler(d.UUID); err == nil {
+			all[i] = s
+		}
+	}
+	return all, nil
+}
+
+// modestNice lets the job's own processes run first. This process is a child of the guard, which has the highest
+// priority.
+const modestNice = 10
+
+// beModest gives up the guard's advantages: the priority, and the protection when memory runs out.
+func beModest() {
+	_ = proc.SetOOMScore(os.Getpid(), 0)
+	proc.SetNice(os.Getpid(), modestNice)
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package program builds the guard of a job from its parts. The guard is static and links no C, no NVML, no HCL and no
+// cobra.
+package program
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/rs/zerolog/diode"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/logfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"golang.org/x/sys/unix"
+)
+
+const usage = `guard holds the driver files of a job's dead clients, so that the job's
+other clients live. The prolog starts it, and the epilog ends it.
+
+  --job ID            the job, which has a lease on this node
+  --nvml FILE         gpu-usage loads NVML from FILE
+  --interval DURATION gpu-usage takes a sample for the job's report so often,
+                      with 0s never; 10s without this flag
+  --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
+  --take              duplicate files for the guard that started this process
+  --pause DURATION    pause processes for the guard that started this process
+  --empty NAME        empty a file system below /run/slurm-mps/held for the
+                      program that started this process
+  --version, --help
+
+It exits with 0 when it is told to end or the job's lease is gone, with 1 when
+it cannot guard.
+`
+
+// line is the command line.
+type line struct {
+	paths         site.Paths
+	job           uint
+	nvml          string
+	interval      time.Duration
+	take          bool
+	pause         time.Duration
+	empty         string
+	version, help bool
+}
+
+func parse(args []string) (l line, err error) {
+	flags := flag.NewFlagSet("guard", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&l.paths.Root, "root", "", "")
+	flags.UintVar(&l.job, "job", 0, "")
+	flags.StringVar(&l.nvml, "nvml", "", "")
+	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "")
+	flags.BoolVar(&l.take, "take", false, "")
+	flags.DurationVar(&l.pause, "pause", 0, "")
+	flags.StringVar(&l.empty, "empty", "", "")
+	flags.BoolVar(&l.version, "version", false, "")
+	err = flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		l.help, err = true, nil
+	case err != nil:
+		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
+	case l.version || l.take || l.pause > 0 || l.empty != "":
+	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
+		err = errors.New("cannot guard: want --job ID: see guard --help")
+	}
+	return l, err
+}
+
+// Main runs the guard and returns its exit code.
+func Main(p cli.Process) int {
+	l, err := parse(p.Args)
+	switch {
+	case err != nil:
+	case l.help:
+		fmt.Fprint(p.Out, usage)
+		return cli.ExitOK
+	case l.version:
+		fmt.Fprintln(p.Out, cli.Version())
+		return cli.ExitOK
+	case l.take:
+		err = guard.Take(0)
+	case l.pause > 0:
+		err = guard.Pause(l.pause)
+	case l.empty != "":
+		err = empty(l)
+	default:
+		err = run(p, l)
+	}
+	if err != nil {
+		p.PrintError("guard", err)
+		fmt.Fprintln(p.Out, site.OneLine(err)) // the prolog reads stdout
+		return cli.ExitDrain
+	}
+	return cli.ExitOK
+}
+
+// empty empties a file system of a closed job, until stdin ends.
+func empty(l line) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel(errors.New("cannot empty file system: the program that asked for it has ended"))
+	}()
+	_, err := site.Within(ctx, func() (struct{}, error) { return struct{}{}, lease.Empty(l.paths.Run(), l.empty) })
+	return err
+}
+
+// collectAt keeps the guard small, because it lives as long as its job: Go collects garbage when its heap, of about 1
+// MiB, has grown by this many percent. A limit of the memory is not used. Near it, Go collects all the time (measured:
+// 700 times a second, and a scan of the guard then took 0.1 s).
+const collectAt = 25
+
+func run(p cli.Process, line line) error {
+	job, paths := uint32(line.job), line.paths
+	debug.SetGCPercent(collectAt)
+	if os.Geteuid() != 0 {
+		return errors.New("cannot guard: not root: the prolog runs this program")
+	}
+	boot, err := site.BootID()
+	if err != nil {
+		return err
+	}
+	store := lease.OpenReadOnly(paths.Run(), boot)
+	lock, err := lockFor(store, job)
+	if err != nil {
+		return err
+	}
+	l, err := leaseFor(store, lock, job)
+	if err != nil {
+		return errors.Join(err, lock.Release())
+	}
+	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
+	leaveJob()
+	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
+	raiseFileLimit()
+	raisePriority()
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
+	lines := diode.NewWriter(out, maxLines, 0, nil)
+	defer closeLines(lines)
+	return guardJob(p, store, lock, l, line, logfile.Of(lines, "guard", job))
+}
+
+const (
+	// maxLines bounds the lines of the log that wait for the disk. The guard never waits for the disk, because a new
+	// client must be found within 30 ms. Lines above the bound are lost.
+	maxLines  = 1000
+	linesWait = time.Second
+)
+
+// closeLines waits until the last lines are written. It waits for linesWait at most, because the disk may not answer.
+func closeLines(lines diode.Writer) {
+	ctx, cancel := context.WithTimeout(context.Background(), linesWait)
+	defer cancel()
+	_, _ = site.Within(ctx, func() (struct{}, error) { return struct{}{}, lines.Close() })
+}
+
+// leaseFor reads the lease of a job that needs a guard.
+func leaseFor(store *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
+	if !lock.Signed() { // no other process could find this guard
+		return lease.Lease{}, errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
+	}
+	l, err := store.Read(job)
+	switch {
+	case errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot):
+		err = fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
+	case err == nil && l.Phase == lease.Closing:
+		err = fmt.Errorf("cannot guard: the epilog closes job %d", job)
+	}
+	return l, err
+}
+
+// lockFor takes the lock of the job's guard.
+func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return store.LockGuard(ctx, job)
+}
+
+func guardJob(
+	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, line line, log zerolog.Logger,
+) error {
+	job := l.Job.ID
+	r := record{store: store, lease: l}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		return err
+	}
+	o := guard.Options{
+		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
+		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
+		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
+		Gauge: line.gpuUsage(),
+		OfRoot: &guard.OfRoot{
+			Raised: true,
+			TakerPlace: func() (*lease.TakerPlace, error) {
+				return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
+			},
+			Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
+			Leased:  r.leased, Guards: r.guards, Member: func(other uint32) bool { return other == job || store.IsMember(job, other) }, Published: func() bool { return store.HasTicket(job) },
+			Save:     func(s lease.GuardState) { logFailure(log, store.SaveGuard(job, s)) },
+			SaveRoom: func(r lease.Room) { logFailure(log, store.SaveRoom(job, r)) },
+		},
+	}
+	if line.interval > 0 {
+		o.Recorder = line.gpuUsage("--record", strconv.FormatUint(uint64(job), 10), "--interval", line.interval.String())
+	}
+	for _, held := range l.GPUs {
+		o.Minors = append(o.Minors, held.Minor)
+		o.Gauge = append(o.Gauge, "--gpu", string(held.UUID))
+	}
+	for _, d := range l.Daemons {
+		o.Pipes, o.Logs = append(o.Pipes, d.PipeDir), append(o.Logs, d.LogDir)
+	}
+	g, err := guard.New(o)
+	if err != nil {
+		return err
+	}
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	go func() {
+		<-asked
+		g.Stop()
+	}()
+	fmt.Fprintln(p.Out, guard.Ready)
+	detach()
+	log.Info().Str("step", "guards").Dur("hold", o.Hold).Dur("pause", o.Pause).Int("gpus", len(o.Minors)).Send()
+	g.Run()
+	log.Info().Str("step", "guard ended").Send()
+	return nil
+}
+
+func writeLine(log zerolog.Logger, l guard.Line) {
+	event := log.Info()
+	if l.Warning {
+		event = log.Warn()
+	}
+	event.Err(l.Err).Fields(l.Fields).Msg(l.Message)
+}
+
+func logFailure(log zerolog.Logger, err error) {
+	if err != nil {
+		log.Warn().Err(err).Send()
+	}
+}
+
+// gpuUsage returns the command line of gpu-usage with some flags.
+func (l line) gpuUsage(flags ...string) []string {
+	return append([]string{site.ProgramPath("gpu-usage"), "--root", l.paths.Root, "--nvml", l.nvml}, flags...)
+}
+
+// nameOf returns the name of a client, from its environment: "rank 3", or "" without a launcher.
+func nameOf(p site.Process) string {
+	environment := proc.Variables(context.Background(), p, slurm.RankVariables()...)
+	rank, step := slurm.RankOf(environment.Values)
+	switch {
+	case environment.Err != nil || rank < 0:
+		return ""
+	case step != "" && step != "batch":
+		return fmt.Sprintf("rank %d of step %s", rank, step)
+	}
+	return fmt.Sprintf("rank %d", rank)
+}
+
+// record reads the job's lease again when necessary.
+type record struct {
+	store *lease.Store
+	lease lease.Lease
+}
+
+// daemons returns the job's daemons. The prolog starts the daemons at the same time as the guard. So the lease is
+// read again until all pids are known.
+func (r *record) daemons() (all []site.Process) {
+	for _, d := range r.lease.Daemons {
+		if d.Proc.PID == 0 {
+			if l, err := r.store.Read(r.lease.Job.ID); err == nil {
+				r.lease = l
+			}
+			break
+		}
+	}
+	for _, d := range r.lease.Daemons {
+		all = append(all, d.Proc)
+	}
+	return all
+}
+
+// leased reports whether the lease exists. A lease that cannot be read exists.
+func (r *record) leased() bool {
+	_, err := r.store.Read(r.lease.Job.ID)
+	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
+}
+
+// guards returns the number of jobs with a lease. Each has a guard, unless its policy wants none.
+func (r *record) guards() int {
+	jobs, _ := r.store.Jobs()
+	return len(jobs)
+}
+
+// detach points stdout to /dev/null, because the prolog has read all that it needs.
+func detach() {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Dup3(null, 1, 0)
+		unix.Close(null)
+	}
+}
+
+// fileLimit is enough for all duplicates and their pidfds.
+const fileLimit = 8192
+
+// raiseFileLimit raises the limit to fileLimit, or to the hard limit if the hard limit is lower. If a file exceeds
+// the limit later, the guard logs the error.
+func raiseFileLimit() {
+	wanted := syscall.Rlimit{Cur: fileLimit, Max: fileLimit}
+	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &wanted) == nil {
+		return
+	}
+	var have syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &have) == nil {
+		have.Cur = have.Max
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &have)
+	}
+}
+
+// raisePriority puts this process before the job's processes, which may use all cores. The guard must find a client
+// within some ten milliseconds.
+//
+// If the kernel groups processes by session (sched_autogroup), a priority counts among the threads of one session only. The
+// guard has its own session, so the priority of the session is raised, too.
+func raisePriority() {
+	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
+	proc.SetNice(os.Getpid(), -20)
+}
+
+// leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these
+// groups, and Slurm ends their processes with the job.
+func leaveJob() {
+	groups, _ := proc.GroupsOf(os.Getpid())
+	for _, group := range groups {
+		if !group.OfAJob() {
+			continue
+		}
+		folder := strings.TrimPrefix(group.Controllers, "name=")
+		_ = os.WriteFile(filepath.Join("/sys/fs/cgroup", folder, "cgroup.procs"), []byte("0"), 0)
+	}
+}
