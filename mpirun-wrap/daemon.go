@@ -22,7 +22,7 @@ const (
 	maxAnswer = 4 << 10
 )
 
-// askServer asks the daemon for the state of a server, by the control program. It is a ServerStatus. The daemon drops a third of the questions
+// askServer asks the daemon for the state of a server, by the control program. It is a serverStatus. The daemon drops a third of the questions
 // of ranks that ask at the same time (measured). A dropped question is an error, and the rank asks again. os/exec is
 // not used, because this program must stay small.
 func (p Placement) askServer(ctx context.Context, server int) (string, error) {

@@ -22,16 +22,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RankInfo is a rank's report to the other ranks of its launch on the node.
-type RankInfo struct {
+// rankInfo is a rank's report to the other ranks of its launch on the node.
+type rankInfo struct {
 	Rank    int    `json:"rank"`
 	Devices []int  `json:"devices"` // indices into the ticket's devices
 	Rule    string `json:"rule"`    // the share's rule
 }
 
-// LaunchID names one launch on this node, so that two launches of a job do not exchange information. A launcher's own
+// launchID names one launch on this node, so that two launches of a job do not exchange information. A launcher's own
 // name for the launch comes first, because behind a shell the parent is not the launcher.
-func LaunchID(env slurm.Env, task slurm.Task, parent site.Process) string {
+func launchID(env slurm.Env, task slurm.Task, parent site.Process) string {
 	switch {
 	case task.Source == slurm.SourceStepd:
 		return "step" + task.StepID
@@ -55,42 +55,42 @@ func clean(name string) string {
 	}, name[:min(len(name), 100)])
 }
 
-// NeedsExchange reports whether a rank cannot compute its share alone. A weight depends on the other ranks' weights,
+// needsExchange reports whether a rank cannot compute its share alone. A weight depends on the other ranks' weights,
 // and each of several programs in one launch may have its own flags. Open MPI reports the number of programs; for
 // other launchers the user does.
-func NeedsExchange(env slurm.Env, task slurm.Task, o Options) bool {
+func needsExchange(env slurm.Env, task slurm.Task, o Options) bool {
 	programs, _ := strconv.Atoi(env["OMPI_NUM_APP_CTX"])
 	return task.LocalSize > 1 && o.Slots == 0 && (o.Exchange || programs > 1 || o.ShareFlag && o.Share.DependsOnOthers())
 }
 
-// Exchange gives a rank's information to the other ranks of its launch, and returns that of all ranks. The folder is the
+// exchangeFunc gives a rank's information to the other ranks of its launch, and returns that of all ranks. The folder is the
 // user's own.
-type Exchange func(folder string, info RankInfo) ([]RankInfo, error)
+type exchangeFunc func(folder string, info rankInfo) ([]rankInfo, error)
 
 // exchangeTimeout is how long a rank waits for the other ranks of its launch. A launcher starts all ranks of a node
 // within a second, and a busy node may need longer.
 const exchangeTimeout = 15 * time.Second
 
 // exchanger returns the function by which this rank exchanges its information.
-func (r *Run) exchanger() (Exchange, error) {
+func (r *run) exchanger() (exchangeFunc, error) {
 	launch, err := r.launchID()
 	if err != nil {
 		return nil, err
 	}
-	return func(folder string, info RankInfo) ([]RankInfo, error) {
+	return func(folder string, info rankInfo) ([]rankInfo, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
 		defer cancel()
-		return ExchangeRankInfo(ctx, folder, launch, r.task.LocalSize, info)
+		return exchangeRankInfo(ctx, folder, launch, r.task.LocalSize, info)
 	}, nil
 }
 
-// ExchangeRankInfo writes this rank's information and returns that of all ranks of the launch, by rank. The folder is
+// exchangeRankInfo writes this rank's information and returns that of all ranks of the launch, by rank. The folder is
 // the user's own. The error has the number of ranks that came before ctx ended.
-func ExchangeRankInfo(ctx context.Context, folder, launch string, size int, info RankInfo) ([]RankInfo, error) {
+func exchangeRankInfo(ctx context.Context, folder, launch string, size int, info rankInfo) ([]rankInfo, error) {
 	if err := writeRankInfo(folder, launch, info); err != nil {
 		return nil, err
 	}
-	infos := make([]RankInfo, 0, size)
+	infos := make([]rankInfo, 0, size)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		for len(infos) < size {
 			info, err := readRankInfo(folder, launch, len(infos))
@@ -118,7 +118,7 @@ func rankInfoPath(folder, launch string, rank int) string {
 
 // writeRankInfo writes a complete file and then renames it, because other ranks read it at once. It makes a new file,
 // because root may run a rank, and the folder's owner may have put a link there.
-func writeRankInfo(folder, launch string, info RankInfo) error {
+func writeRankInfo(folder, launch string, info rankInfo) error {
 	content, err := json.Marshal(info)
 	if err == nil {
 		err = fits(len(content))
@@ -149,7 +149,7 @@ func writeNew(path string, content []byte) error {
 // maxRankInfo is far above the longest information, that of a rank with all of a node's devices.
 const maxRankInfo = 4096
 
-func readRankInfo(folder, launch string, rank int) (info RankInfo, err error) {
+func readRankInfo(folder, launch string, rank int) (info rankInfo, err error) {
 	file, _, err := openRegular(rankInfoPath(folder, launch, rank), os.O_RDONLY)
 	if err != nil {
 		return info, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
@@ -181,8 +181,8 @@ func openRegular(path string, flags int) (file *os.File, st unix.Stat_t, err err
 }
 
 // rulesOnDevice returns the rules of the ranks on a device, and a rank's index among them.
-func rulesOnDevice(infos []RankInfo, rank, device int) (rules []policy.ShareRule, index int, err error) {
-	slices.SortFunc(infos, func(a, b RankInfo) int { return a.Rank - b.Rank })
+func rulesOnDevice(infos []rankInfo, rank, device int) (rules []policy.ShareRule, index int, err error) {
+	slices.SortFunc(infos, func(a, b rankInfo) int { return a.Rank - b.Rank })
 	for _, info := range infos {
 		if !slices.Contains(info.Devices, device) {
 			continue

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProgramError means that a program could not be run. Code is the wrapper's exit code.
-type ProgramError struct {
+// execError means that a program could not be run. Code is the wrapper's exit code.
+type execError struct {
 	Code int // 126: not executable, 127: not found
 	err  error
 }
 
-func (e *ProgramError) Error() string { return e.err.Error() }
-func (e *ProgramError) Unwrap() error { return e.err }
+func (e *execError) Error() string { return e.err.Error() }
+func (e *execError) Unwrap() error { return e.err }
 
 func programError(path string, err error) error {
 	if err == nil {
@@ -29,27 +29,27 @@ func programError(path string, err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		code = notFound
 	}
-	return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+	return &execError{code, fmt.Errorf("cannot run %s: %w", path, err)}
 }
 
 const notFound = 127
 
-// Exec replaces this process by the program argv[0] with these arguments and this environment. It finds the program
+// execProgram replaces this process by the program argv[0] with these arguments and this environment. It finds the program
 // by the environment's PATH, as a shell does. It returns only if it fails, with a *ProgramError.
 //
 // Go raises the soft limit of open files when a process starts. syscall.Exec restores the original limit for the
 // program.
-func Exec(argv, env []string) error {
-	path, err := Look(argv[0], env)
+func execProgram(argv, env []string) error {
+	path, err := lookPath(argv[0], env)
 	if err != nil {
 		return err
 	}
 	return programError(path, syscall.Exec(path, argv, env))
 }
 
-// Look finds a program. A name with a slash is a path; any other name is looked up in PATH. The error is a
+// lookPath finds a program. A name with a slash is a path; any other name is looked up in PATH. The error is a
 // *ProgramError.
-func Look(program string, env []string) (string, error) {
+func lookPath(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, executable(program)
 	}
@@ -65,7 +65,7 @@ func Look(program string, env []string) (string, error) {
 		}
 	}
 	if refused == nil {
-		refused = &ProgramError{notFound, fmt.Errorf("cannot run %s: not found in PATH", program)}
+		refused = &execError{notFound, fmt.Errorf("cannot run %s: not found in PATH", program)}
 	}
 	return "", refused
 }

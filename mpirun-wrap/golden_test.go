@@ -79,19 +79,19 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 	folder := t.TempDir()
 	for rank := range ranks { // all ranks write their information before the first one reads it
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		placementOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) { return nil, writeRankInfo(folder, "x", own) })
+		placementOf(ticket, env, c.flags, func(_ string, own rankInfo) ([]rankInfo, error) { return nil, writeRankInfo(folder, "x", own) })
 	}
 	var placements []string
 	for rank := range ranks {
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		placement, err := placementOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) {
-			return ExchangeRankInfo(t.Context(), folder, "x", ranks, own)
+		placement, err := placementOf(ticket, env, c.flags, func(_ string, own rankInfo) ([]rankInfo, error) {
+			return exchangeRankInfo(t.Context(), folder, "x", ranks, own)
 		})
 		if err != nil {
 			placements = append(placements, fmt.Sprintf("%d %v", rank, err))
 			continue
 		}
-		percent, _ := placement.Percent().MarshalJSON()
+		percent, _ := placement.percent().MarshalJSON()
 		gpus := fmt.Sprint(placement.GPU)
 		for _, part := range placement.OtherGPUs {
 			gpus += fmt.Sprintf(",%d", part.GPU)
@@ -100,7 +100,7 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 		if len(placement.Sees) > 0 {
 			line += fmt.Sprintf(" sees %d GPUs", len(placement.Sees))
 		}
-		for _, v := range placement.Variables()[4:] {
+		for _, v := range placement.variables()[4:] {
 			if v.Value != "" {
 				line += " " + v.Name + "=" + v.Value
 			}
@@ -110,7 +110,7 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 	return placements
 }
 
-func placementOf(ticket lease.Ticket, environment, flags []string, agree func(string, RankInfo) ([]RankInfo, error)) (Placement, error) {
+func placementOf(ticket lease.Ticket, environment, flags []string, agree func(string, rankInfo) ([]rankInfo, error)) (Placement, error) {
 	env := slurm.NewEnv(environment)
 	options, err := ReadOptions(env)
 	if err != nil {
@@ -133,11 +133,11 @@ func placementOf(ticket lease.Ticket, environment, flags []string, agree func(st
 	if err != nil {
 		return Placement{}, err
 	}
-	if !NeedsExchange(env, task, options) {
+	if !needsExchange(env, task, options) {
 		agree = nil
 	}
 	return Place(ticket, Rank{
-		Task: task, Binding: binding, Host: HostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, Options: options, Exchange: agree,
+		Task: task, Binding: binding, Host: hostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, Options: options, Exchange: agree,
 	})
 }
 

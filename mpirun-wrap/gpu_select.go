@@ -42,8 +42,8 @@ func (p position) visible() []int {
 	return p.devices
 }
 
-// HostInfo is information about this process from the node.
-type HostInfo struct {
+// hostInfo is information about this process from the node.
+type hostInfo struct {
 	NUMA    int                  // the node of all of its CPUs, -1 if there are several or it is unknown
 	CanOpen func(minor int) bool // whether it may open nvidiaN; unknown if nil, or if it may open none of the job's
 }
@@ -55,7 +55,7 @@ type HostInfo struct {
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
 // For such a step, Slurm 22.05 gives the same variables for --gpus-per-task=2 and for --gres=gpu:2 (recorded).
-func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, host HostInfo) position {
+func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice choice, host hostInfo) position {
 	if task.Source == slurm.SourceSlot {
 		return slotPosition(len(devices), task, choice)
 	}
@@ -64,13 +64,13 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	if binding.AllOfStep || !task.BySlurm() { // the other ranks of the launch have the same devices
 		all, confined = bound, false
 	}
-	if choice == Inherit {
+	if choice == inheritGPUs {
 		return inherited(bound, len(all), task, binding)
 	}
 	if confined {
-		choice = Auto // the rank can use no other device
+		choice = autoGPU // the rank can use no other device
 	}
-	if choice == All {
+	if choice == allGPUs {
 		place := cyclic(grouped(all, 1), task)
 		place.sees = all
 		return place
@@ -78,11 +78,11 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	each := min(perTask(task, binding), len(all))
 	groups := grouped(all, each)
 	switch choice {
-	case Block:
+	case blockGPU:
 		return block(groups, task)
-	case Cyclic:
+	case cyclicGPU:
 		return cyclic(groups, task)
-	case Nearest:
+	case nearestGPU:
 		near := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return host.NUMA < 0 || devices[i].NUMA != host.NUMA })
 		if len(near) < each || len(near) == len(all) {
 			return cyclic(groups, task)
@@ -126,7 +126,7 @@ func ranksPerGPU(groups int, task slurm.Task, binding slurm.Binding) int {
 // confined to its own devices (recorded). Next count Slurm's positions, if all of them are devices of the job. A
 // launcher's rank has the positions of the launcher's daemon. With GPUs per task, these are fewer than the rank may
 // open.
-func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, host HostInfo) (bound []int, confined bool) {
+func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, host hostInfo) (bound []int, confined bool) {
 	all := indices(len(devices))
 	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return host.CanOpen == nil || !host.CanOpen(devices[i].Minor) })
 	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })

@@ -17,9 +17,9 @@ func TestATaskThatIsConfinedToItsGPU(t *testing.T) {
 		devices[minor].Minor = minor
 	}
 	task := slurm.Task{LocalRank: 0, LocalSize: 4, Source: slurm.SourceStepd}
-	for _, choice := range []Choice{Auto, Cyclic, Block, Nearest} {
+	for _, choice := range []choice{autoGPU, cyclicGPU, blockGPU, nearestGPU} {
 		for own := range devices {
-			host := HostInfo{NUMA: -1, CanOpen: func(minor int) bool { return minor == own }}
+			host := hostInfo{NUMA: -1, CanOpen: func(minor int) bool { return minor == own }}
 			at := chooseGPU(devices, task, slurm.Binding{}, choice, host)
 			if !slices.Equal(at.devices, []int{own}) {
 				t.Errorf("--gpu=%s: GPU %v of a task that can open %d", choice, at.devices, own)

@@ -22,7 +22,7 @@ type messages struct {
 	rank   int                    // the rank's number on the node
 }
 
-func (r *Run) messages() messages {
+func (r *run) messages() messages {
 	return messages{r.Err, r.launchID, r.ticket.ExchangeDir, r.rank.Task.LocalRank}
 }
 
@@ -43,7 +43,7 @@ func (m messages) first(thing string) bool {
 	if err != nil {
 		return m.rank == 0
 	}
-	return OncePerNode(m.folder, launch, thing, m.rank)
+	return oncePerNode(m.folder, launch, thing, m.rank)
 }
 
 // waits returns the function that prints once why the ranks wait.
@@ -54,8 +54,8 @@ func (m messages) waits(thing string) func(why string) {
 // remark prints that the ranks get another share than they asked for, that their memory may not be available, or that
 // a variable is misspelt. Ranks with the same options print each message once.
 func (m messages) remark(env slurm.Env, placement Placement, options Options) {
-	for _, name := range UnknownVariables(env) {
-		advice := site.Suggest("", name, Variables(), "mpirun-wrap")
+	for _, name := range unknownVariables(env) {
+		advice := site.Suggest("", name, variableNames(), "mpirun-wrap")
 		m.once("variable "+name, fmt.Errorf("ignoring variable %s: no flag has it: %s", name, advice))
 	}
 	if placement.Remark != "" {
@@ -71,16 +71,16 @@ func (m messages) warnOfNeighbour(placement Placement) {
 	if placement.Task.LocalSize > 1 || placement.Task.Source == slurm.SourceSlot || m.folder == "" {
 		return
 	}
-	if found, err := HasNeighbour(placement); err == nil && found {
+	if found, err := hasNeighbour(placement); err == nil && found {
 		m.once("neighbour", errors.New("another process of this job runs on the same GPU, and each has the whole share: "+
 			"to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
 	}
 }
 
-// Complain prints why the rank cannot run. All ranks of its launch on this node with the same reason print it once.
+// complain prints why the rank cannot run. All ranks of its launch on this node with the same reason print it once.
 // Each rank with --local-rank prints it, because the program that started it may read each rank's output. No rank prints
 // a reason that its task prolog has printed, except on a terminal, where it may have left the screen.
-func (r *Run) Complain(err error) {
+func (r *run) complain(err error) {
 	r.readTask()
 	m, reason := r.messages(), reasonOf(err, r.task)
 	if told(r.told, r.Env, reason) && !site.IsTerminal(r.Err) {
@@ -91,14 +91,14 @@ func (r *Run) Complain(err error) {
 		m.print(err)
 		return
 	}
-	PrintOnce(strings.Join([]string{r.Env["SLURM_JOB_ID"], launch, reason}, " "), func() {
+	printOnce(strings.Join([]string{r.Env["SLURM_JOB_ID"], launch, reason}, " "), func() {
 		m.print(fmt.Errorf("%w (printed once for this node)", err))
 	})
 }
 
-// OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
+// oncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
 // the ranks' exchange folder; without one, rank 0 is the first.
-func OncePerNode(folder, launch, thing string, rank int) bool {
+func oncePerNode(folder, launch, thing string, rank int) bool {
 	if folder == "" {
 		return rank == 0
 	}

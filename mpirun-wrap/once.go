@@ -17,13 +17,13 @@ import (
 // launchSpread is the time within which a launcher starts all ranks of a node.
 const launchSpread = time.Second
 
-// PrintOnce calls report in one of the processes of this user on this node that call it with the same name within a
+// printOnce calls report in one of the processes of this user on this node that call it with the same name within a
 // second. The others return when it has returned.
 //
 // The first process binds an abstract socket, which needs no folder and leaves nothing behind: most errors come
 // before a rank knows its job's folder. The socket listens when report is done, so a process that can connect need
 // not report. In any doubt a process reports, because no launch may fail in silence.
-func PrintOnce(name string, report func()) {
+func printOnce(name string, report func()) {
 	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		report()

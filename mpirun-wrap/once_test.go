@@ -18,7 +18,7 @@ func TestPrintOnce(t *testing.T) {
 	for rank := range 50 {
 		all.Go(func() {
 			name := fmt.Sprintf("%s %d %v", t.Name(), os.Getpid(), rank == 49)
-			PrintOnce(name, func() { printed.Add(1) })
+			printOnce(name, func() { printed.Add(1) })
 			if printed.Load() == 0 {
 				early.Add(1)
 			}
@@ -35,7 +35,7 @@ func TestPrintOnce(t *testing.T) {
 func TestPrintOnceAgain(t *testing.T) {
 	for range 2 {
 		printed := false
-		PrintOnce(fmt.Sprintf("%s %d", t.Name(), os.Getpid()), func() { printed = true })
+		printOnce(fmt.Sprintf("%s %d", t.Name(), os.Getpid()), func() { printed = true })
 		if !printed {
 			t.Error("not printed")
 		}

@@ -17,9 +17,9 @@ import (
 
 // Options are a user's options for a rank. The zero value leaves everything to Slurm and the policy.
 type Options struct {
-	GPU       Choice
+	GPU       choice
 	Share     policy.ShareRule   // zero: the ticket's
-	Tuned     string             // the share is the one that mps-tune saved: for the program of this name, or Program
+	Tuned     string             // the share is the one that mps-tune saved: for the program of this name, or ofProgram
 	ShareFlag bool               // Share is this rank's flag, not a variable that all ranks have
 	GPUFlag   bool               // GPU is this rank's flag, not a variable
 	Exchange  bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
@@ -27,7 +27,7 @@ type Options struct {
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
 	LocalRank int                // given together with LocalSize; LocalSize 0 means not given
 	LocalSize int
-	Slots     int           // take one of so many slots; 0: none, JobTasks: as many as the job has tasks on the node
+	Slots     int           // take one of so many slots; 0: none, jobTasks: as many as the job has tasks on the node
 	SlotsWait time.Duration // for a free slot
 	Report    bool          // print the placement on stderr
 	Verbose   bool          // with the reasons
@@ -37,26 +37,26 @@ type Options struct {
 	OwnDaemon bool          // start a daemon for these ranks, if the site has started none
 }
 
-// Program as Options.Tuned means the name of the rank's program.
-const Program = "/"
+// ofProgram as Options.Tuned means the name of the rank's program.
+const ofProgram = "/"
 
-// JobTasks as Options.Slots means one slot for each task of the job on this node.
-const JobTasks = -1
+// jobTasks as Options.Slots means one slot for each task of the job on this node.
+const jobTasks = -1
 
 // untilJobEnds is longer than any job.
 const untilJobEnds = 10000 * time.Hour
 
-// Choice is a way to choose a rank's GPU.
-type Choice string
+// choice is a way to choose a rank's GPU.
+type choice string
 
 // The ways to choose. The zero value is Auto.
 const (
-	Auto    Choice = "auto"    // the GPUs that Slurm bound to the task, else cyclic
-	Block   Choice = "block"   // consecutive ranks on one GPU
-	Cyclic  Choice = "cyclic"  // rank r on GPU r mod n
-	Nearest Choice = "nearest" // cyclic on the GPUs of the rank's own NUMA node
-	All     Choice = "all"     // as cyclic, but all GPUs are visible, for programs that choose by their local rank
-	Inherit Choice = "inherit" // all GPUs that Slurm bound to the task, or all of the job's
+	autoGPU     choice = "auto"    // the GPUs that Slurm bound to the task, else cyclic
+	blockGPU    choice = "block"   // consecutive ranks on one GPU
+	cyclicGPU   choice = "cyclic"  // rank r on GPU r mod n
+	nearestGPU  choice = "nearest" // cyclic on the GPUs of the rank's own NUMA node
+	allGPUs     choice = "all"     // as cyclic, but all GPUs are visible, for programs that choose by their local rank
+	inheritGPUs choice = "inherit" // all GPUs that Slurm bound to the task, or all of the job's
 )
 
 // Setting is a row of the table of options: a flag and its variable.
@@ -104,9 +104,9 @@ var settings = []Setting{
 	{"json", "", "print both as JSON", toggle(func(o *Options) *bool { return &o.JSON }), nil},
 }
 
-// UnknownVariables returns the names of the variables in env that look like an option's and are not.
-func UnknownVariables(env slurm.Env) (names []string) {
-	known := Variables()
+// unknownVariables returns the names of the variables in env that look like an option's and are not.
+func unknownVariables(env slurm.Env) (names []string) {
+	known := variableNames()
 	for name := range env {
 		if strings.HasPrefix(name, prefix) && !slices.Contains(known, name) {
 			names = append(names, name)
@@ -116,26 +116,26 @@ func UnknownVariables(env slurm.Env) (names []string) {
 	return names
 }
 
-// Variables returns the names of all options' variables.
-func Variables() (names []string) {
+// variableNames returns the names of all options' variables.
+func variableNames() (names []string) {
 	for _, s := range Settings() {
 		names = append(names, s.Variable())
 	}
 	return names
 }
 
-// Switch is the variable that switches MPS off for a job if its value is "off".
-const Switch = "SLURM_MPS"
+// switchVariable is the variable that switches MPS off for a job if its value is "off".
+const switchVariable = "SLURM_MPS"
 
 // ReadOptions reads the options from an environment's variables. Set applies flags over them.
 func ReadOptions(env slurm.Env) (Options, error) {
 	o := Options{SlotsWait: untilJobEnds}
-	switch value := env[Switch]; value {
+	switch value := env[switchVariable]; value {
 	case "", "on":
 	case "off":
 		o.Off = true
 	default:
-		return o, fmt.Errorf("cannot read %s: it is %q: want on or off", Switch, value)
+		return o, fmt.Errorf("cannot read %s: it is %q: want on or off", switchVariable, value)
 	}
 	for _, s := range Settings() {
 		value, given := env[s.Variable()]
@@ -180,8 +180,8 @@ func (s Setting) invalid(name, value string, err error) error {
 	return fmt.Errorf("cannot read %s: it is %q: %s", name, value, text)
 }
 
-// Check refuses options that exclude each other.
-func (o Options) Check() error {
+// check refuses options that exclude each other.
+func (o Options) check() error {
 	if o.LocalSize > 0 && o.LocalRank >= o.LocalSize {
 		return fmt.Errorf("cannot place rank %d of %d: --local-rank counts from 0 and is below --local-size", o.LocalRank, o.LocalSize)
 	}
@@ -210,7 +210,7 @@ func (o *Options) setShare(value string) (err error) {
 	name, named := strings.CutPrefix(value, "tuned:")
 	switch {
 	case value == "tuned":
-		o.Share, o.Tuned = policy.ShareRule{}, Program
+		o.Share, o.Tuned = policy.ShareRule{}, ofProgram
 	case named && (name == "" || strings.Contains(name, "/")):
 		return errors.New("want tuned, or tuned:NAME with the name that mps-tune saved")
 	case named:
@@ -229,8 +229,8 @@ func (o *Options) setShare(value string) (err error) {
 }
 
 func (o *Options) setGPU(value string) error {
-	switch o.GPU = Choice(value); o.GPU {
-	case Auto, Block, Cyclic, Nearest, All, Inherit:
+	switch o.GPU = choice(value); o.GPU {
+	case autoGPU, blockGPU, cyclicGPU, nearestGPU, allGPUs, inheritGPUs:
 		return nil
 	}
 	return errors.New("want auto, block, cyclic, nearest, all or inherit")
@@ -252,7 +252,7 @@ func (o *Options) setPriority(value string) error {
 }
 
 func (o *Options) setSlots(value string) (err error) {
-	if o.Slots = JobTasks; value != "true" {
+	if o.Slots = jobTasks; value != "true" {
 		o.Slots, err = parseNumber(value)
 	}
 	return err

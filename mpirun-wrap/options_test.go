@@ -17,13 +17,13 @@ import (
 
 func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	o, err := ReadOptions(slurm.NewEnv([]string{"SLURM_MPS_SHARE=50%", "SLURM_MPS_GPU=block", "SLURM_MPS_DRY_RUN=1"}))
-	if err != nil || o.Share.String() != "50%" || o.GPU != Block || !o.DryRun || o.ShareFlag {
+	if err != nil || o.Share.String() != "50%" || o.GPU != blockGPU || !o.DryRun || o.ShareFlag {
 		t.Fatalf("%+v, %v", o, err)
 	}
 	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "nearest"), o.Set("dry-run", "false")); err != nil {
 		t.Fatal(err)
 	}
-	if o.Share.String() != "even" || o.GPU != Nearest || o.DryRun || !o.ShareFlag {
+	if o.Share.String() != "even" || o.GPU != nearestGPU || o.DryRun || !o.ShareFlag {
 		t.Errorf("%+v", o)
 	}
 }
@@ -39,7 +39,7 @@ func FuzzReadOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, value, rank string) {
 		o, err := ReadOptions(slurm.Env{name: value, "SLURM_MPS_LOCAL_RANK": rank, "SLURM_MPS_LOCAL_SIZE": "2"})
 		if err == nil {
-			err = o.Check()
+			err = o.check()
 		}
 		switch {
 		case err != nil && strings.ContainsAny(err.Error(), "\n\x00\x1b"):
@@ -88,7 +88,7 @@ func TestBadOptions(t *testing.T) {
 		{Options{LocalRank: 4, LocalSize: 4}, "cannot place rank 4 of 4: --local-rank counts from 0 and is below --local-size"},
 		{Options{LocalRank: 1}, "cannot place rank 1: --local-rank needs --local-size"},
 	} {
-		if err := c.o.Check(); err == nil || err.Error() != c.want {
+		if err := c.o.check(); err == nil || err.Error() != c.want {
 			t.Errorf("%v, want %s", err, c.want)
 		}
 	}
@@ -97,7 +97,7 @@ func TestBadOptions(t *testing.T) {
 // For 1 to 8 GPUs and 1 to 64 ranks, every rank is placed once. Cyclic and block placements agree on the ranks of
 // each GPU. Even shares of a GPU add up to all of its SMs if each is at least the driver's minimum.
 func TestEveryPlaceIsTakenOnce(t *testing.T) {
-	for _, choice := range []Choice{"", Cyclic, Block} {
+	for _, choice := range []choice{"", cyclicGPU, blockGPU} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
 				if (ranks+gpus-1)/gpus > policy.Clients {
@@ -142,7 +142,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
 		highest := h200.SMsAt(policy.PercentFrom(ceiling))
 		for _, rule := range []string{"none", "even", "overlap:1.5", "overlap:48", "weight:3", "60%", "100%", "18sm", "132sm"} {
-			for _, choice := range []Choice{Auto, Block, Cyclic, Nearest, All, Inherit} {
+			for _, choice := range []choice{autoGPU, blockGPU, cyclicGPU, nearestGPU, allGPUs, inheritGPUs} {
 				for gpus := 1; gpus <= 8; gpus++ {
 					ticket := ticketOf(gpus, policy.ScopeJob, 2)
 					ticket.Grant.Ceiling = ceiling
@@ -158,7 +158,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 							}
 							continue
 						}
-						percent, sms := placement.Percent(), placement.Share.SMs
+						percent, sms := placement.percent(), placement.Share.SMs
 						if sms > highest || sms < policy.MinSMs || percent != 0 && h200.SMsAt(percent) != sms || percent == 0 && sms != min(highest, 132) {
 							t.Fatalf("%s of %d ranks on %d GPUs, %s, ceiling %v: %d SMs, %v %%", rule, ranks, gpus, choice, ceiling, sms, percent)
 						}
@@ -172,7 +172,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 func TestARankThatDoesNotCome(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	_, err := ExchangeRankInfo(ctx, t.TempDir(), "step0", 2, RankInfo{Rank: 0, Rule: "even"})
+	_, err := exchangeRankInfo(ctx, t.TempDir(), "step0", 2, rankInfo{Rank: 0, Rule: "even"})
 	if err == nil || !strings.HasPrefix(err.Error(), "cannot agree on shares: rank 1 of this launch did not come: ") {
 		t.Error(err)
 	}
@@ -182,12 +182,12 @@ func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 	parent := site.Process{PID: 1, Start: 2}
 	names := map[string]bool{}
 	for _, name := range []string{
-		LaunchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
-		LaunchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "1"}, parent),
-		LaunchID(slurm.Env{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
-		LaunchID(slurm.Env{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
-		LaunchID(slurm.Env{}, slurm.Task{}, parent),
-		LaunchID(slurm.Env{}, slurm.Task{}, site.Process{PID: 1, Start: 3}),
+		launchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
+		launchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "1"}, parent),
+		launchID(slurm.Env{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
+		launchID(slurm.Env{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
+		launchID(slurm.Env{}, slurm.Task{}, parent),
+		launchID(slurm.Env{}, slurm.Task{}, site.Process{PID: 1, Start: 3}),
 	} {
 		if names[name] || strings.ContainsAny(name, "/ ") {
 			t.Errorf("launch %q", name)

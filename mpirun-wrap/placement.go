@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package mpirunwrap places one rank on the job's GPUs and prepares the process that becomes its program. It has all
-// that mpirun-wrap and task-prolog do: read the rank's place, find its ticket, choose its GPU and share, wait for MPS,
-// and print messages. Their command lines are in mpirun-wrap/wrap.
+// that mpirun-wrap and task-prolog do: read their command lines (command.go, taskprolog.go), read the rank's place, find
+// its ticket, choose its GPU and share, wait for MPS, and print messages. Both programs are static and link no C, no
+// NVML, no HCL and no cobra, because they also run in containers, and thousands of them may start at the same time.
 //
 // A rank runs under MPS on its own device with its own share, or it does not run and prints the reason. CUDA itself
 // would start without MPS and without a message if the daemon is not there (measured).
@@ -26,8 +27,8 @@ import (
 // Placement is a rank's devices, daemon and share.
 type Placement struct {
 	Task      slurm.Task
-	GPUShare              // of the rank's first GPU
-	OtherGPUs []GPUShare  // of the other GPUs, for a rank with several
+	gpuShare              // of the rank's first GPU
+	OtherGPUs []gpuShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
 	Domain    int          // the rank's fault domain, from 0
@@ -35,8 +36,8 @@ type Placement struct {
 	Why       []string     // the reasons, if they are asked for
 }
 
-// GPUShare is a rank's part of one GPU.
-type GPUShare struct {
+// gpuShare is a rank's part of one GPU.
+type gpuShare struct {
 	GPU        int // the device's index among the job's
 	Device     site.Device
 	Share      policy.Share
@@ -47,21 +48,21 @@ type GPUShare struct {
 	MemRemark  string // why the memory that the user asked for may not be available, "" if it is
 }
 
-// RefusedError means that the job has no MPS. If Without is set, the program runs all the same.
-type RefusedError struct {
+// refusedError means that the job has no MPS. If Without is set, the program runs all the same.
+type refusedError struct {
 	Reason  string
 	Without bool
 }
 
-func (e *RefusedError) Error() string {
+func (e *refusedError) Error() string {
 	return "this job has no MPS: " + e.Reason
 }
 
 // noTicketError means that no prolog has opened the job for MPS on this node.
 type noTicketError struct{ error }
 
-// FindTicket returns the ticket of the first of the task's jobs that has one.
-func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
+// findTicket returns the ticket of the first of the task's jobs that has one.
+func findTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 	for _, job := range task.JobIDs {
 		ticket, err := store.ReadTicket(job)
 		if errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot) {
@@ -101,16 +102,16 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	return placement, err
 }
 
-// PlaceNonRank places a process that is not a rank: the batch script, an interactive shell or a launcher's daemon. It
+// placeNonRank places a process that is not a rank: the batch script, an interactive shell or a launcher's daemon. It
 // has a single rank's share of all of the job's GPUs, or of the first one if each has a daemon of its own. The
 // processes that it starts inherit the placement, and a wrapper replaces it. A limit of memory holds only for
 // processes that see all GPUs.
-func PlaceNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
+func placeNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
 	}
 	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, slurm.SourceSingle
-	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, Inherit, rank.Host)
+	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.Host)
 	if _, err := daemonOf(ticket, rank.Task, place.devices); err != nil {
 		place.devices = place.devices[:1]
 	}
@@ -119,7 +120,7 @@ func PlaceNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
 
 func checkTicket(ticket lease.Ticket) error {
 	if ticket.RefusalReason != "" {
-		return &RefusedError{ticket.RefusalReason, ticket.RunWithoutMPS}
+		return &refusedError{ticket.RefusalReason, ticket.RunWithoutMPS}
 	}
 	if len(ticket.Devices) == 0 {
 		return fmt.Errorf("cannot place ranks: the ticket of job %d names no device", ticket.Job.ID)
@@ -156,7 +157,7 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names too few daemons", r.Task.LocalRank, ticket.Job.ID)
 	}
 	placement.Daemon = ticket.Daemons[daemon]
-	parts := make([]GPUShare, len(place.devices))
+	parts := make([]gpuShare, len(place.devices))
 	for i, device := range place.devices {
 		if parts[i], err = r.gpuShare(ticket, place, device, infos); err != nil {
 			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
@@ -165,7 +166,7 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	for _, device := range place.sees {
 		placement.Sees = append(placement.Sees, ticket.Devices[device].UUID)
 	}
-	placement.GPUShare, placement.OtherGPUs = parts[0], parts[1:]
+	placement.gpuShare, placement.OtherGPUs = parts[0], parts[1:]
 	if r.Options.Verbose {
 		placement.Why = r.why(ticket, parts[0])
 	}
@@ -175,8 +176,8 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 // checkMemory refuses a limit of memory for a rank that chooses among several GPUs. CUDA drops all limits in a child
 // that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such
 // children.
-func (p Placement) checkMemory(choice Choice) error {
-	if choice != All && choice != Inherit || p.limits() == "" || len(p.Sees)+len(p.OtherGPUs) == 0 {
+func (p Placement) checkMemory(choice choice) error {
+	if choice != allGPUs && choice != inheritGPUs || p.limits() == "" || len(p.Sees)+len(p.OtherGPUs) == 0 {
 		return nil
 	}
 	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit "+
@@ -201,15 +202,15 @@ func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (index int, e
 }
 
 // gpuShare returns the rank's part of one of its devices.
-func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []RankInfo) (GPUShare, error) {
+func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []rankInfo) (gpuShare, error) {
 	device := ticket.Devices[gpu]
 	all, rules, index, err := r.rulesOn(ticket, place, gpu, infos)
 	if err != nil {
-		return GPUShare{}, err
+		return gpuShare{}, err
 	}
 	grant, part := ticket.Grant, r.part(ticket)
 	if all > grant.MaxClients {
-		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", all, grant.MaxClients)
+		return gpuShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", all, grant.MaxClients)
 	}
 	if part != 0 && grant.Memory.None() { // the rest is other jobs'
 		grant.Memory = policy.EvenMemory()
@@ -218,7 +219,7 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []Ran
 	memoryMiB := policy.PartMiB(device.MemoryMiB, part)
 	shares, err := policy.SplitSMs(model, rules, ceiling)
 	if err != nil {
-		return GPUShare{}, err
+		return gpuShare{}, err
 	}
 	share, remark := shares[index], ""
 	if r.Options.Share != (policy.ShareRule{}) {
@@ -226,13 +227,13 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []Ran
 	}
 	memory, err := policy.MemoryPerRank(memoryMiB, policy.ContextMiB(share.SMs), all, grant.MemoryOverlap, grant.Memory)
 	if err != nil {
-		return GPUShare{}, err
+		return gpuShare{}, err
 	}
 	memRemark := ""
 	if r.Options.Memory != nil {
 		memRemark = policy.MemoryRemark(memoryMiB, all, grant.Memory, memory)
 	}
-	return GPUShare{gpu, device.Device, share, memory, all, ceiling, remark, memRemark}, nil
+	return gpuShare{gpu, device.Device, share, memory, all, ceiling, remark, memRemark}, nil
 }
 
 // part returns the job's part of each of its GPUs, 0 for whole GPUs. All shards of a job are on one GPU
@@ -251,18 +252,18 @@ func (r Rank) rule(ticket lease.Ticket) policy.ShareRule {
 }
 
 // agreed returns the information of all ranks of the launch, or nil if they need no exchange.
-func (r Rank) agreed(ticket lease.Ticket, place position) ([]RankInfo, error) {
+func (r Rank) agreed(ticket lease.Ticket, place position) ([]rankInfo, error) {
 	if r.Exchange == nil {
 		return nil, nil
 	}
-	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, place.devices, r.rule(ticket).String()})
+	return r.Exchange(ticket.ExchangeDir, rankInfo{r.Task.LocalRank, place.devices, r.rule(ticket).String()})
 }
 
 // rulesOn returns how many ranks are on a device, the rules of those in this rank's fault domain, and this rank's index
 // among them. After an exchange these are the ranks' own rules. Otherwise the rank divides the device as if all ranks had
 // its rule (docs/decisions/031).
 func (r Rank) rulesOn(
-	ticket lease.Ticket, place position, device int, infos []RankInfo,
+	ticket lease.Ticket, place position, device int, infos []rankInfo,
 ) (all int, rules []policy.ShareRule, index int, err error) {
 	domains := max(ticket.Grant.Domains, 1)
 	if infos == nil {
@@ -277,11 +278,11 @@ func (r Rank) rulesOn(
 }
 
 // parts returns the rank's parts of all of its GPUs.
-func (p Placement) parts() []GPUShare { return append([]GPUShare{p.GPUShare}, p.OtherGPUs...) }
+func (p Placement) parts() []gpuShare { return append([]gpuShare{p.gpuShare}, p.OtherGPUs...) }
 
-// Percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a
+// percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a
 // process's GPUs, so it is the smallest.
-func (p Placement) Percent() (smallest policy.Percent) {
+func (p Placement) percent() (smallest policy.Percent) {
 	for _, part := range p.parts() {
 		if percent := part.Share.Percent; percent != 0 && (smallest == 0 || percent < smallest) {
 			smallest = percent
@@ -316,12 +317,12 @@ func (p Placement) limits() string {
 	return strings.Join(limits, ",")
 }
 
-// Variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
+// variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
 // may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index
 // depends on the daemon, and without the variable PyTorch counts devices that CUDA does not have (measured).
-func (p Placement) Variables() []Variable {
+func (p Placement) variables() []Variable {
 	percentage, priority := "", ""
-	if percent := p.Percent(); percent != 0 {
+	if percent := p.percent(); percent != 0 {
 		percentage = percent.String()
 	}
 	if p.Ticket.Grant.Low {
@@ -342,9 +343,9 @@ type Variable struct {
 	Name, Value string
 }
 
-// Environment returns env with the placement's variables.
-func (p Placement) Environment(env []string) []string {
-	ours := p.Variables()
+// environment returns env with the placement's variables.
+func (p Placement) environment(env []string) []string {
+	ours := p.variables()
 	result := make([]string, 0, len(env)+len(ours))
 	for _, entry := range env {
 		name, _, _ := strings.Cut(entry, "=")

@@ -57,7 +57,7 @@ func TestPlacements(t *testing.T) {
 				}
 				daemon := strings.Split(placement.Daemon.PipeDir, "/")[5]
 				got = append(got, fmt.Sprintf("%s:%s:%d", strings.TrimPrefix(string(placement.Device.UUID), "GPU-"), daemon, placement.Share.SMs))
-				if last := placement.Variables()[3]; rank == 0 && (last.Name != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" || last.Value != c.percent) {
+				if last := placement.variables()[3]; rank == 0 && (last.Name != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" || last.Value != c.percent) {
 					t.Errorf("rank 0 has %v, want %q", last, c.percent)
 				}
 			}
@@ -73,7 +73,7 @@ func TestEnvironmentReplacesAndUnsets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := placement.Environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
+	got := placement.environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
 	want := "A=1 B= CUDA_VISIBLE_DEVICES=GPU-0 CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/7/0/pipe CUDA_MPS_LOG_DIRECTORY=/run/slurm-mps/jobs/7/0/log"
 	if strings.Join(got, " ") != want {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)
@@ -92,13 +92,13 @@ func TestNoPlacement(t *testing.T) {
 		err  func() error
 		want string
 	}{
-		{"outside of Slurm", func() error { _, err := FindTicket(reader, slurm.Task{}); return err },
+		{"outside of Slurm", func() error { _, err := findTicket(reader, slurm.Task{}); return err },
 			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), " +
 				"or Slurm's variables were unset: submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
-		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
+		{"a job without MPS", func() error { _, err := findTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"a container without the folder", func() error {
-			_, err := FindTicket(lease.OpenReadOnly("/nonexistent", boot), slurm.Task{JobIDs: []uint32{7}})
+			_, err := findTicket(lease.OpenReadOnly("/nonexistent", boot), slurm.Task{JobIDs: []uint32{7}})
 			return err
 		},
 			"cannot find ticket of job 7: there is no folder /nonexistent/tickets here: in a container, mount /nonexistent; if the site has not installed slurm-mps, give --own; elsewhere, submit the job with --constraint=mps"},
@@ -128,15 +128,15 @@ func TestCheckAsksTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	placement := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
+	placement := Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
 	control := filepath.Join(dir, "control")
-	if err := placement.CheckDaemon(); err == nil {
+	if err := placement.checkDaemon(); err == nil {
 		t.Error("a daemon without a socket passes")
 	}
 	if err := os.WriteFile(control, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := placement.CheckDaemon(); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
+	if err := placement.checkDaemon(); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
 		t.Errorf("a file for a socket: %v", err)
 	}
 	os.Remove(control)
@@ -145,11 +145,11 @@ func TestCheckAsksTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if err := placement.CheckDaemon(); err != nil {
+	if err := placement.checkDaemon(); err != nil {
 		t.Error(err)
 	}
 	placement.Daemon.Proc.Start++ // the same pid, another process
-	if err := placement.CheckDaemon(); err == nil || !strings.Contains(err.Error(), "is gone") {
+	if err := placement.checkDaemon(); err == nil || !strings.Contains(err.Error(), "is gone") {
 		t.Errorf("a pid that is another process's: %v", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestPrograms(t *testing.T) {
 		}
 	}
 	env := []string{"PATH=/nonexistent:" + dir}
-	if path, err := Look("good", env); err != nil || path != dir+"/good" {
+	if path, err := lookPath("good", env); err != nil || path != dir+"/good" {
 		t.Errorf("%s, %v", path, err)
 	}
 	for program, c := range map[string]struct {
@@ -175,8 +175,8 @@ func TestPrograms(t *testing.T) {
 		dir + "/missing": {127, "cannot run " + dir + "/missing: no such file or directory"},
 		dir + "/good/x":  {127, "cannot run " + dir + "/good/x: not a directory"},
 	} {
-		_, err := Look(program, env)
-		var failed *ProgramError
+		_, err := lookPath(program, env)
+		var failed *execError
 		if !errors.As(err, &failed) || failed.Code != c.code || err.Error() != c.says {
 			t.Errorf("%s: %v, want %d %s", program, err, c.code, c.says)
 		}

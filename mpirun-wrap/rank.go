@@ -22,12 +22,12 @@ import (
 type Rank struct {
 	Task    slurm.Task
 	Binding slurm.Binding
-	Host    HostInfo
+	Host    hostInfo
 	Options Options
 	Shards  int // the step's shards on this node; 0 for none
 	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
 	// ranks. It is nil if no rank can have its own rule.
-	Exchange Exchange
+	Exchange exchangeFunc
 	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for
 	// it.
 	Tuned func(lease.Ticket, slurm.Task) (share policy.ShareRule, file string, err error)
@@ -36,7 +36,7 @@ type Rank struct {
 }
 
 // readRank reads the description of the rank from the environment and the machine.
-func (r *Run) readRank() (err error) {
+func (r *run) readRank() (err error) {
 	r.rank = Rank{Options: r.Options, Host: r.host()}
 	if r.rank.Binding, err = slurm.ReadBinding(r.Env); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (r *Run) readRank() (err error) {
 	if r.rank.Shards, _, err = slurm.ShardsOnNode(r.Env); err != nil {
 		return err
 	}
-	if r.Options.Slots == JobTasks {
+	if r.Options.Slots == jobTasks {
 		n, err := slurm.TasksOnNode(r.Env)
 		if err == nil && n == 1 { // one slot would run the processes one after the other
 			err = errors.New("cannot count slots: the job or step has one task on this node")
@@ -63,8 +63,8 @@ func (r *Run) readRank() (err error) {
 
 // readShare finds out what the rank's share depends on besides its options: the other ranks of the launch, or a share
 // that mps-tune has saved.
-func (r *Run) readShare() (err error) {
-	if NeedsExchange(r.Env, r.task, r.Options) {
+func (r *run) readShare() (err error) {
+	if needsExchange(r.Env, r.task, r.Options) {
 		if r.rank.Exchange, err = r.exchanger(); err != nil {
 			return err
 		}
@@ -75,11 +75,11 @@ func (r *Run) readShare() (err error) {
 	return nil
 }
 
-func (r *Run) host() HostInfo {
-	host := HostInfo{NUMA: -1, CanOpen: func(minor int) bool {
+func (r *run) host() hostInfo {
+	host := hostInfo{NUMA: -1, CanOpen: func(minor int) bool {
 		return site.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
 	}}
-	if r.Options.GPU == Nearest {
+	if r.Options.GPU == nearestGPU {
 		host.NUMA = site.CurrentNUMANode("/sys/devices/system/node")
 	}
 	return host
@@ -87,7 +87,7 @@ func (r *Run) host() HostInfo {
 
 // readTask reads the rank's place on its node, once. The variables of launchers that have not started this process are
 // removed from the run's, but not from the program's.
-func (r *Run) readTask() {
+func (r *run) readTask() {
 	if r.taskRead {
 		return
 	}
@@ -100,7 +100,7 @@ func (r *Run) readTask() {
 	}
 }
 
-func (r *Run) findTask() (slurm.Task, error) {
+func (r *run) findTask() (slurm.Task, error) {
 	if r.Options.LocalSize > 0 {
 		return slurm.ManualTask(r.Env, r.Options.LocalRank, r.Options.LocalSize)
 	}
@@ -138,7 +138,7 @@ func isInheritedSocket(number string) bool {
 
 // launchID names the launch of the rank, whose place was read before. All ranks of a launch on a node have the same
 // parent, which has started them. The name is found once.
-func (r *Run) launchID() (string, error) {
+func (r *run) launchID() (string, error) {
 	if r.launch != "" {
 		return r.launch, nil
 	}
@@ -152,14 +152,14 @@ func (r *Run) launchID() (string, error) {
 			return "", err
 		}
 	}
-	r.launch = LaunchID(r.Env, r.task, parent.Process)
+	r.launch = launchID(r.Env, r.task, parent.Process)
 	return r.launch, nil
 }
 
 // tunedShare finds the share that mps-tune saved for the program, or for the name that the user gave.
-func (r *Run) tunedShare(ticket lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
+func (r *run) tunedShare(ticket lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
 	name := r.Options.Tuned
-	if name == Program {
+	if name == ofProgram {
 		if len(r.Program) == 0 {
 			return policy.ShareRule{}, "", errors.New("cannot find a tuned share: no program is given: give it, or --share=tuned:NAME")
 		}

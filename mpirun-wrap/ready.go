@@ -18,32 +18,32 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// UnavailableError means that a placement cannot use MPS. Do is the advice for the user.
-type UnavailableError struct {
+// unavailableError means that a placement cannot use MPS. Do is the advice for the user.
+type unavailableError struct {
 	UUID  site.UUID
 	Cause error
 	Do    string // "" if unknown
 }
 
-func (e *UnavailableError) Error() string {
-	text := e.Summary()
+func (e *unavailableError) Error() string {
+	text := e.summary()
 	if e.Do != "" {
 		text += ": " + e.Do
 	}
 	return text
 }
 
-// Summary is the error without Do.
-func (e *UnavailableError) Summary() string {
+// summary is the error without Do.
+func (e *unavailableError) summary() string {
 	return fmt.Sprintf("cannot use MPS on %s: %v", e.UUID, e.Cause)
 }
 
-func (e *UnavailableError) Unwrap() error { return e.Cause }
+func (e *unavailableError) Unwrap() error { return e.Cause }
 
-// CheckDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
+// checkDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
 // *UnavailableError.
-func (p Placement) CheckDaemon() error {
+func (p Placement) checkDaemon() error {
 	socket := filepath.Join(p.Daemon.PipeDir, "control")
 	if !p.Daemon.Proc.Running() {
 		if !proc.InOwnNamespace("pid") {
@@ -82,7 +82,7 @@ func (p Placement) checkSocket(socket string) error {
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
 func (p Placement) off(do, format string, values ...any) error {
-	return &UnavailableError{p.Device.UUID, fmt.Errorf(format, values...), do}
+	return &unavailableError{p.Device.UUID, fmt.Errorf(format, values...), do}
 }
 
 // The time for which a rank waits for a server that recovers from a fatal error. A server recovers within 0.1 s of
@@ -93,15 +93,15 @@ const (
 	longestPause = 2 * time.Second
 )
 
-// ServerStatus asks the daemon for the state of the server with this pid. The error wraps fs.ErrNotExist or
+// serverStatus asks the daemon for the state of the server with this pid. The error wraps fs.ErrNotExist or
 // fs.ErrPermission if this process cannot ask.
-type ServerStatus func(ctx context.Context, pid int) (state string, err error)
+type serverStatus func(ctx context.Context, pid int) (state string, err error)
 
-// WaitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
-// until the last affected process has ended. WaitReady waits for that, and reports the wait by waits. It asks the
+// waitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
+// until the last affected process has ended. waitReady waits for that, and reports the wait by waits. It asks the
 // daemon only if the server's log contains such an error. The error is an *UnavailableError.
-func (p Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(what string)) error {
-	if err := p.CheckDaemon(); err != nil {
+func (p Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string)) error {
+	if err := p.checkDaemon(); err != nil {
 		return err
 	}
 	if readFault(logTail(p.Daemon.LogDir)).server == 0 {
@@ -113,10 +113,10 @@ func (p Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(w
 }
 
 // recovered waits until the server has recovered, or until ctx ends.
-func (p Placement) recovered(ctx context.Context, ask ServerStatus, waits func(what string)) error {
+func (p Placement) recovered(ctx context.Context, ask serverStatus, waits func(what string)) error {
 	answered := false // so a last question that ctx cuts short hides no answer
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		if err := p.CheckDaemon(); err != nil {
+		if err := p.checkDaemon(); err != nil {
 			return err
 		}
 		f := readFault(logTail(p.Daemon.LogDir))
@@ -162,21 +162,21 @@ func (f fault) living() string {
 // jittered varies the pause, because all ranks of a node begin to wait at the same time.
 func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
-// Without returns env without MPS's variables. The rank keeps its own GPUs.
-func (p Placement) Without(env []string) []string {
+// withoutMPS returns env without MPS's variables. The rank keeps its own GPUs.
+func (p Placement) withoutMPS(env []string) []string {
 	return withoutMPS(env, p.visible())
 }
 
 // withoutMPS returns env without MPS's variables, and with these GPUs.
 func withoutMPS(env []string, visible string) []string {
-	kept := slices.DeleteFunc(WithoutMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
+	kept := slices.DeleteFunc(stripMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
 	return append(kept, "CUDA_VISIBLE_DEVICES="+visible)
 }
 
-// WithoutMPS returns env without MPS's variables.
-func WithoutMPS(env []string) []string {
+// stripMPS returns env without MPS's variables.
+func stripMPS(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_MPS_") })
 }
 
-// WithoutGPU returns env without MPS's variables, and without a GPU.
-func WithoutGPU(env []string) []string { return withoutMPS(env, "") }
+// withoutGPU returns env without MPS's variables, and without a GPU.
+func withoutGPU(env []string) []string { return withoutMPS(env, "") }

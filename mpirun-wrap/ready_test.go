@@ -25,7 +25,7 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 	var all sync.WaitGroup
 	for rank := range 48 {
 		all.Go(func() {
-			if OncePerNode(folder, "step0", "waits", rank) {
+			if oncePerNode(folder, "step0", "waits", rank) {
 				said.Add(1)
 			}
 		})
@@ -43,15 +43,15 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 		{"", "step0", "waits", 0, true}, {"", "step0", "waits", 1, false},
 		{folder + "/nowhere", "step0", "waits", 0, true}, {folder + "/nowhere", "step0", "waits", 1, false},
 	} {
-		if got := OncePerNode(c.folder, c.launch, c.thing, c.rank); got != c.want {
+		if got := oncePerNode(c.folder, c.launch, c.thing, c.rank); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
 }
 
 func TestTheEnvironmentWithoutMPS(t *testing.T) {
-	placement := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, OtherGPUs: []GPUShare{{Device: site.Device{UUID: "GPU-2"}}}}
-	got := placement.Without([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"})
+	placement := Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-1"}}, OtherGPUs: []gpuShare{{Device: site.Device{UUID: "GPU-2"}}}}
+	got := placement.withoutMPS([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"})
 	if want := []string{"A=1", "CUDA_HOME=/c", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -69,7 +69,7 @@ func placementHere(t *testing.T) (Placement, serverLogFile) {
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	log := newLog(t)
-	return Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log
+	return Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log
 }
 
 // The daemon is asked only if the log contains a fault. An unreadable log is no reason to refuse.
@@ -91,7 +91,7 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 				log.write(c.log)
 			}
 			asked := 0
-			err := placement.WaitReady(t.Context(), func(_ context.Context, server int) (string, error) {
+			err := placement.waitReady(t.Context(), func(_ context.Context, server int) (string, error) {
 				asked++
 				if server != 829 {
 					t.Errorf("asked for server %d", server)
@@ -111,7 +111,7 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 	placement, log := placementHere(t)
 	log.write(faulted)
 	var said []string
-	err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
+	err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
 		if len(said) > 0 {
 			log.write(stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n")
 		}
@@ -126,10 +126,10 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
 	placement, log := placementHere(t)
 	log.write(faulted)
-	err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
+	err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
 		return "FAULT", os.RemoveAll(filepath.Join(placement.Daemon.PipeDir, "control"))
 	}, func(string) {})
-	var off *UnavailableError
+	var off *unavailableError
 	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
@@ -142,7 +142,7 @@ func TestADeadlineInMidQuestion(t *testing.T) {
 		log.write(faulted)
 		ctx, cancel := context.WithCancel(t.Context())
 		asked := 0
-		err := placement.WaitReady(ctx, func(context.Context, int) (string, error) {
+		err := placement.waitReady(ctx, func(context.Context, int) (string, error) {
 			if asked++; asked == 1 && first != "" {
 				return first, nil
 			}

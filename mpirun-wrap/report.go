@@ -27,19 +27,19 @@ type row struct {
 	Why       []string           `json:"why,omitempty"` // with --verbose
 }
 
-// Print writes the placement and its environment, as lines for a shell or as JSON.
-func (p Placement) Print(out io.Writer, asJSON bool) error {
+// printTo writes the placement and its environment, as lines for a shell or as JSON.
+func (p Placement) printTo(out io.Writer, asJSON bool) error {
 	if asJSON {
-		return p.Report(out, true)
+		return p.report(out, true)
 	}
 	return write(out, p.line()+p.exports())
 }
 
-// Export writes the placement's variables as lines for a TaskProlog or a shell.
-func (p Placement) Export(out io.Writer) error { return write(out, p.exports()) }
+// export writes the placement's variables as lines for a TaskProlog or a shell.
+func (p Placement) export(out io.Writer) error { return write(out, p.exports()) }
 
-// Report writes the placement in one line, and the reasons for it in a line each. As JSON, it also has the environment.
-func (p Placement) Report(out io.Writer, asJSON bool) error {
+// report writes the placement in one line, and the reasons for it in a line each. As JSON, it also has the environment.
+func (p Placement) report(out io.Writer, asJSON bool) error {
 	if !asJSON {
 		return write(out, p.line())
 	}
@@ -58,7 +58,7 @@ func write(out io.Writer, text string) error {
 }
 
 func (p Placement) exports() (text string) {
-	for _, v := range p.Variables() {
+	for _, v := range p.variables() {
 		if v.Value == "" {
 			text += "unset " + v.Name + "\n"
 		} else {
@@ -85,7 +85,7 @@ func (p Placement) line() string {
 
 func (p Placement) row() row {
 	env := map[string]*string{}
-	for _, v := range p.Variables() {
+	for _, v := range p.variables() {
 		env[v.Name] = nil
 		if v.Value != "" {
 			env[v.Name] = &v.Value
@@ -95,14 +95,14 @@ func (p Placement) row() row {
 	if p.Memory.LimitMiB > 0 {
 		memory = &p.Memory.UsableMiB
 	}
-	return row{p.Task.LocalRank, p.GPU, p.Share.SMs, p.Percent(), memory, p.visible(), p.Daemon.PipeDir, env, p.Why}
+	return row{p.Task.LocalRank, p.GPU, p.Share.SMs, p.percent(), memory, p.visible(), p.Daemon.PipeDir, env, p.Why}
 }
 
 // shortUUID is the length of "GPU-" and eight digits, which distinguish the GPUs of a node.
 const shortUUID = 12
 
 // String describes the part.
-func (g GPUShare) String() string {
+func (g gpuShare) String() string {
 	share, memory := "no cap", ""
 	if g.Share.Percent != 0 {
 		share = fmt.Sprintf("%.1f %%", float64(g.Share.Percent)/float64(policy.PercentFrom(1)))
@@ -119,7 +119,7 @@ func (g GPUShare) String() string {
 }
 
 // why returns the reasons for a placement.
-func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
+func (r Rank) why(ticket lease.Ticket, part gpuShare) []string {
 	granted := ticket.Grant.Rule()
 	share := "share " + r.rule(ticket).String()
 	if r.Options.Share != (policy.ShareRule{}) {
@@ -175,7 +175,7 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 		return "the job: it has no other on this node"
 	case confined && alone:
 		return "Slurm: the rank can open no other"
-	case r.Options.GPU != "" && r.Options.GPU != Auto:
+	case r.Options.GPU != "" && r.Options.GPU != autoGPU:
 		return fmt.Sprintf("%s: %s", given("gpu", r.Options.GPUFlag), r.Options.GPU)
 	case len(bound) < len(devices) && alone:
 		return "Slurm: it is bound to the task"

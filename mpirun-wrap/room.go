@@ -18,11 +18,11 @@ const (
 	tellRoom = time.Second
 )
 
-// WaitRoom waits while dead clients take room on the rank's GPUs that the rank may need: memory, or one of the GPU's
+// waitRoom waits while dead clients take room on the rank's GPUs that the rank may need: memory, or one of the GPU's
 // places. The job's guard publishes that, and says until when. read returns its publication. WaitRoom calls
 // waits once, after a second. It returns the time that it has waited: the policy's hold at most, also if clients die
 // again and again, or if the node's clock is set back. If the room is not known, it does not wait.
-func (p Placement) WaitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
+func (p Placement) waitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
 	began := time.Now()
 	for {
 		room, err := read()

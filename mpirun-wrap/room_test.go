@@ -21,7 +21,7 @@ const hold = 30 * time.Second
 func on(minors ...int) (p Placement) {
 	p.Device, p.Ticket.Grant.Hold = site.Device{Minor: minors[0]}, hold
 	for _, minor := range minors[1:] {
-		p.OtherGPUs = append(p.OtherGPUs, GPUShare{Device: site.Device{Minor: minor}})
+		p.OtherGPUs = append(p.OtherGPUs, gpuShare{Device: site.Device{Minor: minor}})
 	}
 	return p
 }
@@ -69,7 +69,7 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 				time.AfterFunc(c.cancel, cancel)
 			}
 			var lines []string
-			waited := c.rank.WaitRoom(ctx, read, func(what string) { lines = append(lines, what) })
+			waited := c.rank.waitRoom(ctx, read, func(what string) { lines = append(lines, what) })
 			if took := time.Since(began); waited != took || took < c.want || took > c.want+roomPause {
 				t.Errorf("%s: %v, and it says %v, want %v", c.name, took, waited, c.want)
 			}
@@ -100,7 +100,7 @@ func TestARankWaitsNoLongerThanHold(t *testing.T) {
 			}
 			return lease.Room{GPUs: []lease.FullGPU{{Minor: 3, Dead: 1, Until: time.Now().Add(hold)}}}, nil
 		}
-		if waited := on(3).WaitRoom(t.Context(), read, nil); waited < hold || waited > hold+roomPause {
+		if waited := on(3).waitRoom(t.Context(), read, nil); waited < hold || waited > hold+roomPause {
 			t.Errorf("waited %v", waited)
 		}
 	})
@@ -118,7 +118,7 @@ func TestAWaitForRoomWithoutALine(t *testing.T) {
 				t.Error(wrong)
 			}
 		}()
-		if waited := on(3).WaitRoom(t.Context(), read, nil); waited < 3*time.Second {
+		if waited := on(3).waitRoom(t.Context(), read, nil); waited < 3*time.Second {
 			t.Errorf("waited %v", waited)
 		}
 	})
@@ -144,7 +144,7 @@ func TestHowLongARankWaitsForAServer(t *testing.T) {
 		log.write(faulted)
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
-			err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
+			err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
 				recovered := time.Since(began) >= c.recovers
 				if recovered && c.byLog {
 					log.write(over)

@@ -14,8 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Run is one run of mpirun-wrap or of task-prolog: its input, and its findings. Task, launch and ticket are read once.
-type Run struct {
+// run is one run of mpirun-wrap or of task-prolog: its input, and its findings. Task, launch and ticket are read once.
+type run struct {
 	Paths   site.Paths
 	Options Options
 	Program []string // with its arguments; none if there is nothing to run
@@ -39,9 +39,9 @@ type Run struct {
 	placement Placement
 }
 
-// NewRun returns the run of a process with this environment, which has lines NAME=value.
-func NewRun(pid int, environ []string, out, errs io.Writer) *Run {
-	r := &Run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ}
+// newRun returns the run of a process with this environment, which has lines NAME=value.
+func newRun(pid int, environ []string, out, errs io.Writer) *run {
+	r := &run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ}
 	if value, set := r.Env[toldVariable]; set {
 		delete(r.Env, toldVariable)
 		r.told, r.environ = value, without(environ, toldVariable)
@@ -49,10 +49,10 @@ func NewRun(pid int, environ []string, out, errs io.Writer) *Run {
 	return r
 }
 
-// Prepare does all that a rank needs before its program runs, and returns the program's environment. If MPS is switched
+// prepare does all that a rank needs before its program runs, and returns the program's environment. If MPS is switched
 // off, the program runs without MPS. It also does so if the site lets the job run without MPS, and then one rank of the
 // node reports that. After a dry run the environment is nil.
-func (r *Run) Prepare() (environ []string, err error) {
+func (r *run) prepare() (environ []string, err error) {
 	if r.Options.Off && !r.Options.DryRun {
 		return r.switchedOff()
 	}
@@ -74,21 +74,21 @@ func (r *Run) Prepare() (environ []string, err error) {
 		m.once("own", errors.New("--own starts no daemon: the site's prolog has started one for this job"))
 	}
 	if r.Options.DryRun {
-		return nil, r.placement.Print(r.Out, r.Options.JSON)
+		return nil, r.placement.printTo(r.Out, r.Options.JSON)
 	}
-	if err := r.placement.WaitReady(context.Background(), r.placement.askServer, m.waits("waits")); err != nil {
+	if err := r.placement.waitReady(context.Background(), r.placement.askServer, m.waits("waits")); err != nil {
 		return r.runUnavailable(err)
 	}
 	r.waitRoom(m.waits("room"))
 	m.warnOfNeighbour(r.placement)
 	if r.Options.Report {
-		err = r.placement.Report(r.Err, r.Options.JSON)
+		err = r.placement.report(r.Err, r.Options.JSON)
 	}
-	return r.placement.Environment(r.environ), err
+	return r.placement.environment(r.environ), err
 }
 
 // place finds the job's ticket, takes a slot if the rank wants one, and places the rank.
-func (r *Run) place() (err error) {
+func (r *run) place() (err error) {
 	if err = r.readTicket(); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (r *Run) place() (err error) {
 			m.once("slots", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait); %s",
 				r.rank.Options.Slots, holders))
 		}
-		if r.rank, err = TakeSlot(context.Background(), r.ticket, r.rank, waits); err != nil {
+		if r.rank, err = takeSlot(context.Background(), r.ticket, r.rank, waits); err != nil {
 			return err
 		}
 	}
@@ -108,7 +108,7 @@ func (r *Run) place() (err error) {
 
 // readTicket reads the ticket of the job's prolog. If there is none, the user's own daemon has one, if the user wants
 // that.
-func (r *Run) readTicket() (err error) {
+func (r *run) readTicket() (err error) {
 	if r.ticket, err = r.findTicket(); err == nil || r.Own == nil || !r.Options.OwnDaemon {
 		return err
 	}
@@ -121,20 +121,20 @@ func (r *Run) readTicket() (err error) {
 	return err
 }
 
-func (r *Run) findTicket() (lease.Ticket, error) {
+func (r *run) findTicket() (lease.Ticket, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return lease.Ticket{}, err
 	}
 	r.store = lease.OpenReadOnly(r.Paths.Run(), boot)
-	return FindTicket(r.store, r.task)
+	return findTicket(r.store, r.task)
 }
 
 // waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's
 // hold. It returns the time that it has waited.
-func (r *Run) waitRoom(waits func(why string)) time.Duration {
+func (r *run) waitRoom(waits func(why string)) time.Duration {
 	read := func() (lease.Room, error) { return r.store.ReadRoom(r.ticket.Guarded()) }
-	return r.placement.WaitRoom(context.Background(), read, waits)
+	return r.placement.waitRoom(context.Background(), read, waits)
 }
 
 // errOff refuses SLURM_MPS=off for a job with GPUs that accept only MPS.
@@ -142,20 +142,20 @@ var errOff = errors.New("SLURM_MPS=off: the GPUs of this job are in EXCLUSIVE_PR
 	"fails with CUDA error 46: submit the job without --constraint=mps, or leave out SLURM_MPS=off")
 
 // switchedOff returns the environment of a program for which the user has switched MPS off.
-func (r *Run) switchedOff() ([]string, error) {
+func (r *run) switchedOff() ([]string, error) {
 	if r.readTask(); r.taskErr != nil {
 		return r.environ, nil
 	}
 	if ticket, err := r.findTicket(); err == nil && ticket.Exclusive {
 		return nil, errOff
 	}
-	return WithoutMPS(r.environ), nil
+	return stripMPS(r.environ), nil
 }
 
 // runRefused decides about a rank that has no placement. It runs without MPS if the job has none and the site's policy
 // allows that.
-func (r *Run) runRefused(err error) ([]string, error) {
-	var refused *RefusedError
+func (r *run) runRefused(err error) ([]string, error) {
+	var refused *refusedError
 	if !errors.As(err, &refused) || !refused.Without || r.Options.DryRun {
 		return nil, err
 	}
@@ -167,20 +167,20 @@ func (r *Run) runRefused(err error) ([]string, error) {
 
 // runWithoutGPU returns the environment in a step without a GPU. CUDA shows the program no GPU, so it cannot run
 // outside of MPS.
-func (r *Run) runWithoutGPU() []string {
+func (r *run) runWithoutGPU() []string {
 	if r.Options.DryRun || r.Options.Report {
 		r.messages().print(errors.New("running without a GPU and MPS: this step has none (srun --gres=none)"))
 	}
 	if r.Options.DryRun {
 		return nil
 	}
-	return WithoutGPU(r.environ)
+	return withoutGPU(r.environ)
 }
 
 // runUnavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
 // and if the mode of the GPU allows more than one process. Otherwise the result is an error.
-func (r *Run) runUnavailable(err error) ([]string, error) {
-	var off *UnavailableError
+func (r *run) runUnavailable(err error) ([]string, error) {
+	var off *unavailableError
 	if !errors.As(err, &off) || !r.ticket.RunWithoutMPS {
 		return nil, err
 	}
@@ -188,6 +188,6 @@ func (r *Run) runUnavailable(err error) ([]string, error) {
 		return nil, fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, "+
 			"in which one process alone could use it", err)
 	}
-	r.messages().once("without", fmt.Errorf("running without MPS, as this site's policy allows: %s", off.Summary()))
-	return r.placement.Without(r.environ), nil
+	r.messages().once("without", fmt.Errorf("running without MPS, as this site's policy allows: %s", off.summary()))
+	return r.placement.withoutMPS(r.environ), nil
 }

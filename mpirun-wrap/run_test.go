@@ -87,9 +87,9 @@ func TestATaskWaitsForRoom(t *testing.T) {
 				"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 			}
 			began := time.Now()
-			run := NewRun(os.Getpid(), env, &out, nil)
+			run := newRun(os.Getpid(), env, &out, nil)
 			run.Paths = paths
-			run.PrintTask()
+			run.printTask()
 			if took := time.Since(began); took < c.took || took > c.took+100*time.Millisecond {
 				t.Errorf("%s: after %v", c.name, took)
 			}
@@ -112,11 +112,11 @@ func TestRanksWaitForRoom(t *testing.T) {
 		began := time.Now()
 		for rank := range printed {
 			go func() {
-				run := NewRun(os.Getpid(), []string{"SLURM_JOB_ID=7"}, nil, &printed[rank])
+				run := newRun(os.Getpid(), []string{"SLURM_JOB_ID=7"}, nil, &printed[rank])
 				run.Paths, run.ticket, run.store = paths, ticket, store
 				run.task, run.taskRead = slurm.Task{LocalRank: rank, LocalSize: 8, Source: slurm.SourceStepd}, true
 				run.rank.Task = run.task
-				run.placement = Placement{Ticket: ticket, GPUShare: GPUShare{Device: ticket.Devices[0].Device}}
+				run.placement = Placement{Ticket: ticket, gpuShare: gpuShare{Device: ticket.Devices[0].Device}}
 				if run.waitRoom(run.messages().waits("room")); time.Since(began) < 4*time.Second {
 					t.Errorf("rank %d waited %v", rank, time.Since(began))
 				}
@@ -139,7 +139,7 @@ func TestRanksWaitForRoom(t *testing.T) {
 //
 // Contract: K3
 func TestWhichRankRunsWithoutMPS(t *testing.T) {
-	off := &UnavailableError{UUID: "GPU-1", Cause: errors.New("its daemon is gone")}
+	off := &unavailableError{UUID: "GPU-1", Cause: errors.New("its daemon is gone")}
 	for _, c := range []struct {
 		name               string
 		err                error
@@ -152,7 +152,7 @@ func TestWhichRankRunsWithoutMPS(t *testing.T) {
 		{"for another reason", errors.New("no ticket"), true, false, false},
 	} {
 		var printed bytes.Buffer
-		run := NewRun(os.Getpid(), []string{"CUDA_MPS_PIPE_DIRECTORY=/x", "A=b"}, nil, &printed)
+		run := newRun(os.Getpid(), []string{"CUDA_MPS_PIPE_DIRECTORY=/x", "A=b"}, nil, &printed)
 		run.ticket = lease.Ticket{RunWithoutMPS: c.without, Exclusive: c.exclusive}
 		run.placement.Sees = []site.UUID{"GPU-1"}
 		environ, err := run.runUnavailable(c.err)
@@ -175,14 +175,14 @@ func TestARankWithoutAPlace(t *testing.T) {
 	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE, " +
 		"or unset PMIX_RANK if no launcher has set it; or give --local-rank and --local-size"
 	read := func(o Options) (slurm.Task, error) {
-		r := Run{Env: env, PID: os.Getpid(), Options: o}
+		r := run{Env: env, PID: os.Getpid(), Options: o}
 		r.readTask()
 		return r.task, r.taskErr
 	}
 	if task, err := read(Options{}); err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("%+v, %v", task, err)
 	}
-	for _, n := range []int{8, JobTasks} {
+	for _, n := range []int{8, jobTasks} {
 		if task, err := read(Options{Slots: n}); err != nil || task.JobID != 7 {
 			t.Errorf("%d slots: %+v, %v", n, task, err)
 		}

@@ -51,11 +51,11 @@ type slotTable struct {
 	left   *leftovers         // of this look, if they were needed
 }
 
-// TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the
+// takeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the
 // rank with the slot's place. If all slots are taken, it calls waits once, with who has them, and waits for
 // options.SlotsWait. A process whose parent has a slot uses the parent's. The lock has no close-on-exec flag, so it
 // lasts as long as the program.
-func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(holders string)) (Rank, error) {
+func takeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(holders string)) (Rank, error) {
 	table, err := newSlotTable(ticket, rank)
 	if err != nil {
 		return rank, err
@@ -90,7 +90,7 @@ func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
 	n, choice := rank.Options.Slots, rank.Options.GPU
 	switch {
-	case choice != Auto && choice != "" && choice != Cyclic && choice != Block:
+	case choice != autoGPU && choice != "" && choice != cyclicGPU && choice != blockGPU:
 		return slotTable{}, fmt.Errorf("cannot take a slot with --gpu=%s: a slot is on one GPU: use --gpu=cyclic or --gpu=block", choice)
 	case n < 1 || n > maxSlots:
 		return slotTable{}, fmt.Errorf("cannot take one of %d slots: want 1 to %d", n, maxSlots)
@@ -107,9 +107,9 @@ func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
 }
 
 // slotPosition is the position of a slot. It does not depend on the process that takes it.
-func slotPosition(devices int, slot slurm.Task, choice Choice) position {
+func slotPosition(devices int, slot slurm.Task, choice choice) position {
 	groups := grouped(indices(devices), 1)
-	if choice == Block {
+	if choice == blockGPU {
 		return block(groups, slot)
 	}
 	return cyclic(groups, slot)
@@ -325,9 +325,9 @@ func writeWhole(file *os.File, content string) error {
 	return nil
 }
 
-// HasNeighbour reports whether another process of the job runs as the only rank on the same GPU, so that each has the
+// hasNeighbour reports whether another process of the job runs as the only rank on the same GPU, so that each has the
 // whole share. If there is none, this process is recorded.
-func HasNeighbour(placement Placement) (bool, error) {
+func hasNeighbour(placement Placement) (bool, error) {
 	file, err := openSlotFile(filepath.Join(placement.Ticket.ExchangeDir, "alone."+strconv.Itoa(placement.GPU)))
 	if err != nil {
 		return false, err

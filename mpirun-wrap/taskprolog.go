@@ -10,19 +10,48 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// PrintTask prints lines for Slurm with the placement of a task, or with the reason why a task of a job with MPS has
+const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog=. It prints the environment of
+one task for Slurm: its GPU and its share of it. The batch script has all GPUs
+of the job. It is for programs that run without mpirun-wrap.
+
+  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+It always exits with 0. If a task has no MPS, the first task of the node gets a
+line with the reason on its output.
+`
+
+// TaskProlog is the program task-prolog. It writes lines for Slurm on stdout and nothing on stderr, because Slurm
+// reads both. It always exits with 0, because Slurm fails the task for any other code.
+func TaskProlog(p cli.Process) int {
+	run := newRun(0, p.Env, p.Out, nil)
+	run.PID, _ = strconv.Atoi(run.Env["SLURM_TASK_PID"])
+	switch version, err := parseFlags(p.Args, run, ownFlags); {
+	case errors.Is(err, errHelp):
+		fmt.Fprint(p.Out, taskPrologUsage)
+	case err != nil:
+	case version:
+		fmt.Fprintln(p.Out, cli.Version())
+	default:
+		run.printTask()
+	}
+	return cli.ExitOK
+}
+
+// printTask prints lines for Slurm with the placement of a task, or with the reason why a task of a job with MPS has
 // none. Ranks exchange nothing here, because the task prologs of a step may run at different times.
-func (r *Run) PrintTask() {
+func (r *run) printTask() {
 	if err := r.printPlacement(); err != nil {
 		r.printReason(err)
 	}
 }
 
 // isFirst reports whether the task is the node's first, which alone prints lines for the user.
-func (r *Run) isFirst() bool { return r.Env["SLURM_LOCALID"] == "0" }
+func (r *run) isFirst() bool { return r.Env["SLURM_LOCALID"] == "0" }
 
 // maxReason is how many bytes of a reason a task prolog prints. A longer reason is printed by mpirun-wrap, too, whole.
 const maxReason = 500
@@ -30,7 +59,7 @@ const maxReason = 500
 // printReason prints why a task has no placement, once for the node, and not again if the batch script's task prolog has
 // printed it. It lets mpirun-wrap know that. Slurm drops no such line, also if the task ends at once (120 of 120 steps of
 // Slurm 22.05).
-func (r *Run) printReason(err error) {
+func (r *run) printReason(err error) {
 	id, _ := strconv.Atoi(r.Env["SLURM_LOCALID"])
 	reason := reasonOf(err, slurm.Task{LocalRank: id})
 	if toldByBatch(r.told, r.Env, reason) {
@@ -46,7 +75,7 @@ func (r *Run) printReason(err error) {
 }
 
 // printPlacement prints the placement of a task. The error is the reason why a task of a job with MPS has none.
-func (r *Run) printPlacement() (err error) {
+func (r *run) printPlacement() (err error) {
 	options, wrong := ReadOptions(r.Env)
 	if wrong == nil {
 		r.Options = options
@@ -75,10 +104,10 @@ func (r *Run) printPlacement() (err error) {
 		if r.ticket.RefusalReason == "" && r.ticket.Grant.Unplaced == policy.UnplacedDeny {
 			return nil
 		}
-		place = PlaceNonRank
+		place = placeNonRank
 	}
 	if r.placement, err = place(r.ticket, r.rank); err == nil {
-		err = r.placement.CheckDaemon()
+		err = r.placement.checkDaemon()
 	}
 	if err != nil {
 		return err
@@ -86,7 +115,7 @@ func (r *Run) printPlacement() (err error) {
 	if waited := r.waitRoom(nil); waited > time.Second && r.isFirst() {
 		fmt.Fprintf(r.Out, "print slurm-mps: waited %v for ranks that ended and may have work on the GPU\n", waited.Round(100*time.Millisecond))
 	}
-	_ = r.placement.Export(r.Out) // the task need not fail if Slurm does not read the lines
+	_ = r.placement.export(r.Out) // the task need not fail if Slurm does not read the lines
 	return nil
 }
 
@@ -95,7 +124,7 @@ type optionError struct{ error }
 
 // isOfJob reports whether an error of one task is an error of all tasks of the job or step.
 func isOfJob(err error) bool {
-	var refused *RefusedError
+	var refused *refusedError
 	var option optionError
 	return errors.As(err, &refused) || errors.As(err, &option) || errors.Is(err, errOff)
 }

@@ -42,9 +42,9 @@ func TestATaskWithoutMPS(t *testing.T) {
 			"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 		}
 		var out, failed bytes.Buffer
-		run := NewRun(os.Getpid(), env, &out, &failed)
+		run := newRun(os.Getpid(), env, &out, &failed)
 		run.Paths = paths
-		if run.PrintTask(); failed.Len() > 0 {
+		if run.printTask(); failed.Len() > 0 {
 			t.Errorf("%s: stderr %s", c.name, failed.String())
 		}
 		prints := strings.HasPrefix(out.String(), "print slurm-mps: cannot use MPS on GPU-3")

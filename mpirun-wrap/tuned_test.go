@@ -15,7 +15,7 @@ import (
 // The share that is set last counts, whether it is tuned or a rule.
 func TestTunedAsAnOption(t *testing.T) {
 	o, err := ReadOptions(slurm.Env{"SLURM_MPS_SHARE": "tuned"})
-	if err != nil || o.Tuned != Program || o.Share != (policy.ShareRule{}) {
+	if err != nil || o.Tuned != ofProgram || o.Share != (policy.ShareRule{}) {
 		t.Fatalf("%+v, %v", o, err)
 	}
 	for _, c := range []struct{ value, tuned, share string }{{"even", "", "even"}, {"tuned:app", "app", ""}, {"25%", "", "25%"}} {
@@ -39,7 +39,7 @@ func TestTunedPlacement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rank := Rank{Task: slurm.Task{LocalRank: 1, LocalSize: 4}, Options: Options{Tuned: Program, Verbose: true}}
+	rank := Rank{Task: slurm.Task{LocalRank: 1, LocalSize: 4}, Options: Options{Tuned: ofProgram, Verbose: true}}
 	rank.Tuned = func(_ lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
 		if task.LocalSize != 4 {
 			t.Errorf("%+v", task)
@@ -48,7 +48,7 @@ func TestTunedPlacement(t *testing.T) {
 	}
 	placement, err := Place(ticket, rank)
 	if err != nil || placement.Share.SMs != 32 || !strings.Contains(placement.Remark, "ceiling of 25 % allows 32") {
-		t.Errorf("%+v, %v", placement.GPUShare, err)
+		t.Errorf("%+v, %v", placement.gpuShare, err)
 	}
 	if why := strings.Join(placement.Why, "\n"); !strings.Contains(why, "share overlap:3 by SLURM_MPS_SHARE, in place of even (tuned: /home/u/tuned)") {
 		t.Error(why)
@@ -60,6 +60,6 @@ func TestTunedPlacement(t *testing.T) {
 	}
 	rank.Tuned = nil // as in the task prolog, which does not know the program
 	if placement, err := Place(ticket, rank); err != nil || placement.Share.SMs != 32 || placement.Remark != "" {
-		t.Errorf("%+v, %v", placement.GPUShare, err)
+		t.Errorf("%+v, %v", placement.gpuShare, err)
 	}
 }

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS. Its command line is in
-// mpirun-wrap/wrap, and what it does in mpirun-wrap. Here is only what must be in the program itself: the signals that
-// it was started with.
+// Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS. What it does is in package
+// mpirunwrap. Here is only what must be in the program itself: the signals that it was started with.
 package main
 
 import (
 	"os"
 
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/mpirun-wrap/own"
-	"github.com/slurm-mps/slurm-mps/mpirun-wrap/wrap"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 )
 
@@ -18,5 +17,5 @@ func main() {
 	if code, done := own.Main(p.Args, p.Env); done {
 		os.Exit(code)
 	}
-	os.Exit(wrap.Wrap(p, &own.Rank{Err: p.Err}))
+	os.Exit(mpirunwrap.Wrap(p, &own.Rank{Err: p.Err}))
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command task-prolog is slurmd's TaskProlog=. It places ranks that run without mpirun-wrap. Its command line is in
-// mpirun-wrap/wrap, and what it does in mpirun-wrap.
+// Command task-prolog is slurmd's TaskProlog=. It places ranks that run without mpirun-wrap. What it does is in package
+// mpirunwrap.
 package main
 
 import (
 	"os"
 
-	"github.com/slurm-mps/slurm-mps/mpirun-wrap/wrap"
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 )
 
-func main() { os.Exit(wrap.TaskProlog(cli.ThisProcess())) }
+func main() { os.Exit(mpirunwrap.TaskProlog(cli.ThisProcess())) }

@@ -144,7 +144,7 @@ func TestRegistered(t *testing.T) {
 // the removed one.
 func TestEnterARemovedFolder(t *testing.T) {
 	dir := filepath.Join(base(t), "step")
-	step := Step{Job: 7, key: "step"}
+	step := step{Job: 7, key: "step"}
 	make := func() {
 		if err := os.MkdirAll(filepath.Join(dir, ranksFolder), 0o700); err != nil {
 			t.Fatal(err)
@@ -168,7 +168,7 @@ func TestEnterARemovedFolder(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	m := &Member{Store: lease.ReadPrivate(dir, "boot"), dir: dir, alive: alive}
+	m := &member{Store: lease.ReadPrivate(dir, "boot"), dir: dir, alive: alive}
 	if err := m.enter(ctx, step); !errors.Is(err, errEnding) {
 		t.Errorf("%v, want %v", err, errEnding)
 	}

@@ -70,7 +70,7 @@ func Main(args []string, environ []string) (code int, is bool) {
 
 // startKeeper starts the supervisor of a step's keeper in a session of its own, so that no terminal ends it. Both
 // inherit the lock.
-func startKeeper(dir string, step Step, lock *os.File) error {
+func startKeeper(dir string, step step, lock *os.File) error {
 	argv := []string{"mpirun-wrap", superviseMode, dir, strconv.FormatUint(uint64(step.Job), 10), step.Root}
 	process, err := start(argv, withoutPipes(step.env), lock)
 	if err != nil {
@@ -388,7 +388,7 @@ func (k *keeper) grant() policy.Grant {
 // find these by CUDA_VISIBLE_DEVICES.
 func (k *keeper) ticket() lease.Ticket {
 	t := lease.Ticket{
-		Job: k.job, Rule: Rule, Grant: k.grant(), Daemons: []lease.Daemon{k.daemon()},
+		Job: k.job, Rule: ruleName, Grant: k.grant(), Daemons: []lease.Daemon{k.daemon()},
 		ControlProgram: lease.Program{Path: k.program.Path, LibraryPath: k.program.LibraryPath}, ExchangeDir: k.store.ExchangeDir(k.job.ID),
 	}
 	for _, device := range k.devices {
@@ -397,8 +397,8 @@ func (k *keeper) ticket() lease.Ticket {
 	return t
 }
 
-// Rule is the rule that a ticket of --own names.
-const Rule = "mpirun-wrap --own"
+// ruleName is the rule that a ticket of --own names.
+const ruleName = "mpirun-wrap --own"
 
 // guard makes the guard, with the user's rights.
 func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {

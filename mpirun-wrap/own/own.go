@@ -34,37 +34,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Step is a set of ranks that share a daemon.
-type Step struct {
+// step is a set of ranks that share a daemon.
+type step struct {
 	Root string // put before the paths of the node's files; "" outside of tests
 	Job  uint32 // SLURM_JOB_ID, or NoJob
 	env  []string
 	key  string // the name of its folder
 }
 
-// NoJob is the number of a step's job outside of Slurm.
-const NoJob = 1
+// noJob is the number of a step's job outside of Slurm.
+const noJob = 1
 
-// NewStep returns the step of a rank, from its environment and the GPUs that it may open.
-func NewStep(root string, environ []string, task slurm.Task, binding slurm.Binding) (Step, error) {
+// newStep returns the step of a rank, from its environment and the GPUs that it may open.
+func newStep(root string, environ []string, task slurm.Task, binding slurm.Binding) (step, error) {
 	env := slurm.NewEnv(environ)
 	if task.BySlurm() && task.LocalSize > 1 && (binding.OwnGPUs > 0 || binding.TasksPerGPU > 0) {
-		return Step{}, errors.New("cannot use --own: Slurm gives each task of this step GPUs of its own: ask for --gpus-per-node or --gres=gpu:N " +
+		return step{}, errors.New("cannot use --own: Slurm gives each task of this step GPUs of its own: ask for --gpus-per-node or --gres=gpu:N " +
 			"in place of --gpus-per-task, --ntasks-per-gpu and --gpu-bind, and mpirun-wrap gives each rank its GPU")
 	}
 	devices, err := usable(root, env)
 	if err != nil {
-		return Step{}, err
+		return step{}, err
 	}
 	job := task.JobID
 	if job == 0 {
-		job = NoJob
+		job = noJob
 	}
 	key, err := key(root, env, task, devices)
 	if err != nil {
-		return Step{}, err
+		return step{}, err
 	}
-	return Step{Root: root, Job: job, env: environ, key: key}, nil
+	return step{Root: root, Job: job, env: environ, key: key}, nil
 }
 
 // usable returns the GPUs that a rank with this environment may use.
@@ -106,8 +106,8 @@ func key(root string, env slurm.Env, task slurm.Task, devices []site.Device) (st
 	return fmt.Sprintf("%016x", hash.Sum64()), nil
 }
 
-// Member is a rank's part in a step. While the process or a child has its file open, the daemon lives.
-type Member struct {
+// member is a rank's part in a step. While the process or a child has its file open, the daemon lives.
+type member struct {
 	Ticket  lease.Ticket
 	Store   *lease.Store
 	dir     string
@@ -123,7 +123,7 @@ var errEnding = errors.New("the daemon of earlier ranks ends")
 
 // Join makes this process a member of the step, and starts the step's keeper if none runs. It returns when MPS serves,
 // or when the keeper has written why it does not: then the ticket has a refusal.
-func Join(ctx context.Context, step Step) (*Member, error) {
+func Join(ctx context.Context, step step) (*member, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
 	for {
@@ -134,7 +134,7 @@ func Join(ctx context.Context, step Step) (*Member, error) {
 	}
 }
 
-func join(ctx context.Context, step Step) (*Member, error) {
+func join(ctx context.Context, step step) (*member, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func join(ctx context.Context, step Step) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}
+	m := &member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}
 	if err := m.enter(ctx, step); err != nil {
 		alive.Close()
 		return nil, err
@@ -156,7 +156,7 @@ func join(ctx context.Context, step Step) (*Member, error) {
 }
 
 // enter takes the rank's lock and waits for the ticket.
-func (m *Member) enter(ctx context.Context, step Step) error {
+func (m *member) enter(ctx context.Context, step step) error {
 	switch err := unix.Flock(int(m.alive.Fd()), unix.LOCK_SH|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return errEnding
@@ -185,7 +185,7 @@ func serves(ticket lease.Ticket) bool {
 }
 
 // keep starts the step's keeper if none runs. The keeper inherits the lock, so there is no moment without.
-func (m *Member) keep(step Step) error {
+func (m *member) keep(step step) error {
 	lock, err := openLock(m.dir, keeperLock)
 	if err != nil {
 		return err
@@ -232,17 +232,17 @@ func othersText(servers []mps.Process, uid uint32) string {
 	return fmt.Sprintf(form, whose, other.PID)
 }
 
-// Rank is a rank that may join a step. It is a wrap.OwnDaemon.
+// Rank is a rank that may join a step. It is an OwnDaemon of package mpirunwrap.
 type Rank struct {
 	Err    io.Writer // for messages
-	member *Member
+	member *member
 }
 
 // Join joins the step of a rank.
 func (r *Rank) Join(
 	ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding,
 ) (lease.Ticket, *lease.Store, error) {
-	step, err := NewStep(root, environ, task, binding)
+	step, err := newStep(root, environ, task, binding)
 	if err != nil {
 		return lease.Ticket{}, nil, err
 	}
@@ -255,7 +255,7 @@ func (r *Rank) Join(
 	return r.member.Ticket, r.member.Store, nil
 }
 
-// Stay is Member.Stay for a rank that becomes a program. A rank that has not joined a step does nothing.
+// Stay is member.Stay for a rank that becomes a program. A rank that has not joined a step does nothing.
 func (r *Rank) Stay(program string) error {
 	if r.member == nil {
 		return nil
@@ -273,7 +273,7 @@ func (r *Rank) warnOnce(name string, err error) {
 }
 
 // first reports whether this rank is the first of its step that calls it with a name.
-func (m *Member) first(name string) bool {
+func (m *member) first(name string) bool {
 	file, err := os.OpenFile(filepath.Join(m.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return false
@@ -283,7 +283,7 @@ func (m *Member) first(name string) bool {
 
 // Stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
 // has not opened, so the keeper also looks for the process.
-func (m *Member) Stay() error {
+func (m *member) Stay() error {
 	self, err := site.CurrentProcess()
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func TestKey(t *testing.T) {
 	first := slurm.Task{JobID: 7, StepID: "0", LocalSize: 2}
 	name := func(env []string, task slurm.Task) string {
 		t.Helper()
-		s, err := NewStep(root, env, task, slurm.Binding{})
+		s, err := newStep(root, env, task, slurm.Binding{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,23 +83,23 @@ func TestNewStepRefuses(t *testing.T) {
 		"GPUs per task":   {whole, nil, slurm.Binding{OwnGPUs: 1}, "in place of --gpus-per-task"},
 		"tasks per a GPU": {whole, nil, slurm.Binding{TasksPerGPU: 2}, "cannot use --own: Slurm gives each task of this step GPUs of its own"},
 	} {
-		if _, err := NewStep(c.root, c.env, task, c.binding); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := newStep(c.root, c.env, task, c.binding); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
 	alone := slurm.Task{JobID: 7, StepID: "0", LocalSize: 1, Source: slurm.SourceStepd}
-	if _, err := NewStep(whole, nil, alone, slurm.Binding{OwnGPUs: 1}); err != nil {
+	if _, err := newStep(whole, nil, alone, slurm.Binding{OwnGPUs: 1}); err != nil {
 		t.Errorf("a step of one task: %v", err)
 	}
 }
 
 // The rank that is the first with a name prints a message, and the others do not.
 func TestFirst(t *testing.T) {
-	m := &Member{dir: t.TempDir()}
+	m := &member{dir: t.TempDir()}
 	if !m.first("x") || m.first("x") || !m.first("y") {
 		t.Error("not the first one alone")
 	}
-	gone := &Member{dir: filepath.Join(t.TempDir(), "gone")}
+	gone := &member{dir: filepath.Join(t.TempDir(), "gone")}
 	if gone.first("x") {
 		t.Error("a message for a step that has ended")
 	}

@@ -58,7 +58,7 @@ func ours(root string) []string {
 }
 
 // openFolder finds the folder of a step, or makes it.
-func openFolder(ctx context.Context, step Step) (string, error) {
+func openFolder(ctx context.Context, step step) (string, error) {
 	if dir := findFolder(step); dir != "" {
 		return dir, makeFolder(dir)
 	}
@@ -73,7 +73,7 @@ func openFolder(ctx context.Context, step Step) (string, error) {
 }
 
 // findFolder returns the folder that a step has, "" for none.
-func findFolder(step Step) string {
+func findFolder(step step) string {
 	for _, place := range ours(step.Root) {
 		if dir := filepath.Join(place, step.key); checkOwn(dir) == nil {
 			return dir
@@ -83,7 +83,7 @@ func findFolder(step Step) string {
 }
 
 // newFolder makes the folder of a step in the first of some places that can have it.
-func (s Step) newFolder(ctx context.Context, places []string) (string, error) {
+func (s step) newFolder(ctx context.Context, places []string) (string, error) {
 	failed := errors.New("cannot make a folder for the MPS daemon")
 	for i, place := range places {
 		dir, err := s.makeIn(ctx, place)
@@ -100,7 +100,7 @@ func (s Step) newFolder(ctx context.Context, places []string) (string, error) {
 }
 
 // makeIn makes the folder of a step in a place, unless the step has one by now.
-func (s Step) makeIn(ctx context.Context, place string) (string, error) {
+func (s step) makeIn(ctx context.Context, place string) (string, error) {
 	dir := filepath.Join(place, s.key)
 	err := checkBase(filepath.Dir(place))
 	if err == nil {

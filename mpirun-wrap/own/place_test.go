@@ -47,7 +47,7 @@ func names(t *testing.T, dir string) string {
 }
 
 // open opens the folder of a step, as Join does.
-func open(t *testing.T, step Step) (string, error) {
+func open(t *testing.T, step step) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for {
@@ -59,7 +59,7 @@ func open(t *testing.T, step Step) (string, error) {
 }
 
 // opens is open for a step that must have a folder.
-func opens(t *testing.T, step Step) string {
+func opens(t *testing.T, step step) string {
 	t.Helper()
 	dir, err := open(t, step)
 	if err != nil {
@@ -97,7 +97,7 @@ func give(t *testing.T, path string) {
 // Steps have a folder each, in the first base that can have it, and no variable decides which.
 func TestOpenFolder(t *testing.T) {
 	root := newRoot(t)
-	first := Step{Root: root, Job: 7, key: "1"}
+	first := step{Root: root, Job: 7, key: "1"}
 	t.Setenv("TMPDIR", base(t))
 	place := fmt.Sprintf("%s/tmp/slurm-mps-%d", root, os.Getuid())
 	for range 2 { // the second time, the folder is there
@@ -105,7 +105,7 @@ func TestOpenFolder(t *testing.T) {
 			t.Errorf("%s, want %s/1", got, place)
 		}
 	}
-	if got := opens(t, Step{Root: root, Job: 7, key: "2"}); got != place+"/2" {
+	if got := opens(t, step{Root: root, Job: 7, key: "2"}); got != place+"/2" {
 		t.Errorf("%s, want %s/2", got, place)
 	}
 	removeFolder(place + "/1")
@@ -137,7 +137,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 				t.Skip("only root can give folders away")
 			}
 			root := newRoot(t)
-			step := Step{Root: root, Job: 7, key: "1"}
+			step := step{Root: root, Job: 7, key: "1"}
 			tmp, shm := bases(root)[0], bases(root)[1]
 			if err := c.spoil(tmp); err != nil {
 				t.Fatal(err)
@@ -161,7 +161,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 	if err := os.MkdirAll(bases(long)[0], 0o755); err != nil {
 		t.Fatal(err)
 	}
-	_, err := open(t, Step{Root: long, Job: 7, key: "1"})
+	_, err := open(t, step{Root: long, Job: 7, key: "1"})
 	if !strings.Contains(fmt.Sprint(err), "a socket's path has at most 107") {
 		t.Errorf("a long path: %v", err)
 	}
@@ -172,7 +172,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 func TestNamesThatAnotherUserTakes(t *testing.T) {
 	withoutKey(t)
 	root := newRoot(t)
-	step := Step{Root: root, Job: 7, key: "1"}
+	step := step{Root: root, Job: 7, key: "1"}
 	for round := range 3 {
 		var taken []string
 		for _, place := range places(root) {
@@ -256,22 +256,22 @@ func TestABaseThatIsFullForAMoment(t *testing.T) {
 
 func fullForAMoment(t *testing.T, options string) {
 	root := newRoot(t)
-	step := Step{Root: root, Job: 7, key: "1"}
+	first := step{Root: root, Job: 7, key: "1"}
 	tmp := bases(root)[0]
 	if err := unix.Mount("none", tmp, "tmpfs", 0, options+",mode=1777"); err != nil {
 		t.Skipf("cannot mount: %v", err)
 	}
-	dir := opens(t, step)
+	dir := opens(t, first)
 	if err := unix.Unmount(tmp, 0); err != nil {
 		t.Fatal(err)
 	}
-	if again := opens(t, step); again != dir || !strings.HasPrefix(dir, bases(root)[1]) {
+	if again := opens(t, first); again != dir || !strings.HasPrefix(dir, bases(root)[1]) {
 		t.Errorf("%s, then %s", dir, again)
 	}
-	if other := opens(t, Step{Root: root, Job: 7, key: "2"}); !strings.HasPrefix(other, tmp) {
+	if other := opens(t, step{Root: root, Job: 7, key: "2"}); !strings.HasPrefix(other, tmp) {
 		t.Errorf("another step: %s", other)
 	}
-	if again := opens(t, step); again != dir {
+	if again := opens(t, first); again != dir {
 		t.Errorf("%s, then %s", dir, again)
 	}
 }
@@ -280,7 +280,7 @@ func fullForAMoment(t *testing.T, options string) {
 // has the step two folders.
 func TestOneFolder(t *testing.T) {
 	root := newRoot(t)
-	step := Step{Root: root, Job: 7, key: "1"}
+	step := step{Root: root, Job: 7, key: "1"}
 	name := places(root)[0]
 	stranger := filepath.Join(bases(root)[0], "stranger")
 	give(t, stranger)
@@ -381,7 +381,7 @@ func TestALockedPlaceIsRemoved(t *testing.T) {
 // What was made beside a removal is made again.
 func TestOpenFolderBesideARemoval(t *testing.T) {
 	root := newRoot(t)
-	step := Step{Root: root, Job: 7, key: "1"}
+	step := step{Root: root, Job: 7, key: "1"}
 	dir := filepath.Join(places(root)[0], "1")
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {

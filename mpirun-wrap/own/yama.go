@@ -40,7 +40,7 @@ func scope() int {
 
 // allowGuard lets the guard take this process's files, if Yama would not. The name outlives exec, but processes that the
 // program starts do not inherit it. The error says what is not guarded.
-func (m *Member) allowGuard() error {
+func (m *member) allowGuard() error {
 	n := scope()
 	switch n {
 	case 0:

@@ -28,7 +28,7 @@ var joinedText = regexp.MustCompile(`"\s*\+\s*"`)
 // docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.
 func TestTheMessagesAreThePrograms(t *testing.T) {
 	var source strings.Builder
-	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../mpirun-wrap/wrap/*.go", "../../../mpirun-wrap/own/*.go", "../../../prolog/*.go",
+	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../mpirun-wrap/own/*.go", "../../../prolog/*.go",
 		"../../../site/*/*.go", "../../../policy/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
@@ -68,7 +68,7 @@ func TestTheMessagesAreDocumented(t *testing.T) {
 	page := part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap")
 	verbs := regexp.MustCompile(`%[+.0-9]*[a-z]`)
 	var all []string
-	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../mpirun-wrap/wrap/*.go", "../../../site/slurm/task.go"} {
+	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../site/slurm/task.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %q, %v", pattern, files, err)
@@ -130,7 +130,7 @@ func messagesOf(t *testing.T, file string) (found []string) {
 // printed are 37 texts that users of slurm-mps see if something is wrong: 13 of ours, and 24 of other programs. The
 // source of ours is the file that has the text in code. The source of the others is who prints the text, and if.
 var printed = []struct{ words, source, code string }{
-	{"cannot read flags: unknown flag", "../../../mpirun-wrap/wrap/flags.go", ""},
+	{"cannot read flags: unknown flag", "../../../mpirun-wrap/flags.go", ""},
 	{"cannot read SLURM_MPS_SHARE: it is", "../../../mpirun-wrap/options.go", "cannot read %s: it is %q: %s"},
 	{"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set)", "../../../mpirun-wrap/placement.go", ""},
 	{"the job did not ask for MPS", "../../../mpirun-wrap/placement.go", ""},

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wrap contains the command lines of the two programs that run as the user, once for every rank: their flags,
-// help and exit codes. What they do is in package mpirunwrap, and cmd/mpirun-wrap keeps the signals that a rank was
-// started with. Both are static and link no C, no NVML, no HCL and no cobra, because they also run in containers, and
-// thousands of them may start at the same time.
-package wrap
+package mpirunwrap
 
 import (
 	"context"
@@ -15,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -57,7 +52,7 @@ const flagColumns = 22
 // usage prints the help, with an entry for each setting.
 func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsage)
-	for _, s := range mpirunwrap.Settings() {
+	for _, s := range Settings() {
 		form := "--" + s.Flag
 		if s.Value != "" {
 			form += " " + s.Value
@@ -85,7 +80,7 @@ func Wrap(p cli.Process, daemon OwnDaemon) int {
 		p.PrintError("mpirun-wrap", errSetID)
 		return cli.ExitWrapperFailed
 	}
-	run := mpirunwrap.NewRun(p.PID, p.Env, p.Out, p.Err)
+	run := newRun(p.PID, p.Env, p.Out, p.Err)
 	run.Own = func(ctx context.Context, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error) {
 		return daemon.Join(ctx, run.Paths.Root, p.Env, task, binding)
 	}
@@ -103,8 +98,8 @@ func Wrap(p cli.Process, daemon OwnDaemon) int {
 	if err == nil {
 		return cli.ExitOK
 	}
-	run.Complain(err)
-	var program *mpirunwrap.ProgramError
+	run.complain(err)
+	var program *execError
 	if errors.As(err, &program) {
 		return program.Code
 	}
@@ -112,31 +107,31 @@ func Wrap(p cli.Process, daemon OwnDaemon) int {
 }
 
 // parse reads the variables and then the flags. A flag replaces the value of its variable.
-func parse(args []string, run *mpirunwrap.Run) (version bool, err error) {
-	if run.Options, err = mpirunwrap.ReadOptions(run.Env); err != nil {
+func parse(args []string, run *run) (version bool, err error) {
+	if run.Options, err = ReadOptions(run.Env); err != nil {
 		return false, err
 	}
-	if version, err = parseFlags(args, run, slices.Concat(mpirunwrap.Settings(), ownFlags)); err != nil {
+	if version, err = parseFlags(args, run, slices.Concat(Settings(), ownFlags)); err != nil {
 		return version, err
 	}
-	return version, run.Options.Check()
+	return version, run.Options.check()
 }
 
 // become prepares the rank and becomes its program. After a dry run it returns.
-func become(run *mpirunwrap.Run, daemon OwnDaemon) error {
+func become(run *run, daemon OwnDaemon) error {
 	if len(run.Program) == 0 && !run.Options.DryRun {
 		return errors.New("cannot run a program: none is given: see mpirun-wrap --help")
 	}
-	environ, err := run.Prepare()
+	environ, err := run.prepare()
 	if err != nil || run.Options.DryRun {
 		return err
 	}
-	path, err := mpirunwrap.Look(run.Program[0], environ)
+	path, err := lookPath(run.Program[0], environ)
 	if err != nil {
 		return err
 	}
 	if err := daemon.Stay(path); err != nil {
 		return err
 	}
-	return mpirunwrap.Exec(run.Program, environ)
+	return execProgram(run.Program, environ)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wrap
+package mpirunwrap
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
@@ -16,12 +15,12 @@ import (
 var errHelp = errors.New("help is asked for")
 
 // ownFlags are the flags that both programs have.
-var ownFlags = []mpirunwrap.Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag: "help"}, {Flag: "h"}}
+var ownFlags = []Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag: "help"}, {Flag: "h"}}
 
 // parseFlags reads the flags of a command line into a run, up to the first argument that is not a flag, or up to "--".
 // The rest is the run's program. The syntax of flags is that of Go's package flag. That package is not used, because it
 // would make the start of every rank slower.
-func parseFlags(args []string, run *mpirunwrap.Run, settings []mpirunwrap.Setting) (version bool, err error) {
+func parseFlags(args []string, run *run, settings []Setting) (version bool, err error) {
 	for len(args) > 0 && len(args[0]) > 1 && args[0][0] == '-' {
 		flag := args[0]
 		args = args[1:]
@@ -33,7 +32,7 @@ func parseFlags(args []string, run *mpirunwrap.Run, settings []mpirunwrap.Settin
 		if name == "v" {
 			name = "verbose"
 		}
-		i := slices.IndexFunc(settings, func(s mpirunwrap.Setting) bool { return s.Flag == name })
+		i := slices.IndexFunc(settings, func(s Setting) bool { return s.Flag == name })
 		switch {
 		case i < 0:
 			return false, fmt.Errorf("cannot read flags: unknown flag: %s: %s", flag, suggestion(name, settings))
@@ -63,7 +62,7 @@ func parseFlags(args []string, run *mpirunwrap.Run, settings []mpirunwrap.Settin
 	return version, nil
 }
 
-func suggestion(name string, settings []mpirunwrap.Setting) string {
+func suggestion(name string, settings []Setting) string {
 	var known []string
 	for _, s := range settings {
 		known = append(known, s.Flag)

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wrap
+package mpirunwrap
 
 import (
 	"errors"
 	"fmt"
 	"slices"
 	"testing"
-
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 )
 
 func TestFlags(t *testing.T) {
-	settings := slices.Concat(mpirunwrap.Settings(), ownFlags)
+	settings := slices.Concat(Settings(), ownFlags)
 	for _, c := range []struct {
 		args []string
 		want string // root, GPU, report, version, program
@@ -36,7 +34,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"--signals=pass"}, "", "cannot read flags: unknown flag: --signals: see mpirun-wrap --help"},
 		{[]string{"--report=perhaps"}, "", `cannot read --report: it is "perhaps": want true or false`},
 	} {
-		var run mpirunwrap.Run
+		var run run
 		version, err := parseFlags(c.args, &run, settings)
 		got := fmt.Sprintf("%q %q %v %v %q", run.Paths.Root, run.Options.GPU, run.Options.Report, version, run.Program)
 		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || err.Error() != c.err) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wrap
+package mpirunwrap
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 )
 
@@ -81,7 +80,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s: a line of %d columns: %s", name, len(line)-1, line)
 			}
 		}
-		for _, s := range mpirunwrap.Settings() {
+		for _, s := range Settings() {
 			if name == "mpirun-wrap" && !strings.Contains(out.String(), "\n  --"+s.Flag+" ") {
 				t.Errorf("no --%s in\n%s", s.Flag, &out)
 			}
