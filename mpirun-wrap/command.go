@@ -67,23 +67,25 @@ func usage(out io.Writer) {
 // file's owner.
 var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
 
-// OwnDaemon starts an MPS daemon for a rank without a prolog (package own).
-type OwnDaemon interface {
-	// Join returns the ticket of the daemon that serves the rank's step. root is put before the node's paths.
+// MPS starts and asks MPS daemons for a rank (package own).
+type MPS interface {
+	// ServerStatus asks the rank's daemon for the state of a server. The error wraps fs.ErrNotExist or fs.ErrPermission
+	// if this process cannot ask.
+	ServerStatus(ctx context.Context, ticket lease.Ticket, daemon lease.Daemon, server int) (state string, err error)
+	// Join starts an MPS daemon for a rank without a prolog and for the other ranks of its step, or finds theirs. It
+	// returns the daemon's ticket. root is put before the node's paths.
 	Join(ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error)
 	Stay(program string) error // is called before the rank becomes its program, which has this path
 }
 
 // Wrap is the program mpirun-wrap. It returns if the program cannot be run, or if there is none to run.
-func Wrap(p cli.Process, daemon OwnDaemon) int {
+func Wrap(p cli.Process, daemon MPS) int {
 	if os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
 		p.PrintError("mpirun-wrap", errSetID)
 		return cli.ExitWrapperFailed
 	}
 	run := newRun(p.PID, p.Env, p.Out, p.Err)
-	run.Own = func(ctx context.Context, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error) {
-		return daemon.Join(ctx, run.Paths.Root, p.Env, task, binding)
-	}
+	run.MPS = daemon
 	version, err := parse(p.Args, run)
 	switch {
 	case errors.Is(err, errHelp):
@@ -93,7 +95,7 @@ func Wrap(p cli.Process, daemon OwnDaemon) int {
 		fmt.Fprintln(p.Out, cli.Version())
 		return cli.ExitOK
 	case err == nil:
-		err = become(run, daemon)
+		err = become(run)
 	}
 	if err == nil {
 		return cli.ExitOK
@@ -118,7 +120,7 @@ func parse(args []string, run *run) (version bool, err error) {
 }
 
 // become prepares the rank and becomes its program. After a dry run it returns.
-func become(run *run, daemon OwnDaemon) error {
+func become(run *run) error {
 	if len(run.Program) == 0 && !run.Options.DryRun {
 		return errors.New("cannot run a program: none is given: see mpirun-wrap --help")
 	}
@@ -130,8 +132,8 @@ func become(run *run, daemon OwnDaemon) error {
 	if err != nil {
 		return err
 	}
-	if err := daemon.Stay(path); err != nil {
+	if err := run.MPS.Stay(path); err != nil {
 		return err
 	}
-	return execProgram(run.Program, environ)
+	return execProgram(path, run.Program, environ)
 }

@@ -21,7 +21,7 @@ type execError struct {
 func (e *execError) Error() string { return e.err.Error() }
 func (e *execError) Unwrap() error { return e.err }
 
-func programError(path string, err error) error {
+func notRun(path string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -34,21 +34,16 @@ func programError(path string, err error) error {
 
 const notFound = 127
 
-// execProgram replaces this process by the program argv[0] with these arguments and this environment. It finds the program
-// by the environment's PATH, as a shell does. It returns only if it fails, with a *ProgramError.
+// execProgram replaces this process by the program at path. It returns only if it fails, with an *execError.
 //
 // Go raises the soft limit of open files when a process starts. syscall.Exec restores the original limit for the
 // program.
-func execProgram(argv, env []string) error {
-	path, err := lookPath(argv[0], env)
-	if err != nil {
-		return err
-	}
-	return programError(path, syscall.Exec(path, argv, env))
+func execProgram(path string, argv, env []string) error {
+	return notRun(path, syscall.Exec(path, argv, env))
 }
 
 // lookPath finds a program. A name with a slash is a path; any other name is looked up in PATH. The error is a
-// *ProgramError.
+// *execError.
 func lookPath(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, executable(program)
@@ -88,5 +83,5 @@ func executable(path string) error {
 	if err == nil {
 		err = unix.Access(path, unix.X_OK)
 	}
-	return programError(path, err)
+	return notRun(path, err)
 }

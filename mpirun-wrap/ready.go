@@ -93,8 +93,7 @@ const (
 	longestPause = 2 * time.Second
 )
 
-// serverStatus asks the daemon for the state of the server with this pid. The error wraps fs.ErrNotExist or
-// fs.ErrPermission if this process cannot ask.
+// serverStatus asks the daemon for the state of the server with this pid, as MPS.ServerStatus does.
 type serverStatus func(ctx context.Context, pid int) (state string, err error)
 
 // waitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807

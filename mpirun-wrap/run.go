@@ -23,8 +23,7 @@ type run struct {
 	Env     slurm.Env
 	Out     io.Writer
 	Err     io.Writer
-	// Own starts an MPS daemon for a rank and the other ranks of its step, or finds theirs.
-	Own func(context.Context, slurm.Task, slurm.Binding) (lease.Ticket, *lease.Store, error)
+	MPS     MPS // nil for task-prolog
 
 	environ   []string   // the environment of the program, without MPS's variables
 	told      string     // the value of toldVariable
@@ -76,7 +75,7 @@ func (r *run) prepare() (environ []string, err error) {
 	if r.Options.DryRun {
 		return nil, r.placement.printTo(r.Out, r.Options.JSON)
 	}
-	if err := r.placement.waitReady(context.Background(), r.placement.askServer, m.waits("waits")); err != nil {
+	if err := r.placement.waitReady(context.Background(), r.serverStatus, m.waits("waits")); err != nil {
 		return r.runUnavailable(err)
 	}
 	r.waitRoom(m.waits("room"))
@@ -109,14 +108,14 @@ func (r *run) place() (err error) {
 // readTicket reads the ticket of the job's prolog. If there is none, the user's own daemon has one, if the user wants
 // that.
 func (r *run) readTicket() (err error) {
-	if r.ticket, err = r.findTicket(); err == nil || r.Own == nil || !r.Options.OwnDaemon {
+	if r.ticket, err = r.findTicket(); err == nil || r.MPS == nil || !r.Options.OwnDaemon {
 		return err
 	}
 	var none noTicketError
 	if !errors.As(err, &none) {
 		return err
 	}
-	r.ticket, r.ownStore, err = r.Own(context.Background(), r.task, r.rank.Binding)
+	r.ticket, r.ownStore, err = r.MPS.Join(context.Background(), r.Paths.Root, r.environ, r.task, r.rank.Binding)
 	r.store = r.ownStore
 	return err
 }
@@ -128,6 +127,11 @@ func (r *run) findTicket() (lease.Ticket, error) {
 	}
 	r.store = lease.OpenReadOnly(r.Paths.Run(), boot)
 	return findTicket(r.store, r.task)
+}
+
+// serverStatus asks the daemon for the state of a server.
+func (r *run) serverStatus(ctx context.Context, server int) (string, error) {
+	return r.MPS.ServerStatus(ctx, r.ticket, r.placement.Daemon, server)
 }
 
 // waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's

@@ -232,7 +232,7 @@ func othersText(servers []mps.Process, uid uint32) string {
 	return fmt.Sprintf(form, whose, other.PID)
 }
 
-// Rank is a rank that may join a step. It is an OwnDaemon of package mpirunwrap.
+// Rank is a rank that may join a step. It is an MPS of package mpirunwrap.
 type Rank struct {
 	Err    io.Writer // for messages
 	member *member
@@ -253,6 +253,12 @@ func (r *Rank) Join(
 		r.warnOfOthers(ctx)
 	}
 	return r.member.Ticket, r.member.Store, nil
+}
+
+// ServerStatus asks a daemon for the state of a server.
+func (r *Rank) ServerStatus(ctx context.Context, ticket lease.Ticket, daemon lease.Daemon, server int) (string, error) {
+	program := mps.ControlProgram{Path: ticket.ControlProgram.Path, LibraryPath: ticket.ControlProgram.LibraryPath, AsIs: true}
+	return program.ServerStatus(ctx, ticket.Job, daemon, server)
 }
 
 // Stay is member.Stay for a rank that becomes a program. A rank that has not joined a step does nothing.

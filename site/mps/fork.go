@@ -79,14 +79,13 @@ const (
 //
 // The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it, and
 // no shipped program has one (TestNoThreadEnds).
-func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File, ignore ...syscall.Signal) (
-	pid int, report *os.File, err error,
-) {
-	im, err := newImage(job, path, argv, env)
+func (c ControlProgram) fork(job lease.Job, group string, argv, env []string, files [3]*os.File) (pid int, report *os.File, err error) {
+	im, err := newImage(job, c.Path, argv, env)
 	if err != nil {
 		return 0, nil, err
 	}
-	for _, signal := range ignore {
+	im.asIs = im.asIs || c.AsIs
+	for _, signal := range c.IgnoreSignals {
 		im.ignore |= 1 << (signal - 1)
 	}
 	if group != "" && !im.asIs {

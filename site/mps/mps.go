@@ -22,6 +22,8 @@ type ControlProgram struct {
 	LibraryPath string // LD_LIBRARY_PATH for it; "" for none
 	// IgnoreSignals are the signals that the daemon and its servers ignore at their start.
 	IgnoreSignals []syscall.Signal
+	// AsIs starts it as the caller, also if that is root of a container, and not as the job's user.
+	AsIs bool
 }
 
 // sunPath is the size of sockaddr_un's path with its final NUL. With a longer path the control program exits with 1

@@ -206,7 +206,8 @@ func (c ControlProgram) Clients(ctx context.Context, job lease.Job, d lease.Daem
 			return nil, err
 		}
 		if len(answer) > 0 {
-			return parseClients(answer[:len(answer)-1])
+			rows, err := parseRows(answer[:len(answer)-1])
+			return clientsOf(rows), err
 		}
 		if try == askTries {
 			return nil, fmt.Errorf("cannot ask daemon of %s for its clients: %w", d.PipeDir, errTransient)
@@ -214,36 +215,27 @@ func (c ControlProgram) Clients(ctx context.Context, job lease.Job, d lease.Daem
 	}
 }
 
-// maxClients is far above the clients of one node's servers: 60 for each of 16 GPUs.
-const maxClients = 1024
-
-// parseClients reads the table that ps prints, a row for each client and device:
-//
-//	PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND
-//	670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin
-func parseClients(table []string) ([]site.Client, error) {
-	var clients []site.Client
-	for _, line := range table {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] == "PID" || strings.HasPrefix(line, "Server ") && strings.HasSuffix(line, "not found") {
-			continue
-		}
-		if len(fields) < 3 {
-			return nil, fmt.Errorf("cannot read list of clients: unexpected line %s", excerpt(line))
-		}
-		pid, err1 := strconv.Atoi(fields[0])
-		server, err2 := strconv.Atoi(fields[2])
-		if err1 != nil || err2 != nil || pid <= 0 || server <= 0 {
-			return nil, fmt.Errorf("cannot read list of clients: unexpected line %s", excerpt(line))
-		}
-		if client := (site.Client{Server: server, PID: pid}); !slices.Contains(clients, client) {
+// clientsOf returns the clients in some rows of ps. A client on several devices has several rows.
+func clientsOf(rows []ClientRow) (clients []site.Client) {
+	for _, row := range rows {
+		if client := (site.Client{Server: row.Server, PID: row.PID}); !slices.Contains(clients, client) {
 			clients = append(clients, client)
 		}
-		if len(clients) > maxClients {
-			return nil, fmt.Errorf("cannot read list of clients: it names more than %d", maxClients)
-		}
 	}
-	return clients, nil
+	return clients
+}
+
+// ServerStatus asks once for the state of a server, such as ACTIVE. The daemon drops a third of the questions that ranks
+// ask at the same time (measured). A dropped question is an error.
+func (c ControlProgram) ServerStatus(ctx context.Context, job lease.Job, d lease.Daemon, server int) (string, error) {
+	answer, err := c.askOnce(ctx, job, d, []string{fmt.Sprintf("get_server_status %d", server)})
+	if err == nil && (len(answer) != 1 || !isStatus(answer[0])) {
+		err = fmt.Errorf("it answers %s", excerpt(answer...))
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot ask daemon: %w", err)
+	}
+	return answer[0], nil
 }
 
 // Terminate makes the server end a client. The client's work in flight then harms no other client; its own calls

@@ -104,18 +104,50 @@ func TestParseClients(t *testing.T) {
 670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin    
 670       3         624            GPU-47c6af56-3710-e125    4026531836     /tmp/p/spin    
 671       3         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/a name`, "\n")
-	clients, err := parseClients(table)
+	rows, err := parseRows(table)
+	clients := clientsOf(rows)
 	want := []site.Client{{Server: 624, PID: 670}, {Server: 624, PID: 671}}
 	if err != nil || len(clients) != 2 || clients[0] != want[0] || clients[1] != want[1] {
 		t.Errorf("%v, %v; want %v", clients, err, want)
 	}
-	if clients, err := parseClients([]string{"Server not found"}); err != nil || clients != nil {
-		t.Errorf("without a server: %v, %v", clients, err)
+	if rows, err := parseRows([]string{"Server not found"}); err != nil || rows != nil {
+		t.Errorf("without a server: %v, %v", rows, err)
 	}
 	for _, line := range []string{"no table", "1 2", "-1 2 3 x", "0 0 0", "1 2 x y"} {
-		if clients, err := parseClients([]string{line}); err == nil {
-			t.Errorf("%q is read as %v", line, clients)
+		if rows, err := parseRows([]string{line}); err == nil {
+			t.Errorf("%q is read as %v", line, rows)
 		}
+	}
+}
+
+// A later driver may add columns. The header says where they are, and a command may have spaces.
+func TestTheHeaderGivesTheColumns(t *testing.T) {
+	want := ClientRow{670, 624, "GPU-5c872127", "/tmp/p/a name"}
+	for _, table := range []string{
+		"PID ID SERVER DEVICE NAMESPACE COMMAND\n670 2 624 GPU-5c872127 4026531836 /tmp/p/a name",
+		"ID PID SERVER SMS DEVICE COMMAND\n2 670 624 33 GPU-5c872127 /tmp/p/a name",
+		"PID ID SERVER COMMAND DEVICE NAMESPACE\n670 2 624 /tmp/p/a name GPU-5c872127 4026531836",
+		"COMMAND PID SERVER DEVICE\n/tmp/p/a name 670 624 GPU-5c872127",
+	} {
+		if rows, err := parseRows(strings.Split(table, "\n")); err != nil || len(rows) != 1 || rows[0] != want {
+			t.Errorf("%q is read as %v, %v", table, rows, err)
+		}
+	}
+}
+
+// No client is hidden by a program whose name looks like a header.
+func TestANameLikeAHeaderHidesNoClient(t *testing.T) {
+	table := []string{
+		"PID ID SERVER DEVICE NAMESPACE COMMAND", "670 2 624 GPU-1 4026531836 /tmp/a PID SERVER",
+		"671 2 624 GPU-1 4026531836 PID ID SERVER DEVICE NAMESPACE COMMAND",
+	}
+	for _, lines := range [][]string{table, table[1:], append(slices.Clone(table), table[0])} {
+		if rows, err := parseRows(lines); err != nil || len(rows) != 2 {
+			t.Errorf("%q is read as %v, %v", lines, rows, err)
+		}
+	}
+	if rows, err := parseRows(append(slices.Clone(table), "SERVER PID")); err == nil { // a name with a new line
+		t.Errorf("a second header is read as %v", rows)
 	}
 }
 
@@ -174,6 +206,7 @@ func TestCheckPath(t *testing.T) {
 // A user's own daemon may give any answer, of any length.
 func FuzzAnswers(f *testing.F) {
 	f.Add("PID ID SERVER\n670 2 624 GPU-1 4026531836 /x\n100.0")
+	f.Add("PID ID SERVER COMMAND DEVICE\n670 2 624 /tmp/a PID SERVER GPU-1\n100.0")
 	f.Add("Cannot send command to MPS control daemon process")
 	f.Add("\x00\n-1 -1 -1")
 	f.Fuzz(func(t *testing.T, said string) {
@@ -181,11 +214,20 @@ func FuzzAnswers(f *testing.F) {
 		if err != nil {
 			return
 		}
-		clients, err := parseClients(lines)
-		for _, client := range clients {
-			if err == nil && (client.PID <= 0 || client.Server <= 0) {
-				t.Errorf("%q gives %v", said, client)
+		rows, err := parseRows(lines)
+		for _, row := range rows {
+			if err == nil && (row.PID <= 0 || row.Server <= 0) {
+				t.Errorf("%q gives %v", said, row)
 			}
+		}
+		numbered := 0 // rows that begin with a number, as each has that ps prints today
+		for _, line := range lines {
+			if fields := strings.Fields(line); len(fields) > 0 && strings.Trim(fields[0], "0123456789") == "" {
+				numbered++
+			}
+		}
+		if err == nil && numbered > len(rows) {
+			t.Errorf("%q gives only %v", said, rows)
 		}
 		_ = readBack(lease.Daemon{}, lease.Limits{Ceiling: whole}, lines)
 	})

@@ -66,7 +66,7 @@ func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*co
 		return nil, err
 	}
 	defer stdout.Close()
-	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{stdin, stdout, stdout}, c.IgnoreSignals...)
+	pid, report, err := c.fork(job, d.Group, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{stdin, stdout, stdout})
 	if err != nil {
 		question.Close()
 		output.Close()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -188,28 +189,67 @@ func (c *cursor) limit() string {
 	return ""
 }
 
-// parseRows reads the table of ps, in the form that parseClients describes.
-func parseRows(table []string) ([]ClientRow, error) {
-	var rows []ClientRow
+// maxRows is above the rows of one node's servers: 60 clients on each of 16 GPUs.
+const maxRows = 1024
+
+// columns are the columns of the table that ps prints, unless its header names others:
+//
+//	PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND
+//	670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin
+var columns = []string{"PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"}
+
+// parseRows reads the table that ps prints, a row for each client and device. A header has no numbers, and only the first
+// one counts. So no program hides a row by a name that looks like a header.
+func parseRows(table []string) (rows []ClientRow, err error) {
+	var header []string
 	for _, line := range table {
-		clients, err := parseClients([]string{line})
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", errShape, err)
-		}
-		if len(clients) == 0 {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(line, "Server ") && strings.HasSuffix(line, "not found") {
 			continue
 		}
-		row := ClientRow{PID: clients[0].PID, Server: clients[0].Server}
-		fields := strings.Fields(line)
-		if len(fields) > 3 {
-			row.Device = printable(fields[3], 40)
+		if isHeader(fields) && (header == nil || slices.Equal(fields, header)) {
+			header = fields
+			continue
 		}
-		if len(fields) > 5 {
-			row.Command = printable(strings.Join(fields[5:], " "), 80)
+		if header == nil {
+			header = columns
+		}
+		row, ok := parseRow(header, fields)
+		if !ok || len(rows) == maxRows {
+			return nil, fmt.Errorf("cannot read list of clients: %w: line %d: %s", errShape, len(rows)+1, excerpt(line))
 		}
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// isHeader reports whether a line names the columns.
+func isHeader(fields []string) bool {
+	numbers := slices.ContainsFunc(fields, func(field string) bool { _, err := strconv.Atoi(field); return err == nil })
+	return !numbers && slices.Contains(fields, "PID") && slices.Contains(fields, "SERVER")
+}
+
+// parseRow reads a row of a table with this header. A command may have spaces, so the columns after it are counted from
+// the end.
+func parseRow(header, fields []string) (row ClientRow, ok bool) {
+	value := func(column string) string {
+		i, command := slices.Index(header, column), slices.Index(header, "COMMAND")
+		if command >= 0 && i > command {
+			i += len(fields) - len(header)
+		}
+		if i < 0 || i >= len(fields) {
+			return ""
+		}
+		if i == command {
+			return strings.Join(fields[i:max(i, len(fields)-(len(header)-1-i))], " ")
+		}
+		return fields[i]
+	}
+	row = ClientRow{Device: printable(value("DEVICE"), 40), Command: printable(value("COMMAND"), 80)}
+	var err1, err2 error
+	row.PID, err1 = strconv.Atoi(value("PID"))
+	row.Server, err2 = strconv.Atoi(value("SERVER"))
+	return row, err1 == nil && err2 == nil && row.PID > 0 && row.Server > 0
 }
 
 // printable makes text from a user safe for a terminal, with a maximum length.
