@@ -19,7 +19,6 @@ import (
 type Options struct {
 	GPU       choice
 	Share     policy.ShareRule   // zero: the ticket's
-	Tuned     string             // the share is the one that mps-tune saved: for the program of this name, or ofProgram
 	ShareFlag bool               // Share is this rank's flag, not a variable that all ranks have
 	GPUFlag   bool               // GPU is this rank's flag, not a variable
 	Exchange  bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
@@ -36,9 +35,6 @@ type Options struct {
 	Off       bool          // run the program without MPS
 	OwnDaemon bool          // start a daemon for these ranks, if the site has started none
 }
-
-// ofProgram as Options.Tuned means the name of the rank's program.
-const ofProgram = "/"
 
 // jobTasks as Options.Slots means one slot for each task of the job on this node.
 const jobTasks = -1
@@ -82,8 +78,8 @@ func Settings() []Setting { return settings }
 var settings = []Setting{
 	{"gpu", "CHOICE", "auto, block, cyclic, nearest, all or inherit", (*Options).setGPU,
 		[]string{"auto", "block", "cyclic", "nearest", "all", "inherit"}},
-	{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm; tuned: what mps-tune --save found", (*Options).setShare,
-		[]string{"none", "even", "overlap", "weight", "tuned"}},
+	{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", (*Options).setShare,
+		[]string{"none", "even", "overlap", "weight"}},
 	{"exchange", "", "ranks of the launch have a --share of their own: all of them agree on the shares first",
 		toggle(func(o *Options) *bool { return &o.Exchange }), nil},
 	{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", (*Options).setMemory, []string{"none", "even"}},
@@ -205,24 +201,13 @@ func (o Options) over(g policy.Grant) policy.Grant {
 	return g
 }
 
-// setShare reads a rule, or tuned or tuned:NAME.
+// setShare reads a rule.
 func (o *Options) setShare(value string) (err error) {
-	name, named := strings.CutPrefix(value, "tuned:")
-	switch {
-	case value == "tuned":
-		o.Share, o.Tuned = policy.ShareRule{}, ofProgram
-	case named && (name == "" || strings.Contains(name, "/")):
-		return errors.New("want tuned, or tuned:NAME with the name that mps-tune saved")
-	case named:
-		o.Share, o.Tuned = policy.ShareRule{}, name
-	default:
-		o.Tuned = ""
-		o.Share, err = policy.ParseShare(value)
-		if err != nil && strings.HasSuffix(err.Error(), " or Nsm") { // the value has none of the forms
-			err = errors.New("want none, even, overlap:F, weight:W, PCT%, Nsm or tuned")
-			if value != "" && strings.Contains("0123456789", value[:1]) {
-				err = fmt.Errorf("%w (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)", err)
-			}
+	o.Share, err = policy.ParseShare(value)
+	if err != nil && strings.HasSuffix(err.Error(), " or Nsm") { // the value has none of the forms
+		err = errors.New("want none, even, overlap:F, weight:W, PCT% or Nsm")
+		if value != "" && strings.Contains("0123456789", value[:1]) {
+			err = fmt.Errorf("%w (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)", err)
 		}
 	}
 	return err

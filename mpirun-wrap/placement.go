@@ -132,11 +132,6 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	ticket.Grant = r.Options.over(ticket.Grant)
 	placement := Placement{Task: r.Task, Ticket: ticket}
 	var err error
-	if r.Tuned != nil {
-		if r.Options.Share, r.tunedBy, err = r.Tuned(ticket, r.Task); err != nil {
-			return Placement{}, err
-		}
-	}
 	daemon, err := daemonOf(ticket, r.Task, place.visible())
 	if err != nil {
 		return Placement{}, err

@@ -9,12 +9,9 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
-	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,11 +25,6 @@ type Rank struct {
 	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
 	// ranks. It is nil if no rank can have its own rule.
 	Exchange exchangeFunc
-	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for
-	// it.
-	Tuned func(lease.Ticket, slurm.Task) (share policy.ShareRule, file string, err error)
-	// tunedBy is the file with the tuned share.
-	tunedBy string
 }
 
 // readRank reads the description of the rank from the environment and the machine.
@@ -61,16 +53,12 @@ func (r *run) readRank() (err error) {
 	return nil
 }
 
-// readShare finds out what the rank's share depends on besides its options: the other ranks of the launch, or a share
-// that mps-tune has saved.
+// readShare finds out what the rank's share depends on besides its options: the other ranks of the launch.
 func (r *run) readShare() (err error) {
 	if needsExchange(r.Env, r.task, r.Options) {
 		if r.rank.Exchange, err = r.exchanger(); err != nil {
 			return err
 		}
-	}
-	if r.Options.Tuned != "" {
-		r.rank.Tuned = r.tunedShare
 	}
 	return nil
 }
@@ -154,17 +142,4 @@ func (r *run) launchID() (string, error) {
 	}
 	r.launch = launchID(r.Env, r.task, parent.Process)
 	return r.launch, nil
-}
-
-// tunedShare finds the share that mps-tune saved for the program, or for the name that the user gave.
-func (r *run) tunedShare(ticket lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
-	name := r.Options.Tuned
-	if name == ofProgram {
-		if len(r.Program) == 0 {
-			return policy.ShareRule{}, "", errors.New("cannot find a tuned share: no program is given: give it, or --share=tuned:NAME")
-		}
-		name = r.Program[0]
-	}
-	key := tuned.NewKey(name, task.LocalSize, len(ticket.Devices), ticket.Devices[0].Name)
-	return tuned.Find(tuned.UserFile(r.Env["XDG_CONFIG_HOME"], r.Env["HOME"]), r.Paths.Tuned(), key)
 }

@@ -125,9 +125,6 @@ func (r Rank) why(ticket lease.Ticket, part gpuShare) []string {
 	if r.Options.Share != (policy.ShareRule{}) {
 		share += " by " + given("share", r.Options.ShareFlag) + ", in place of " + granted.String()
 	}
-	if r.tunedBy != "" {
-		share += " (tuned: " + r.tunedBy + ")"
-	}
 	ceiling := policy.PercentFrom(ticket.Grant.Ceiling)
 	gpu := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}
 	limit := gpu.SMsAt(ceiling)

@@ -25,9 +25,6 @@ func (p Paths) Check() error {
 // Policy returns the path of the policy file.
 func (p Paths) Policy() string { return filepath.Join(p.Root, "/etc/slurm-mps/policy.hcl") }
 
-// Tuned returns the path of the site's file of shares that mps-tune has found (package tuned).
-func (p Paths) Tuned() string { return filepath.Join(p.Root, "/etc/slurm-mps/tuned") }
-
 // ConfigFile returns the path of the site's configuration file.
 func (p Paths) ConfigFile() string { return filepath.Join(p.Root, "/etc/slurm-mps/site.hcl") }
 

@@ -3,15 +3,13 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
-	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
 
@@ -25,33 +23,19 @@ Ranks go round the GPUs. Shares:
   weight:W    by weight, which is even if all ranks have the same weight
   PCT%        a percentage of the GPU, rounded down to a TPC
   Nsm         N SMs, rounded down to a TPC
-  tuned:NAME  what mps-tune has saved for the program, in your file or the site's
-Memory is what a program can use, without its context: none, even, or a size like 8G or 16384M.
-
---svg also draws the GPUs: a column for each SM, and a bar for each rank. MPS limits how many SMs a rank uses, and not
-which, so the places of the bars are an example.`
+Memory is what a program can use, without its context: none, even, or a size like 8G or 16384M.`
 
 // planCommand is mpsctl plan. A question without an answer is a mistake in usage.
 func planCommand(call *command.Invocation) *cobra.Command {
 	var q plan.Request
-	var picture string
 	c := &cobra.Command{
 		Use: "plan --gpu NAME --ranks N", Short: "print what each rank would get", Long: planHelp,
 		Example: "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
 		Args:    command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			q, err := withTuned(q, tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME")), call.Paths.Tuned())
-			if err != nil {
-				return err
-			}
 			answer, err := q.Answer()
 			if err != nil {
 				return command.SuggestShare(err, q.Share)
-			}
-			if picture != "" {
-				if err := savePicture(picture, answer); err != nil {
-					return cli.RuntimeError{Err: err}
-				}
 			}
 			return call.Print("plan", answer, func(command.Screen) string { return planText(answer) })
 		},
@@ -67,7 +51,6 @@ func planCommand(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&q.Over, "mem-overcommit", "1", "--mem=even promises the memory `F` times")
 	flags.StringVar(&q.Ceiling, "ceiling", "100", "no rank exceeds `PCT` percent of a GPU")
 	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
-	flags.StringVar(&picture, "svg", "", "write a picture of the plan to `FILE` too")
 	command.CompleteValues(c, "gpu", modelNames()...)
 	command.CompleteValues(c, "share", "none", "even", "overlap:", "weight:")
 	command.CompleteValues(c, "mem", "none", "even")
@@ -82,22 +65,45 @@ func modelNames() (names []string) {
 	return names
 }
 
-// withTuned replaces the share tuned:NAME by the one that mpirun-wrap would find in these files.
-func withTuned(q plan.Request, userFile, siteFile string) (plan.Request, error) {
-	program, product, err := q.Tuned()
-	if err != nil || program == "" {
-		return q, err
+// barCells is the width that the numbers leave for a bar on a line of 80 columns.
+const barCells = 38
+
+// planText returns the plan for people. Each rank has a line with a bar, and the whole bar is the GPU. Then each GPU
+// has a line with its total.
+func planText(p plan.Plan) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", askedText(p.Asked))
+	b.WriteString("rank  GPU    SMs     percent     memory\n")
+	for _, r := range p.Ranks {
+		bar := command.Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells)
+		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r.MemoryMiB), bar)
 	}
-	rule, _, err := tuned.Find(userFile, siteFile, tuned.NewKey(program, q.Ranks, q.GPUs, product))
-	q.Share = rule.String()
-	return q, err
+	b.WriteByte('\n')
+	for gpu := range p.Asked.GPUs {
+		b.WriteString(p.Total(gpu) + "\n")
+	}
+	return b.String()
 }
 
-// savePicture writes the picture of a plan into a file. The file is whole or absent.
-func savePicture(path string, p plan.Plan) error {
-	var picture bytes.Buffer
-	if err := p.WriteSVG(&picture); err != nil {
-		return fmt.Errorf("cannot draw the plan: %w", err)
+func askedText(a plan.Asked) string {
+	memory := "memory not known"
+	if a.Model.MemoryMiB > 0 {
+		memory = fmt.Sprintf("%d MiB", a.Model.MemoryMiB)
 	}
-	return replaceFile(path, picture.Bytes())
+	return fmt.Sprintf("%d × %s (%d SMs, %s)\n%s", a.GPUs, a.Model.Name, a.Model.GPU.SMs, memory, a.Rules())
+}
+
+func percentText(r plan.Rank) string {
+	if r.Percent == 0 {
+		return "no cap"
+	}
+	return r.Percent.String()
+}
+
+// memoryText prints a limit of memory.
+func memoryText(mib *int) string {
+	if mib == nil {
+		return "no limit"
+	}
+	return strconv.Itoa(*mib) + " MiB"
 }

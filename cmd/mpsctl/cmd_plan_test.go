@@ -6,14 +6,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
-	"github.com/slurm-mps/slurm-mps/policy/plan"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
@@ -91,12 +88,6 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H200 --ranks 1 --clients -1", "cannot plan for -1 clients: give --clients 1 or more"},
 		{"plan --gpu H200 --ranks 2 --share evn", `cannot read share "evn": want none, even, overlap:F, weight:W, PCT% or Nsm: did you mean even?`},
 		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, weight:W, PCT% or Nsm`},
-		{"plan --gpu H200 --ranks 2 --share tuned", "cannot plan share tuned: a plan has no program: name it: --share tuned:NAME"},
-		{"plan --gpu H200 --ranks 2 --share tuned:", "cannot plan share tuned: a plan has no program: name it: --share tuned:NAME"},
-		{"plan --sms 60 --ranks 2 --share tuned:app", "cannot plan share tuned: the GPU has no name: give --gpu"},
-		{"plan --gpu H200 --ranks 0 --share tuned:app", "cannot plan for 0 ranks: give --ranks, the number of ranks on the node"},
-		{"plan --gpu H200 --ranks 2 --root /absent --share tuned:app",
-			`cannot find the tuned share of "app" with 2 ranks on each H200: no line of /absent/etc/slurm-mps/tuned has it: run mps-tune --save in a job, or give another --share`},
 		{"plan --gpu H200 --ranks 2 --share 200sm", "cannot give share 200sm: the GPU has 132 SMs: ask for 132sm or less"},
 		{"plan --gpu H200 --ranks 2 --mem 8", `cannot read memory "8": want none, even, or a size of whole MiB, like 8G or 16384M`},
 		{"plan --gpu H200 --ranks 2 --mem 200G", "cannot give a rank 204800 MiB: the GPU has 142562 MiB beside the rank's context: ask for 142562M or less"},
@@ -175,35 +166,5 @@ func TestJSONReadsBack(t *testing.T) {
 	}
 	if len(read.Ranks) != 5 || sum != 58 {
 		t.Errorf("%d ranks, %d SMs", len(read.Ranks), sum)
-	}
-}
-
-// --svg writes the picture of the same plan, and the plan is printed too.
-func TestPlanSVG(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "plan.svg")
-	code, out, complaint := mpsctl("plan", "--gpu", "H200", "--ranks", "8", "--share", "even", "--svg", path)
-	if code != cli.ExitOK || complaint != "" || !strings.Contains(out, "rank  GPU") {
-		t.Fatalf("code %d, %s\n%s", code, complaint, out)
-	}
-	picture, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := plan.Request{GPU: "H200", GPUs: 1, Ranks: 8, Share: "even", Memory: "none", Over: "1", Ceiling: "100"}.Answer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want bytes.Buffer
-	if err := p.WriteSVG(&want); err != nil || !bytes.Equal(picture, want.Bytes()) {
-		t.Errorf("%v, the picture is\n%s\nwant\n%s", err, picture, want.Bytes())
-	}
-}
-
-func TestAPictureThatCannotBeWritten(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "none", "plan.svg")
-	code, out, complaint := mpsctl("plan", "--gpu", "H200", "--ranks", "2", "--svg", path)
-	want := fmt.Sprintf("mpsctl: cannot write %s: no such file or directory\n", path)
-	if code != cli.ExitFindings || out != "" || complaint != want {
-		t.Errorf("code %d, printed %q\ngot  %swant %s", code, out, complaint, want)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan computes the parts that ranks get of GPUs that need not be there, and draws the answer. It uses the
+// Package plan computes the parts that ranks get of GPUs that need not be there, and uses the
 // arithmetic of the wrapper, so ranks get the same. It is pure: values in, values out.
 package plan
 
@@ -20,7 +20,7 @@ type Request struct {
 	GPUs    int
 	Ranks   int
 	Clients int    // that MPS serves on a GPU; 0 for the model's own
-	Share   string // none, even, overlap:F, weight:W, PCT%, Nsm or tuned:NAME
+	Share   string // none, even, overlap:F, weight:W, PCT% or Nsm
 	Memory  string // none, even or a size
 	Over    string // how many times even memory is promised
 	Ceiling string // percent
@@ -56,26 +56,6 @@ type Asked struct {
 // Rules returns the rules of the question as text.
 func (a Asked) Rules() string {
 	return fmt.Sprintf("share %s, memory %s, ceiling %s %%", a.Share, a.Memory, a.Ceiling)
-}
-
-// Tuned returns the program of the share tuned:NAME, and the name of the GPU's product. The program is "" if the share
-// is another one, or if Answer refuses the number of GPUs or ranks. Package tuned finds the share of a program.
-func (q Request) Tuned() (program, product string, err error) {
-	name, named := strings.CutPrefix(q.Share, "tuned:")
-	if q.Share == "tuned" || named && name == "" {
-		return "", "", errors.New("cannot plan share tuned: a plan has no program: name it: --share tuned:NAME")
-	}
-	if !named || q.GPUs < 1 || q.Ranks < 1 {
-		return "", "", nil
-	}
-	model, err := q.model()
-	if err != nil {
-		return "", "", err
-	}
-	if model.Product == "" {
-		return "", "", errors.New("cannot plan share tuned: the GPU has no name: give --gpu")
-	}
-	return name, model.Product, nil
 }
 
 const maxGPUs = 64

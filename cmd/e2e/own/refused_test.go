@@ -3,6 +3,7 @@
 package own_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -147,10 +148,12 @@ func TestTune(t *testing.T) {
 	if err := node.WriteProgram(path, []byte("#!/bin/sh\ncase $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in 50*) echo rate 9;; *) echo rate 3;; esac\n")); err != nil {
 		t.Fatal(err)
 	}
-	line := n.Command("mps-tune", "--ranks=4", "--repeats=2", "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", path)
+	wrapper := strings.Join(n.Command("mpirun-wrap", "--local-size=4"), " ")
+	four := fmt.Sprintf("for i in 0 1 2 3; do %s --local-rank=$i %s & done; wait", wrapper, path)
+	line := n.Command("mps-tune", "--repeats=2", "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", "sh", "-c", four)
 	p := n.start([]string{"SLURM_MPS_OWN=1"}, line...)
 	ends(0, p)
-	if want := "\nuse: "; !strings.Contains(p.text(), want) || !strings.Contains(p.text(), "overlap:2") {
+	if want := "\nbest: overlap:2: the site's own share"; !strings.Contains(p.text(), want) || !strings.Contains(p.text(), "overlap:2") {
 		t.Errorf("it prints %s", p.text())
 	}
 	n.clean()

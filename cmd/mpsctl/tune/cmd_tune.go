@@ -1,89 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package tune is the program mps-tune. By trial, it finds the share with which a command line of the user is fastest.
+//
+// mps-tune runs inside a job, as the job's user, for a bounded time. It leaves no process behind. It calls a share
+// faster only if a test proves that (proof.go).
 package tune
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
-	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
 
-const help = `mps-tune finds the number of ranks and the share with which a program is fastest. It runs the program for a few
-seconds with each number and each share, under the mpirun-wrap of the job. Call it inside the job: in the batch
-script, or in the shell of salloc. Before the first run, it prints the number of runs and their time.
+const help = `mps-tune finds the share with which a command is fastest. The command is your own line with its launcher:
+"srun mpirun-wrap ./app", or "mpirun -np 8 mpirun-wrap ./app". Call mps-tune inside the job: in the batch script, or in
+the shell of salloc. It runs the command with SLURM_MPS_SHARE set to each share.
 
-A run starts several copies of the program, each under mpirun-wrap, or it starts --launcher. {ranks} in the launcher
-is the number of ranks: "srun -n {ranks}", "mpirun -np {ranks}". A launcher with its own number, like srun -n8, is
-run with that number only. Quotes in the launcher are as in a shell: 'srun --export="A B" -n {ranks}'. Without --ranks,
-the numbers are the job's tasks on the node, a half and a quarter of them.
+Without --rate, a run lasts until the command ends, and its rate is the number of runs in an hour. With --rate, the rate
+comes from the numbers that the pattern finds in stdout and stderr. It is the mean of the second half of them, so the
+first ones, of a slow start, do not count. A line may end with a carriage return, as that of a progress bar does. With
+--seconds, mps-tune ends a run after that time.
 
-The rate of a rank is the last number that --rate finds in its stdout or stderr. A line may end with a carriage return,
-as that of a progress bar does. gromacs, lammps, namd and amber run until the program ends, because they print the
-rate at their end: give a short input. With tqdm, lightning and a pattern of your own, mps-tune ends a run after
---seconds. Without --rate, a run lasts until the program ends, and its rate is the number of copies in an hour, or of
-launches.
+mps-tune makes one run to warm up, and stops if it fails. Then it tries each share once, in an order by chance, and
+again, --repeats times in all. The site's own share is always among them. Another share is called faster if a t-test
+for pairs proves a gain of 1 % or more. docs/reference.md has the test and its limits. If nothing is proved, the
+site's own share stays. More --repeats prove smaller gains.
 
-The rates of all ranks that print one are added up, so independent copies count as what they are. If one rank prints
-the rate of all, that rate counts. If each rank prints the rate of the whole program, give --one-rate. srun and Open
-MPI label the ranks. With other launchers, the last rate in the output of all ranks counts.
-
-mps-tune makes one run to warm up, and stops if it fails. Then it tries each number of ranks with each share once, in
-an order by chance, and again, --repeats times in all. The site's own share is always among them. Another share is
-called faster if a t-test for pairs proves a gain of 1 % or more. docs/reference.md has the test and its limits. If
-nothing is proved, the site's own share stays. More --repeats prove smaller gains.
-
---save stores the share that is proved to be faster, for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
-~/.config/slurm-mps/tuned. mpirun-wrap --share=tuned then finds the share by the program's file name, the ranks on a
-GPU and the GPU's model. A site's shares are in /etc/slurm-mps/tuned, with the same lines.
-
-The exit code is 0 if mps-tune finds a best share. It is 1 if no share could be run or something failed, and 2 if the
-command line has a mistake. --json prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
+The exit code is 0 if mps-tune has compared the shares. It is 1 if no share could be run or something failed, and 2 if
+the command line has a mistake. --json prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
 
 // Command is the program mps-tune.
 func Command(call *command.Invocation) *cobra.Command {
 	var q question
-	var pattern, launcher string
-	var rules []string
+	var pattern string
+	var shares []string
 	c := &cobra.Command{
-		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the number of ranks and the share that are best for a program",
-		Long: help,
-		Example: "  mps-tune --rate 'speed: ([0-9.]+)' -- ./app\n" +
-			"  mps-tune --ranks 4,8,16 --save -- ./app input.dat\n" +
-			"  mps-tune --launcher 'srun -n {ranks}' --rate gromacs -- gmx_mpi mdrun -nsteps 20000",
+		Use: "mps-tune [flags] -- COMMAND [ARG...]", Short: "find the share that is best for a command", Long: help,
+		Example: "  mps-tune -- srun mpirun-wrap ./app input.dat\n" +
+			"  mps-tune --rate 'Performance: +([0-9.]+)' -- srun mpirun-wrap gmx_mpi mdrun -nsteps 20000\n" +
+			"  mps-tune --rate '([0-9.]+) it/s' --seconds 30 -- mpirun -np 4 mpirun-wrap python train.py",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("cannot tune: no program is given: mps-tune -- PROGRAM")
+				return errors.New("cannot tune: no command is given: mps-tune -- srun mpirun-wrap ./app")
 			}
 			return nil
 		},
-		RunE: func(c *cobra.Command, args []string) (err error) {
-			q.program = args
-			if q.launcher, err = splitWords(launcher); err != nil {
-				return err
-			}
-			if q.rules, err = readRules(rules); err != nil {
+		RunE: func(_ *cobra.Command, args []string) (err error) {
+			q.line, q.env = args, call.Env
+			if q.rules, err = readRules(shares); err != nil {
 				return err
 			}
 			if q.rate, err = readRate(pattern); err != nil {
 				return err
 			}
-			if c.Flags().Changed("seconds") && !q.ends() {
-				return q.cannotEnd()
-			}
-			q.save = q.save || q.name != ""
-			q.name = cmp.Or(q.name, args[0])
 			if err := q.check(); err != nil {
 				return err
 			}
@@ -95,32 +76,13 @@ func Command(call *command.Invocation) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.SortFlags = false
-	flags.IntSliceVar(&q.counts, "ranks", nil, "try these `NUMBERS` of ranks on this node, with commas")
-	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND`, with {ranks} for their number")
-	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"},
+	flags.StringSliceVar(&shares, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"},
 		"try these `SHARES`, with commas")
-	flags.StringVar(&pattern, "rate", "",
-		"gromacs, lammps, namd, amber, tqdm, lightning, or a `PATTERN` with one group: the rate")
-	flags.BoolVar(&q.oneRate, "one-rate", false, "the ranks of a launch print the same rate: do not add them up")
-	q.lasts = 10 * time.Second
-	flags.Var(seconds{&q.lasts}, "seconds", "end a run after this `TIME`, with --rate")
+	flags.StringVar(&pattern, "rate", "", "a `PATTERN` with one group: the rate in the output")
+	flags.Var(seconds{&q.lasts}, "seconds", "end a run after this `TIME`, with --rate; 0 waits for the command's end")
 	flags.IntVar(&q.repeats, "repeats", 5, "run each `N` times")
-	flags.DurationVar(&q.limit, "limit", 10*time.Minute, "end a run that takes this `DURATION`")
 	flags.DurationVar(&q.within, "within", 30*time.Minute, "end all after this `DURATION`, or a minute before the job ends")
-	flags.BoolVar(&q.save, "save", false,
-		"remember the shares that are proved to be faster, by the name of the program's file")
-	flags.StringVar(&q.name, "save-as", "", "remember them by this `NAME`, for mpirun-wrap --share=tuned:NAME")
 	return c
-}
-
-// cannotEnd is the error of --seconds if a run lasts until the program ends.
-func (q question) cannotEnd() error {
-	if q.rate == nil {
-		return fmt.Errorf("cannot end runs after %v: without --rate, a run lasts until the program ends: "+
-			"give --rate, or leave out --seconds", q.lasts)
-	}
-	return fmt.Errorf("cannot end %s after %v: it prints its rate at its end only: "+
-		"leave out --seconds, and give a short input", q.rate.text, q.lasts)
 }
 
 func readRules(texts []string) (rules []policy.ShareRule, err error) {
@@ -129,9 +91,26 @@ func readRules(texts []string) (rules []policy.ShareRule, err error) {
 		if err != nil {
 			return nil, command.SuggestShare(err, text)
 		}
-		rules = append(rules, rule)
+		if !slices.Contains(rules, rule) {
+			rules = append(rules, rule)
+		}
 	}
 	return rules, nil
+}
+
+// readRate reads --rate. It is nil without a pattern.
+func readRate(text string) (*regexp.Regexp, error) {
+	if text == "" {
+		return nil, nil
+	}
+	pattern, err := regexp.Compile(text)
+	if err == nil && pattern.NumSubexp() != 1 {
+		err = errors.New("it needs one group, around the number")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read --rate %q: %w", text, err)
+	}
+	return pattern, nil
 }
 
 // seconds is a flag that takes a number of seconds, or a time with a unit.
@@ -149,52 +128,52 @@ func (s seconds) Set(text string) error {
 	return err
 }
 
-// maxRuns bounds the number of runs, because each run may take --limit.
-const maxRuns = 1000
-
-// check refuses a request that cannot be run, or that would run for days.
+// check refuses a request that cannot be run.
 func (q question) check() error {
-	fixed := q.fixed()
-	for _, ranks := range q.counts {
-		if ranks < 1 || ranks > 1024 {
-			return fmt.Errorf("cannot tune %d ranks: give --ranks 1 to 1024", ranks)
+	if i := q.wrapper(); i >= 0 {
+		for _, word := range q.line[i+1:] {
+			if word == "--" || !strings.HasPrefix(word, "-") {
+				break
+			}
+			if strings.HasPrefix(word, "--share") {
+				return fmt.Errorf("cannot tune: the command has a share of its own, %s: leave it out", word)
+			}
 		}
 	}
 	switch {
-	case fixed && len(q.counts) > 0:
-		return errors.New("cannot tune: --launcher has a number of ranks of its own: write {ranks} in its place, or leave out --ranks")
-	case q.oneRate && (q.rate == nil || len(q.launcher) == 0):
-		return errors.New("cannot tune with --one-rate: it needs --rate and --launcher")
-	case fixed && q.save:
-		return errors.New("cannot save: --launcher has a number of ranks of its own: write {ranks} in its place, and give --ranks")
-	case len(q.rules) == 0 || len(q.rules)*max(len(q.counts), 1) < 2:
-		return errors.New("cannot tune: there is nothing to compare: give two shares or more with --share, or two numbers with --ranks")
+	case len(q.rules) == 0:
+		return errors.New("cannot tune: there is nothing to compare: give two shares or more with --share")
 	case q.repeats < 1 || q.repeats > 100:
 		return fmt.Errorf("cannot repeat %d times: give --repeats 1 to 100", q.repeats)
-	case len(q.rules)*max(len(q.counts), 1)*q.repeats > maxRuns:
-		return fmt.Errorf("cannot tune with more than %d runs: give fewer --ranks, --share or --repeats", maxRuns)
-	case q.lasts < time.Second || q.lasts > q.limit:
-		return fmt.Errorf("cannot run for %v: give --seconds 1s up to --limit", q.lasts)
+	case q.lasts != 0 && q.rate == nil:
+		return fmt.Errorf("cannot end runs after %v: without --rate, a run lasts until the command ends: "+
+			"give --rate, or leave out --seconds", q.lasts)
+	case q.lasts < 0 || q.lasts > 0 && q.lasts < time.Second:
+		return fmt.Errorf("cannot run for %v: give --seconds 1 or more", q.lasts)
 	case q.within < time.Second:
 		return fmt.Errorf("cannot tune within %v: give --within 1s or longer", q.within)
-	}
-	if q.save {
-		return tuned.Key{Program: filepath.Base(q.name)}.Check()
 	}
 	return nil
 }
 
-// answer measures and prints. It proves that it can save before the runs, because the runs take minutes.
-func (q question) answer(call *command.Invocation) error {
-	ticket, err := q.prepare(call)
-	if err != nil {
+// wrapper returns the place of mpirun-wrap in the command, or -1.
+func (q question) wrapper() int {
+	return slices.IndexFunc(q.line, func(word string) bool { return filepath.Base(word) == "mpirun-wrap" })
+}
+
+// answer measures and prints.
+func (q question) answer(call *command.Invocation) (err error) {
+	if q.site, err = q.siteRule(call); err != nil {
 		return err
 	}
-	file := tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME"))
-	if q.save {
-		if err := tuned.Save(file, nil); err != nil {
-			return err
-		}
+	if !slices.Contains(q.rules, q.site) { // the others are compared with it
+		q.rules = slices.Insert(q.rules, 0, q.site)
+	}
+	if len(q.rules) < 2 {
+		return errors.New("cannot tune: there is nothing to compare: give another share than the site's with --share")
+	}
+	if q.within, err = untilJobEnds(q.within, call.Variable("SLURM_JOB_END_TIME"), time.Now()); err != nil {
+		return err
 	}
 	ctx, stop := command.SignalContext()
 	defer stop()
@@ -202,46 +181,40 @@ func (q question) answer(call *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	r := newReport(q, samples, ticket)
-	if q.save {
-		entries := q.entries(r)
-		if err = tuned.Save(file, entries); err == nil {
-			for _, e := range entries {
-				r.Saved = append(r.Saved, e.String())
-			}
-		}
+	r := newReport(q, samples)
+	if err := call.Print("table", r, r.text); err != nil {
+		return err
 	}
-	if printed := call.Print("table", r, r.text); err == nil {
-		err = printed
-	}
-	if err == nil && r.Use == "" {
+	if r.Use == "" {
 		return cli.ErrFindings
 	}
-	return err
+	return nil
 }
 
-// prepare adds the job's own values to the question.
-func (q *question) prepare(call *command.Invocation) (lease.Ticket, error) {
-	ticket, err := readTicket(call)
+// siteRule returns the share that a rank has if the user gives none: that of the job's ticket, or the default with
+// --own.
+func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
+	own := call.Variable("SLURM_MPS_OWN")
+	if slices.Contains(q.line, "--own") || own != "" && own != "0" {
+		return policy.DefaultGrant().Rule(), nil
+	}
+	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
 	if err != nil {
-		return ticket, err
+		return policy.ShareRule{}, errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, " +
+			"or in the shell of salloc, or give mpirun-wrap --own")
 	}
-	if site := ticket.Grant.Rule(); !slices.Contains(q.rules, site) { // the others are compared with it
-		q.rules = append([]policy.ShareRule{site}, q.rules...)
+	boot, err := site.BootID()
+	if err != nil {
+		return policy.ShareRule{}, err
 	}
-	env := slurm.NewEnv(call.Env)
-	q.env, q.nodes = call.Env, 1
-	if nodes, err := strconv.Atoi(call.Variable("SLURM_JOB_NUM_NODES")); err == nil && nodes > 1 {
-		q.nodes = nodes
+	ticket, err := lease.OpenReadOnly(call.Paths.Run(), boot).ReadTicket(uint32(job))
+	if err == nil && ticket.RefusalReason != "" {
+		err = fmt.Errorf("this job has no MPS: %s", ticket.RefusalReason)
 	}
-	if q.within, err = untilJobEnds(q.within, call.Variable("SLURM_JOB_END_TIME"), time.Now()); err != nil {
-		return ticket, err
+	if err != nil {
+		return policy.ShareRule{}, fmt.Errorf("cannot tune: %w", err)
 	}
-	if q.wrapper, err = wrapper(call.Paths.Root); err != nil {
-		return ticket, err
-	}
-	q.counts, err = q.numbers(env, len(ticket.Devices)*ticket.Grant.MaxClients*q.onNodes())
-	return ticket, err
+	return ticket.Grant.Rule(), nil
 }
 
 // untilJobEnds shortens a time, so that at least a minute of the job is left. Slurm gives the end in seconds since
@@ -256,26 +229,4 @@ func untilJobEnds(within time.Duration, end string, now time.Time) (time.Duratio
 		return 0, errors.New("cannot tune: the job ends within a minute: submit it with a longer --time")
 	}
 	return min(within, left.Truncate(time.Second)), nil
-}
-
-// numbers returns the numbers of ranks to try: each once, ascending, and none that the GPUs cannot have.
-func (q question) numbers(env slurm.Env, limit int) ([]int, error) {
-	counts := slices.Compact(slices.Sorted(slices.Values(q.counts)))
-	switch {
-	case len(counts) > 0:
-	case q.fixed():
-		return []int{unknown}, nil
-	default:
-		tasks, err := slurm.TasksOnNode(env)
-		tasks *= q.onNodes()
-		if err != nil || tasks == 1 {
-			return nil, errors.New("cannot tune: no number of ranks is given, and the job has not several tasks on this node: give --ranks, like --ranks=2,4,8")
-		}
-		tasks = min(tasks, limit)
-		counts = slices.Compact([]int{max(tasks/4, 1), max(tasks/2, 1), tasks})
-	}
-	if largest := counts[len(counts)-1]; largest > limit {
-		return nil, fmt.Errorf("cannot tune %d ranks: the GPUs of this job take %d: give --ranks %d or less, or submit with more GPUs", largest, limit, limit)
-	}
-	return counts, nil
 }

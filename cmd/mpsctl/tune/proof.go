@@ -4,8 +4,8 @@ package tune
 
 import "math"
 
-// errorRate is the greatest chance that a whole trial calls any share or any number of ranks faster that is not. It is
-// divided by the number of comparisons (Bonferroni).
+// errorRate is the greatest chance that a whole trial calls any share faster that is not. It is divided by the number of
+// comparisons (Bonferroni).
 const errorRate = 0.005
 
 // minGain is the smallest gain that counts. A smaller one is not worth a flag.
@@ -25,17 +25,14 @@ type proof struct {
 	noise       float64 // the median of the standard deviations of all shares' gains over the site's
 }
 
-// proof returns the test of a trial. It compares each share with the site's, for each number of ranks, and the
-// numbers of ranks with the best one.
-func (q question) proof(r report) proof {
-	p := proof{comparisons: max(len(q.counts)*(len(q.rules)-1)+len(q.counts)-1, 1)}
+// proof returns the test of a trial, which compares each share with the site's.
+func (r report) proof() proof {
+	p, site := proof{comparisons: max(len(r.Rules)-1, 1)}, r.siteRow()
 	var all []float64
 	for _, w := range r.Rules {
-		for _, site := range r.Rules {
-			if site.Rule == r.Site && site.Ranks == w.Ranks && w.Rule != r.Site && w.Median > 0 && site.Median > 0 {
-				_, deviation := spread(w.gains(site))
-				all = append(all, deviation)
-			}
+		if w.Rule != r.Site && w.Median > 0 && site.Median > 0 {
+			_, deviation := spread(w.gains(site))
+			all = append(all, deviation)
 		}
 	}
 	p.noise = median(all)

@@ -34,7 +34,7 @@ var card = []thing{
 	{"Eight programs that no launcher numbers, in four slots (cat ensemble)",
 		"srun --gres=gpu:1 --constraint=mps ./ensemble", 0, "66 SMs of GPU-"},
 	{"Which share is the fastest for a program",
-		"srun --gres=gpu:1 --constraint=mps mps-tune --ranks 4 --repeats 1 -- ./app", 0, "overlap:2"},
+		"salloc -Q -n4 --gres=gpu:1 -Cmps mps-tune --repeats 1 -- srun ./app", 0, "overlap:2"},
 }
 
 // cardText returns the card as the user sees it.

@@ -108,7 +108,7 @@ func TestAWrongCommandIsFound(t *testing.T) {
 		"mpsctl status --watch": false, "mpsctl status --wach": true, "mpsctl statuss": true, "mpsctl policy check": false, "mpsctl policy": true,
 		"mpsctl policy chek": true, "mpsctl --json audit": false, "srun -n2 mpirun-wrap --share=even ./app --bogus": false,
 		"srun mpirun-wrap --shares=even ./app": true, "srunn -n2 ./app": true, "make packages": false, "make package": true,
-		"mps-tune --ranks 8 -- ./app --bogus": false, "mps-tune --rank 8 -- ./app": true, "mpsctl tune -- ./app": true,
+		"mps-tune --repeats 8 -- ./app --bogus": false, "mps-tune --repeat 8 -- ./app": true, "mpsctl tune -- ./app": true,
 		`sbatch -n8 --wrap "srun mpirun-wrap --bogus ./app"`: true, "VAR=1 mpsctl plan --gpu H200 && mpsctl bogus": true,
 	} {
 		if got := m.wrong(line); (got != "") != wrong {

@@ -29,13 +29,12 @@ var packages = map[string][]string{
 	"site/usage":      {"site", "site/lease", "golang.org/x/sys/unix"},
 	"site/usage/page": {"site", "site/usage"},
 	"site/lease":      {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
-	"site/tuned":      {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":        {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":        {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
 	"site/guard":      {"site", "site/cgroup", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
 	"prolog":          {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
 	"epilog":          {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":     {"policy", "site", "site/cli", "site/lease", "site/proc", "site/serverlog", "site/slurm", "site/tuned", "golang.org/x/sys/unix"},
+	"mpirun-wrap":     {"policy", "site", "site/cli", "site/lease", "site/proc", "site/serverlog", "site/slurm", "golang.org/x/sys/unix"},
 	"site/cli":        {"site"},
 	"site/logfile":    {"github.com/rs/zerolog"},
 	"site/guard/gpuusage": {"site/cli", "site/logfile", "policy", "site", "site/clientenv", "site/gpu",
@@ -61,8 +60,8 @@ var packages = map[string][]string{
 	"site/reap":    {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
 	"site/command": {"site/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/mpsctl": {"cmd/mpsctl/tune", "site/cli", "site/command", "prolog/frame", "epilog", "policy",
-		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/mpsctl/tune": {"site/cli", "site/command", "policy", "site", "site/driver", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
+		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/mpsctl/tune": {"site/cli", "site/command", "policy", "site", "site/lease", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed

@@ -141,7 +141,7 @@ var printed = []struct{ words, source, code string }{
 	{"cannot take a slot: all 8 are taken", "../../../mpirun-wrap/slots.go", "cannot take a slot: all %d are taken"},
 	{"has not recovered from a fatal GPU error within", "../../../mpirun-wrap/ready.go", ""},
 	{"is less than a client can have: it gets", "../../../policy/share.go", ""},
-	{"cannot tune outside a job", "../../../cmd/mpsctl/tune/tune.go", ""},
+	{"cannot tune outside a job", "../../../cmd/mpsctl/tune/cmd_tune.go", ""},
 	{"cannot report job 7: this node has no report of it", "../../../cmd/mpsctl/cmd_report.go", "cannot report job %d: this node has no report of it"},
 
 	{"out of memory", "CUDA, cudaGetErrorString(cudaErrorMemoryAllocation)", ""},

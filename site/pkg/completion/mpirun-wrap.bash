@@ -19,7 +19,7 @@ _mpirun_wrap() {
     [[ $cur == = ]] && cur=
     case $flag in
         --gpu) mapfile -t COMPREPLY < <(compgen -W 'auto block cyclic nearest all inherit' -- "$cur") ;;
-        --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap: weight: tuned' -- "$cur") ;;
+        --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap: weight:' -- "$cur") ;;
         --mem) mapfile -t COMPREPLY < <(compgen -W 'none even' -- "$cur") ;;
         --priority) mapfile -t COMPREPLY < <(compgen -W 'normal low' -- "$cur") ;;
         --root) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;

@@ -3,7 +3,7 @@
 # zsh completion of mpirun-wrap: the flags and their values, and then the program with the program's own completion.
 _arguments -S -A '-*' \
     '--gpu=[the GPU]:choice:(auto block cyclic nearest all inherit)' \
-    '--share=[the share]:share:(none even overlap\: weight\: tuned)' \
+    '--share=[the share]:share:(none even overlap\: weight\:)' \
     '--exchange[ranks of the launch have a --share of their own]' \
     '--mem=[device memory that the rank can have]:size:(none even)' \
     '--priority=[the priority]:priority:(normal low)' \

@@ -37,7 +37,7 @@ var userSections = [][3]string{
 
 var pages = []page{
 	{"mpirun-wrap", "mpirun-wrap", 1, "run one rank of a job under NVIDIA MPS"},
-	{"mps-tune", "mps-tune", 1, "find the number of ranks and the share that are best for a program"},
+	{"mps-tune", "mps-tune", 1, "find the share that is best for a command"},
 	{"mpsctl", "mpsctl", 8, "look at a node, and print what slurm-mps would do"},
 	{"prolog", "slurm-mps-prolog", 8, "make a node ready for a job's MPS: slurmd's Prolog="},
 	{"epilog", "slurm-mps-epilog", 8, "bring a node back to what it was before a job: slurmd's Epilog="},

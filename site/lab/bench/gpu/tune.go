@@ -51,8 +51,9 @@ func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err erro
 	if err != nil {
 		return found, err
 	}
-	line := append(s.Command("mps-tune"), "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--within", "1h", "--launcher",
-		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
+	line := append(s.Command("mps-tune"), "--json", "--repeats", fmt.Sprint(tuneRepeats), "--within", "1h",
+		"--rate", `'"total": ?([0-9.e+]+)'`, "--", "srun", "--mpi=pmix", fmt.Sprintf("-n%d", c.ranks))
+	line = append(line, s.Command("mpirun-wrap")...)
 	printed, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)},
 		"export CUDA_LOG_FILE=stderr", // if CUDA refuses a rank, the rank prints the reason, and the report keeps it
 		strings.Join(append(line, l.bound(program...)...), " "))
