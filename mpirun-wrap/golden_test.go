@@ -137,7 +137,7 @@ func placementOf(ticket lease.Ticket, environment, flags []string, agree func(st
 		agree = nil
 	}
 	return Place(ticket, Rank{
-		Task: task, Binding: binding, Host: hostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, Options: options, Exchange: agree,
+		Task: task, Binding: binding, CanOpen: openOf(env), Options: options, Exchange: agree,
 	})
 }
 

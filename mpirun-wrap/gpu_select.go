@@ -42,25 +42,22 @@ func (p position) visible() []int {
 	return p.devices
 }
 
-// hostInfo is information about this process from the node.
-type hostInfo struct {
-	NUMA    int                  // the node of all of its CPUs, -1 if there are several or it is unknown
-	CanOpen func(minor int) bool // whether it may open nvidiaN; unknown if nil, or if it may open none of the job's
-}
+// opener reports whether this process may open nvidiaN. That is unknown if it is nil, or if it may open none of the job's.
+type opener func(minor int) bool
 
 // chooseGPU chooses a rank's GPUs. The number of ranks per GPU is exact for cyclic and block placement. With Slurm's
-// GPU binding, or with NUMA nodes, it is an upper bound, and the rank takes the smallest share. So the shares of a
+// GPU binding, it is an upper bound, and the rank takes the smallest share. So the shares of a
 // GPU never exceed the grant.
 //
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
 // For such a step, Slurm 22.05 gives the same variables for --gpus-per-task=2 and for --gres=gpu:2 (recorded).
-func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice choice, host hostInfo) position {
+func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice choice, canOpen opener) position {
 	if task.Source == slurm.SourceSlot {
 		return slotPosition(len(devices), task, choice)
 	}
 	all := indices(len(devices))
-	bound, confined := boundDevices(devices, task, binding, host)
+	bound, confined := boundDevices(devices, task, binding, canOpen)
 	if binding.AllOfStep || !task.BySlurm() { // the other ranks of the launch have the same devices
 		all, confined = bound, false
 	}
@@ -82,12 +79,6 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 		return block(groups, task)
 	case cyclicGPU:
 		return cyclic(groups, task)
-	case nearestGPU:
-		near := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return host.NUMA < 0 || devices[i].NUMA != host.NUMA })
-		if len(near) < each || len(near) == len(all) {
-			return cyclic(groups, task)
-		}
-		return bounded(grouped(near, each), task, spread(task.LocalSize, len(groups)))
 	}
 	if each == 1 && binding.OneTask && task.BySlurm() && sameDaemon(devices, bound) {
 		return position{devices: bound, ranks: 1}
@@ -126,9 +117,9 @@ func ranksPerGPU(groups int, task slurm.Task, binding slurm.Binding) int {
 // confined to its own devices (recorded). Next count Slurm's positions, if all of them are devices of the job. A
 // launcher's rank has the positions of the launcher's daemon. With GPUs per task, these are fewer than the rank may
 // open.
-func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, host hostInfo) (bound []int, confined bool) {
+func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, canOpen opener) (bound []int, confined bool) {
 	all := indices(len(devices))
-	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return host.CanOpen == nil || !host.CanOpen(devices[i].Minor) })
+	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return canOpen == nil || !canOpen(devices[i].Minor) })
 	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
 	switch {
 	case len(open) > 0 && len(open) < len(all):

@@ -17,10 +17,10 @@ func TestATaskThatIsConfinedToItsGPU(t *testing.T) {
 		devices[minor].Minor = minor
 	}
 	task := slurm.Task{LocalRank: 0, LocalSize: 4, Source: slurm.SourceStepd}
-	for _, choice := range []choice{autoGPU, cyclicGPU, blockGPU, nearestGPU} {
+	for _, choice := range []choice{autoGPU, cyclicGPU, blockGPU} {
 		for own := range devices {
-			host := hostInfo{NUMA: -1, CanOpen: func(minor int) bool { return minor == own }}
-			at := chooseGPU(devices, task, slurm.Binding{}, choice, host)
+			canOpen := func(minor int) bool { return minor == own }
+			at := chooseGPU(devices, task, slurm.Binding{}, choice, canOpen)
 			if !slices.Equal(at.devices, []int{own}) {
 				t.Errorf("--gpu=%s: GPU %v of a task that can open %d", choice, at.devices, own)
 			}

@@ -23,7 +23,6 @@ type Options struct {
 	GPUFlag   bool               // GPU is this rank's flag, not a variable
 	Exchange  bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
-	Low       *bool              // priority below the other ranks'; nil: the ticket's
 	LocalRank int                // given together with LocalSize; LocalSize 0 means not given
 	LocalSize int
 	Slots     int           // take one of so many slots; 0: none, jobTasks: as many as the job has tasks on the node
@@ -50,7 +49,6 @@ const (
 	autoGPU     choice = "auto"    // the GPUs that Slurm bound to the task, else cyclic
 	blockGPU    choice = "block"   // consecutive ranks on one GPU
 	cyclicGPU   choice = "cyclic"  // rank r on GPU r mod n
-	nearestGPU  choice = "nearest" // cyclic on the GPUs of the rank's own NUMA node
 	allGPUs     choice = "all"     // as cyclic, but all GPUs are visible, for programs that choose by their local rank
 	inheritGPUs choice = "inherit" // all GPUs that Slurm bound to the task, or all of the job's
 )
@@ -76,28 +74,27 @@ func (s Setting) Variable() string {
 func Settings() []Setting { return settings }
 
 var settings = []Setting{
-	{"gpu", "CHOICE", "auto, block, cyclic, nearest, all or inherit", (*Options).setGPU,
-		[]string{"auto", "block", "cyclic", "nearest", "all", "inherit"}},
+	{"gpu", "CHOICE", "auto, block, cyclic, all or inherit", (*Options).setGPU,
+		[]string{"auto", "block", "cyclic", "all", "inherit"}},
 	{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", (*Options).setShare,
 		[]string{"none", "even", "overlap", "weight"}},
 	{"exchange", "", "ranks of the launch have a --share of their own: all of them agree on the shares first",
-		toggle(func(o *Options) *bool { return &o.Exchange }), nil},
+		func(o *Options, v string) error { return setBool(&o.Exchange, v) }, nil},
 	{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", (*Options).setMemory, []string{"none", "even"}},
-	{"priority", "PRIORITY", "normal or low", (*Options).setPriority, []string{"normal", "low"}},
 	{"local-rank", "N", "the rank's place on its node, if the launcher does not set it",
-		number(func(o *Options) *int { return &o.LocalRank }), nil},
+		func(o *Options, v string) error { return setNumber(&o.LocalRank, v) }, nil},
 	{"local-size", "N", "how many ranks the node has, with --local-rank",
-		number(func(o *Options) *int { return &o.LocalSize }), nil},
+		func(o *Options, v string) error { return setNumber(&o.LocalSize, v) }, nil},
 	{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)",
 		(*Options).setSlots, nil},
 	{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends",
 		(*Options).setSlotsWait, nil},
 	{"own", "", "start an MPS daemon for these ranks, if the site has none for the job: needs no admin",
-		toggle(func(o *Options) *bool { return &o.OwnDaemon }), nil},
-	{"report", "", "print this rank's GPU and share in a line on stderr", toggle(func(o *Options) *bool { return &o.Report }), nil},
+		func(o *Options, v string) error { return setBool(&o.OwnDaemon, v) }, nil},
+	{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return setBool(&o.Report, v) }, nil},
 	{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", (*Options).setVerbose, nil},
-	{"dry-run", "", "print this rank's GPU, share and environment and run nothing", toggle(func(o *Options) *bool { return &o.DryRun }), nil},
-	{"json", "", "print both as JSON", toggle(func(o *Options) *bool { return &o.JSON }), nil},
+	{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return setBool(&o.DryRun, v) }, nil},
+	{"json", "", "print both as JSON", func(o *Options, v string) error { return setBool(&o.JSON, v) }, nil},
 }
 
 // unknownVariables returns the names of the variables in env that look like an option's and are not.
@@ -190,17 +187,6 @@ func (o Options) check() error {
 	return nil
 }
 
-// over returns the grant with the user's own memory and priority.
-func (o Options) over(g policy.Grant) policy.Grant {
-	if o.Memory != nil {
-		g.Memory = *o.Memory
-	}
-	if o.Low != nil {
-		g.Low = *o.Low
-	}
-	return g
-}
-
 // setShare reads a rule.
 func (o *Options) setShare(value string) (err error) {
 	o.Share, err = policy.ParseShare(value)
@@ -215,10 +201,10 @@ func (o *Options) setShare(value string) (err error) {
 
 func (o *Options) setGPU(value string) error {
 	switch o.GPU = choice(value); o.GPU {
-	case autoGPU, blockGPU, cyclicGPU, nearestGPU, allGPUs, inheritGPUs:
+	case autoGPU, blockGPU, cyclicGPU, allGPUs, inheritGPUs:
 		return nil
 	}
-	return errors.New("want auto, block, cyclic, nearest, all or inherit")
+	return errors.New("want auto, block, cyclic, all or inherit")
 }
 
 func (o *Options) setMemory(value string) error {
@@ -227,20 +213,12 @@ func (o *Options) setMemory(value string) error {
 	return err
 }
 
-func (o *Options) setPriority(value string) error {
-	low := value == "low"
-	if !low && value != "normal" {
-		return errors.New("want normal or low")
+func (o *Options) setSlots(value string) error {
+	if value == "true" {
+		o.Slots = jobTasks
+		return nil
 	}
-	o.Low = &low
-	return nil
-}
-
-func (o *Options) setSlots(value string) (err error) {
-	if o.Slots = jobTasks; value != "true" {
-		o.Slots, err = parseNumber(value)
-	}
-	return err
+	return setNumber(&o.Slots, value)
 }
 
 func (o *Options) setSlotsWait(value string) (err error) {
@@ -250,42 +228,29 @@ func (o *Options) setSlotsWait(value string) (err error) {
 	return nil
 }
 
-func (o *Options) setVerbose(value string) (err error) {
-	o.Verbose, err = parseBool(value)
+func (o *Options) setVerbose(value string) error {
+	err := setBool(&o.Verbose, value)
 	o.Report = o.Report || o.Verbose
 	return err
 }
 
-// number sets a field to a whole number.
-func number(field func(*Options) *int) func(*Options, string) error {
-	return func(o *Options, value string) (err error) {
-		*field(o), err = parseNumber(value)
-		return err
-	}
-}
-
-func parseNumber(value string) (int, error) {
+func setNumber(field *int, value string) error {
 	n, err := strconv.Atoi(value)
 	if err != nil || n < 0 || n > 1<<16 {
-		return 0, errors.New("want a whole number")
+		return errors.New("want a whole number")
 	}
-	return n, nil
+	*field = n
+	return nil
 }
 
-// toggle sets a field to true or false.
-func toggle(field func(*Options) *bool) func(*Options, string) error {
-	return func(o *Options, value string) (err error) {
-		*field(o), err = parseBool(value)
-		return err
-	}
-}
-
-func parseBool(value string) (bool, error) {
+func setBool(field *bool, value string) error {
 	switch value {
 	case "true", "1", "yes":
-		return true, nil
+		*field = true
 	case "false", "0", "no", "":
-		return false, nil
+		*field = false
+	default:
+		return errors.New("want true or false")
 	}
-	return false, errors.New("want true or false")
+	return nil
 }

@@ -20,10 +20,10 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	if err != nil || o.Share.String() != "50%" || o.GPU != blockGPU || !o.DryRun || o.ShareFlag {
 		t.Fatalf("%+v, %v", o, err)
 	}
-	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "nearest"), o.Set("dry-run", "false")); err != nil {
+	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "block"), o.Set("dry-run", "false")); err != nil {
 		t.Fatal(err)
 	}
-	if o.Share.String() != "even" || o.GPU != nearestGPU || o.DryRun || !o.ShareFlag {
+	if o.Share.String() != "even" || o.GPU != blockGPU || o.DryRun || !o.ShareFlag {
 		t.Errorf("%+v", o)
 	}
 }
@@ -53,7 +53,7 @@ func FuzzReadOptions(f *testing.F) {
 // Every invalid value of an option, with its complete message: as a variable, and as a flag.
 func TestBadOptions(t *testing.T) {
 	for _, c := range []struct{ variable, flag, value, want string }{
-		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, nearest, all or inherit"},
+		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, all or inherit"},
 		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
 		{"SLURM_MPS_SHARE", "share", "0%", `want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
@@ -62,8 +62,7 @@ func TestBadOptions(t *testing.T) {
 		{"SLURM_MPS_SHARE", "share", "overlp:2", "want none, even, overlap:F, weight:W, PCT% or Nsm: did you mean overlap:2?"},
 		{"SLURM_MPS_SHARE", "share", "60./app", "want none, even, overlap:F, weight:W, PCT% or Nsm (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)"},
 		{"SLURM_MPS_SHARE", "share", "overlp", "want none, even, overlap:F, weight:W, PCT% or Nsm"},
-		{"SLURM_MPS_GPU", "gpu", "nearst", "want auto, block, cyclic, nearest, all or inherit: did you mean nearest?"},
-		{"SLURM_MPS_PRIORITY", "priority", "norml", "want normal or low: did you mean normal?"},
+		{"SLURM_MPS_GPU", "gpu", "inhrit", "want auto, block, cyclic, all or inherit: did you mean inherit?"},
 		{"SLURM_MPS_MEM", "mem", "evne", "want none, even, or a size of whole MiB, like 8G or 16384M: did you mean even?"},
 		{"SLURM_MPS_MEM", "mem", "8", "want none, even, or a size of whole MiB, like 8G or 16384M"},
 	} {
@@ -141,7 +140,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
 		highest := h200.SMsAt(policy.PercentFrom(ceiling))
 		for _, rule := range []string{"none", "even", "overlap:1.5", "overlap:48", "weight:3", "60%", "100%", "18sm", "132sm"} {
-			for _, choice := range []choice{autoGPU, blockGPU, cyclicGPU, nearestGPU, allGPUs, inheritGPUs} {
+			for _, choice := range []choice{autoGPU, blockGPU, cyclicGPU, allGPUs, inheritGPUs} {
 				for gpus := 1; gpus <= 8; gpus++ {
 					ticket := ticketOf(gpus, policy.ScopeJob, 2)
 					ticket.Grant.Ceiling = ceiling
@@ -192,19 +191,6 @@ func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 			t.Errorf("launch %q", name)
 		}
 		names[name] = true
-	}
-}
-
-func TestOwnNUMA(t *testing.T) {
-	dir := t.TempDir()
-	if got := site.CurrentNUMANode(dir); got != -1 {
-		t.Errorf("without nodes: %d", got)
-	}
-	if err := errors.Join(os.Mkdir(dir+"/node3", 0o755), os.WriteFile(dir+"/node3/cpulist", []byte("0-1023\n"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	if got := site.CurrentNUMANode(dir); got != 3 {
-		t.Errorf("all CPUs of node 3: %d", got)
 	}
 }
 

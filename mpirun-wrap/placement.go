@@ -94,7 +94,7 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
 	}
-	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.Host)
+	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.CanOpen)
 	placement, err := rank.place(ticket, place)
 	if err == nil {
 		err = placement.checkMemory(rank.Options.GPU)
@@ -111,7 +111,7 @@ func placeNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
 		return Placement{}, err
 	}
 	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, slurm.SourceSingle
-	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.Host)
+	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.CanOpen)
 	if _, err := daemonOf(ticket, rank.Task, place.devices); err != nil {
 		place.devices = place.devices[:1]
 	}
@@ -129,7 +129,9 @@ func checkTicket(ticket lease.Ticket) error {
 }
 
 func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
-	ticket.Grant = r.Options.over(ticket.Grant)
+	if r.Options.Memory != nil {
+		ticket.Grant.Memory = *r.Options.Memory
+	}
 	placement := Placement{Task: r.Task, Ticket: ticket}
 	var err error
 	daemon, err := daemonOf(ticket, r.Task, place.visible())

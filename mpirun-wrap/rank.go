@@ -19,7 +19,7 @@ import (
 type Rank struct {
 	Task    slurm.Task
 	Binding slurm.Binding
-	Host    hostInfo
+	CanOpen opener
 	Options Options
 	Shards  int // the step's shards on this node; 0 for none
 	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
@@ -29,7 +29,7 @@ type Rank struct {
 
 // readRank reads the description of the rank from the environment and the machine.
 func (r *run) readRank() (err error) {
-	r.rank = Rank{Options: r.Options, Host: r.host()}
+	r.rank = Rank{Options: r.Options, CanOpen: r.canOpen}
 	if r.rank.Binding, err = slurm.ReadBinding(r.Env); err != nil {
 		return err
 	}
@@ -63,14 +63,8 @@ func (r *run) readShare() (err error) {
 	return nil
 }
 
-func (r *run) host() hostInfo {
-	host := hostInfo{NUMA: -1, CanOpen: func(minor int) bool {
-		return site.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
-	}}
-	if r.Options.GPU == nearestGPU {
-		host.NUMA = site.CurrentNUMANode("/sys/devices/system/node")
-	}
-	return host
+func (r *run) canOpen(minor int) bool {
+	return site.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
 }
 
 // readTask reads the rank's place on its node, once. The variables of launchers that have not started this process are

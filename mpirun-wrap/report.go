@@ -165,7 +165,7 @@ func whoCounted(task slurm.Task) string {
 
 // whyGPU names the cause of chooseGPU's choice.
 func (r Rank) whyGPU(devices []lease.TicketDevice) string {
-	bound, confined := boundDevices(devices, r.Task, r.Binding, r.Host)
+	bound, confined := boundDevices(devices, r.Task, r.Binding, r.CanOpen)
 	alone := r.Task.BySlurm() && !r.Binding.AllOfStep
 	switch {
 	case len(devices) == 1:

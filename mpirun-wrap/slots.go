@@ -98,7 +98,7 @@ func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
 		return slotTable{}, fmt.Errorf("cannot take a slot: the ticket of job %d names no devices", ticket.Job.ID)
 	}
 	table := slotTable{folder: ticket.ExchangeDir, family: ancestors(os.Getpid())}
-	table.usable, _ = boundDevices(ticket.Devices, rank.Task, rank.Binding, rank.Host)
+	table.usable, _ = boundDevices(ticket.Devices, rank.Task, rank.Binding, rank.CanOpen)
 	for slot := range n {
 		place := slotPosition(len(ticket.Devices), slurm.Task{LocalRank: slot, LocalSize: n}, choice)
 		table.gpus = append(table.gpus, place.devices[0])

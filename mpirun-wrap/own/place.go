@@ -4,7 +4,6 @@ package own
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -309,7 +308,9 @@ func addSecret() error {
 	runtime.LockOSThread() // a thread has the keyring in which the key is made
 	defer runtime.UnlockOSThread()
 	random := make([]byte, secretBytes)
-	_, _ = rand.Read(random) // never fails
+	if _, err := unix.Getrandom(random, 0); err != nil {
+		return fmt.Errorf("cannot make key %s: %w", keyName, err)
+	}
 	key, err := unix.AddKey(keyType, keyName, []byte(hex.EncodeToString(random)), unix.KEY_SPEC_THREAD_KEYRING)
 	if err == nil {
 		err = unix.KeyctlSetperm(key, keyPermissions)

@@ -31,7 +31,7 @@ printf '%s\n' "${COMPREPLY[@]}"`
 
 func TestCompletionOfTheWrapper(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{"-", "--share --report --help"}, {"--gpu bl", "block"}, {"--gpu = bl", "block"}, {"--report --priority =", "normal low"},
+		{"-", "--share --report --help"}, {"--gpu bl", "block"}, {"--gpu = bl", "block"}, {"--report --mem =", "none even"},
 		{"--share even -", "--share --report --help"}, {"--report = true --mem e", "even"}, {"--report = t", ""}, {"--local-rank 1", ""},
 		{"tru", "true"}, {"--share = even tru", "true"}, {"-- tru", "true"}, {"env tru", "true"}, {"env --gpu", ""},
 	} {

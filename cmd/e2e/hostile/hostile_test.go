@@ -555,7 +555,7 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 		return string(out)
 	}
 	placed := 0
-	for _, name := range []string{"", "_SHARE", "_MEM", "_PRIORITY", "_GPU", "_SIGNALS", "_LOCAL_RANK", "_LOCAL_SIZE", "_REPORT"} {
+	for _, name := range []string{"", "_SHARE", "_MEM", "_GPU", "_SIGNALS", "_LOCAL_RANK", "_LOCAL_SIZE", "_REPORT"} {
 		for _, word := range words {
 			env := append(slices.Clone(task), "SLURM_MPS"+name+"="+word)
 			out := linesOf(env)

@@ -126,9 +126,9 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	}{
 		{"no program", rank, nil, 125, "cannot run a program: none is given: see mpirun-wrap --help"},
 		{"a wrong flag", rank, []string{"--shares", "x"}, 125, "cannot read flags: unknown flag: --shares: did you mean --share?"},
-		{"a wrong value", rank, []string{"--gpu", "best", "true"}, 125, `cannot read --gpu: it is "best": want auto, block, cyclic, nearest, all or inherit`},
+		{"a wrong value", rank, []string{"--gpu", "best", "true"}, 125, `cannot read --gpu: it is "best": want auto, block, cyclic, all or inherit`},
 		{"a wrong variable", e2e.With(rank, "SLURM_MPS_GPU", "best"), []string{"true"}, 125,
-			`cannot read SLURM_MPS_GPU: it is "best": want auto, block, cyclic, nearest, all or inherit`},
+			`cannot read SLURM_MPS_GPU: it is "best": want auto, block, cyclic, all or inherit`},
 		{"a rank by hand that is none", rank, []string{"--local-rank", "2", "true"}, 125, "cannot place rank 2: --local-rank needs --local-size"},
 		{"outside of Slurm", []string{"PATH=/bin"}, []string{"true"}, 125,
 			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), " +

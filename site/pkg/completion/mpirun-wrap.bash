@@ -10,7 +10,7 @@ _mpirun_wrap() {
         fi
         case ${COMP_WORDS[i]} in
             --) program=next; ((i++)); break ;;
-            --gpu | --share | --mem | --priority | --local-rank | --local-size | --slots-wait | --root) flag=${COMP_WORDS[i]} ;;
+            --gpu | --share | --mem | --local-rank | --local-size | --slots-wait | --root) flag=${COMP_WORDS[i]} ;;
             =) flag=switch ;;
             -*) ;;
             *) program=here; break ;;
@@ -18,10 +18,9 @@ _mpirun_wrap() {
     done
     [[ $cur == = ]] && cur=
     case $flag in
-        --gpu) mapfile -t COMPREPLY < <(compgen -W 'auto block cyclic nearest all inherit' -- "$cur") ;;
+        --gpu) mapfile -t COMPREPLY < <(compgen -W 'auto block cyclic all inherit' -- "$cur") ;;
         --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap: weight:' -- "$cur") ;;
         --mem) mapfile -t COMPREPLY < <(compgen -W 'none even' -- "$cur") ;;
-        --priority) mapfile -t COMPREPLY < <(compgen -W 'normal low' -- "$cur") ;;
         --root) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
         ?*) ;;
         *)
