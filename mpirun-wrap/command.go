@@ -75,7 +75,9 @@ type MPS interface {
 	// Join starts an MPS daemon for a rank without a prolog and for the other ranks of its step, or finds theirs. It
 	// returns the daemon's ticket. root is put before the node's paths.
 	Join(ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error)
-	Stay(program string) error // is called before the rank becomes its program, which has this path
+	// Stay is called before the rank becomes its program, which has this path. It passes what the user must know to warn,
+	// with the name of the thing.
+	Stay(program string, warn func(thing string, err error)) error
 }
 
 // Wrap is the program mpirun-wrap. It returns if the program cannot be run, or if there is none to run.
@@ -132,7 +134,7 @@ func become(run *run) error {
 	if err != nil {
 		return err
 	}
-	if err := run.MPS.Stay(path); err != nil {
+	if err := run.MPS.Stay(path, run.messages().once); err != nil {
 		return err
 	}
 	return execProgram(path, run.Program, environ)

@@ -3,11 +3,15 @@
 package mpirunwrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -108,4 +112,80 @@ func oncePerNode(folder, launch, thing string, rank int) bool {
 		return true
 	}
 	return !errors.Is(err, unix.EEXIST) && rank == 0
+}
+
+// launchSpread is the time within which a launcher starts all ranks of a node.
+const launchSpread = time.Second
+
+// printOnce calls report in one of the processes of this user on this node that call it with the same name within a
+// second. The others return when it has returned.
+//
+// The first process binds an abstract socket, which needs no folder and leaves nothing behind: most errors come
+// before a rank knows its job's folder. The socket listens when report is done, so a process that can connect need
+// not report. In any doubt a process reports, because no launch may fail in silence.
+func printOnce(name string, report func()) {
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		report()
+		return
+	}
+	defer unix.Close(socket)
+	hash := fnv.New64a()
+	fmt.Fprintf(hash, "%d %s", os.Getuid(), name)
+	address := &unix.SockaddrUnix{Name: fmt.Sprintf("@slurm-mps-%x", hash.Sum64())}
+	ctx, cancel := context.WithTimeout(context.Background(), launchSpread)
+	defer cancel()
+	for {
+		err := unix.Bind(socket, address)
+		if err == nil {
+			report()
+			if unix.Listen(socket, unix.SOMAXCONN) == nil {
+				<-ctx.Done() // later ranks must find the socket
+			}
+			return
+		}
+		if errors.Is(err, unix.EADDRINUSE) && printed(socket, address) {
+			return
+		}
+		if !errors.Is(err, unix.EADDRINUSE) || !site.Sleep(ctx, time.Millisecond) {
+			report()
+			return
+		}
+	}
+}
+
+// printed reports whether a process of this user listens at the address.
+func printed(socket int, address unix.Sockaddr) bool {
+	if err := unix.Connect(socket, address); err != nil {
+		return false
+	}
+	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	return err == nil && int(peer.Uid) == os.Getuid()
+}
+
+// toldVariable is how a task prolog tells mpirun-wrap which reason it has printed. The value is a hash of the reason and
+// the step. mpirun-wrap does not print that reason again, and removes the variable. It is not an option of a user.
+const toldVariable = "SLURM_MPS_TOLD"
+
+// reasonOf is the text of an error without the rank's number, so that all ranks that fail alike have the same one.
+func reasonOf(err error, task slurm.Task) string {
+	return strings.Replace(err.Error(), fmt.Sprintf("rank %d ", task.LocalRank), "", 1)
+}
+
+// hashOf is the value of toldVariable for a reason in a step. The step is SLURM_STEP_ID as Slurm sets it.
+func hashOf(env slurm.Env, step, reason string) string {
+	hash := fnv.New64a()
+	fmt.Fprintf(hash, "%s %s %s", env["SLURM_JOB_ID"], step, reason)
+	return fmt.Sprintf("%016x", hash.Sum64())
+}
+
+// told reports whether the task prolog of this step has printed the reason, or that of the batch script, whose steps
+// inherit the variable. The value of another step does not count, because a shell of srun --pty may be hours old.
+func told(value string, env slurm.Env, reason string) bool {
+	return value != "" && (value == hashOf(env, env["SLURM_STEP_ID"], reason) || toldByBatch(value, env, reason))
+}
+
+// toldByBatch is told for the batch script alone. Its SLURM_STEP_ID is absent, and -5 with Slurm 26.05.
+func toldByBatch(value string, env slurm.Env, reason string) bool {
+	return value == hashOf(env, "", reason) || value == hashOf(env, "-5", reason)
 }

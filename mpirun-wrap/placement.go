@@ -343,17 +343,12 @@ type Variable struct {
 // environment returns env with the placement's variables.
 func (p Placement) environment(env []string) []string {
 	ours := p.variables()
-	result := make([]string, 0, len(env)+len(ours))
-	for _, entry := range env {
-		name, _, _ := strings.Cut(entry, "=")
-		if !slices.ContainsFunc(ours, func(v Variable) bool { return v.Name == name }) {
-			result = append(result, entry)
-		}
-	}
+	var names, given []string
 	for _, v := range ours {
+		names = append(names, v.Name+"=")
 		if v.Value != "" {
-			result = append(result, v.Name+"="+v.Value)
+			given = append(given, v.Name+"="+v.Value)
 		}
 	}
-	return result
+	return append(without(env, names...), given...)
 }

@@ -161,21 +161,14 @@ func (f fault) living() string {
 // jittered varies the pause, because all ranks of a node begin to wait at the same time.
 func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
-// withoutMPS returns env without MPS's variables. The rank keeps its own GPUs.
-func (p Placement) withoutMPS(env []string) []string {
-	return withoutMPS(env, p.visible())
+// withGPUs returns env without MPS's variables, and with these GPUs.
+func withGPUs(env []string, visible string) []string {
+	return append(without(env, "CUDA_MPS_", "CUDA_VISIBLE_DEVICES="), "CUDA_VISIBLE_DEVICES="+visible)
 }
 
-// withoutMPS returns env without MPS's variables, and with these GPUs.
-func withoutMPS(env []string, visible string) []string {
-	kept := slices.DeleteFunc(stripMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
-	return append(kept, "CUDA_VISIBLE_DEVICES="+visible)
+// without returns an environment without the variables that begin with one of some prefixes.
+func without(env []string, prefixes ...string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(entry, prefix) })
+	})
 }
-
-// stripMPS returns env without MPS's variables.
-func stripMPS(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_MPS_") })
-}
-
-// withoutGPU returns env without MPS's variables, and without a GPU.
-func withoutGPU(env []string) []string { return withoutMPS(env, "") }

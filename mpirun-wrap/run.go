@@ -43,7 +43,7 @@ func newRun(pid int, environ []string, out, errs io.Writer) *run {
 	r := &run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ}
 	if value, set := r.Env[toldVariable]; set {
 		delete(r.Env, toldVariable)
-		r.told, r.environ = value, without(environ, toldVariable)
+		r.told, r.environ = value, without(environ, toldVariable+"=")
 	}
 	return r
 }
@@ -153,7 +153,7 @@ func (r *run) switchedOff() ([]string, error) {
 	if ticket, err := r.findTicket(); err == nil && ticket.Exclusive {
 		return nil, errOff
 	}
-	return stripMPS(r.environ), nil
+	return without(r.environ, "CUDA_MPS_"), nil
 }
 
 // runRefused decides about a rank that has no placement. It runs without MPS if the job has none and the site's policy
@@ -178,7 +178,7 @@ func (r *run) runWithoutGPU() []string {
 	if r.Options.DryRun {
 		return nil
 	}
-	return withoutGPU(r.environ)
+	return withGPUs(r.environ, "")
 }
 
 // runUnavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
@@ -193,5 +193,5 @@ func (r *run) runUnavailable(err error) ([]string, error) {
 			"in which one process alone could use it", err)
 	}
 	r.messages().once("without", fmt.Errorf("running without MPS, as this site's policy allows: %s", off.summary()))
-	return r.placement.withoutMPS(r.environ), nil
+	return withGPUs(r.environ, r.placement.visible()), nil
 }

@@ -17,5 +17,5 @@ func main() {
 	if code, done := own.Main(p.Args, p.Env); done {
 		os.Exit(code)
 	}
-	os.Exit(mpirunwrap.Wrap(p, &own.Rank{Err: p.Err}))
+	os.Exit(mpirunwrap.Wrap(p, &own.Rank{}))
 }

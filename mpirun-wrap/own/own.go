@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -203,40 +202,35 @@ func (m *member) keep(step step) error {
 	return startKeeper(m.dir, step, lock)
 }
 
-// warnOfOthers prints that another MPS server runs on the node, one of this user if there is one: it may be of the same
+// others is an error if another MPS server runs on the node, one of this user if there is one: it may be of the same
 // step, in a container with a /tmp of its own. Which GPU a server of another user has is not known.
-func (r *Rank) warnOfOthers(ctx context.Context) {
-	all, _ := mps.FindAll(ctx)
+func (m *member) others() error {
+	all, _ := mps.FindAll(context.Background())
 	all = slices.DeleteFunc(all, func(p mps.Process) bool {
-		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, r.member.dir+"/") {
+		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, m.dir+"/") {
 			return true
 		}
 		_, err := os.Lstat(p.PipeDir) // if it ends, its keeper has removed the folder
 		return p.PipeDir != "" && p.UID == uint32(os.Getuid()) && errors.Is(err, os.ErrNotExist)
 	})
-	if text := othersText(all, uint32(os.Getuid())); text != "" {
-		fmt.Fprintf(r.Err, "mpirun-wrap: %s\n", text)
-	}
+	return othersError(all, uint32(os.Getuid()))
 }
 
-// othersText is the line about other servers, "" for none.
-func othersText(servers []mps.Process, uid uint32) string {
+// othersError is the error about other servers, nil for none.
+func othersError(servers []mps.Process, uid uint32) error {
 	if len(servers) == 0 {
-		return ""
+		return nil
 	}
 	other, whose := servers[0], "an MPS server of uid "+strconv.FormatUint(uint64(servers[0].UID), 10)
 	if i := slices.IndexFunc(servers, func(p mps.Process) bool { return p.UID == uid }); i >= 0 {
 		other, whose = servers[i], "another MPS server of yours"
 	}
 	const form = "%s (pid %d) runs on this node: on the same GPU, its clients and these ranks take turns"
-	return fmt.Sprintf(form, whose, other.PID)
+	return fmt.Errorf(form, whose, other.PID)
 }
 
 // Rank is a rank that may join a step. It is an MPS of package mpirunwrap.
-type Rank struct {
-	Err    io.Writer // for messages
-	member *member
-}
+type Rank struct{ member *member }
 
 // Join joins the step of a rank.
 func (r *Rank) Join(
@@ -249,9 +243,6 @@ func (r *Rank) Join(
 	if r.member, err = Join(ctx, step); err != nil {
 		return lease.Ticket{}, nil, err
 	}
-	if r.member.started {
-		r.warnOfOthers(ctx)
-	}
 	return r.member.Ticket, r.member.Store, nil
 }
 
@@ -262,29 +253,23 @@ func (r *Rank) ServerStatus(ctx context.Context, ticket lease.Ticket, daemon lea
 }
 
 // Stay is member.Stay for a rank that becomes a program. A rank that has not joined a step does nothing.
-func (r *Rank) Stay(program string) error {
+func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	if r.member == nil {
 		return nil
 	}
-	r.warnOnce("unguarded", r.member.allowGuard())
-	r.warnOnce(hiddenLine, checkHidden(program))
+	if r.member.started {
+		if err := r.member.others(); err != nil {
+			warn("others", err)
+		}
+	}
+	if err := r.member.allowGuard(); err != nil {
+		warn("unguarded", err)
+	}
+	if err := checkHidden(program); err != nil {
+		warn("hidden", err)
+		_ = os.WriteFile(filepath.Join(r.member.dir, hiddenLine), nil, 0o600) // for the keeper
+	}
 	return r.member.Stay()
-}
-
-// warnOnce prints an error if this rank is the first of its step with one of that name.
-func (r *Rank) warnOnce(name string, err error) {
-	if err != nil && r.member.first(name) {
-		fmt.Fprintf(r.Err, "mpirun-wrap: %s\n", site.OneLine(err))
-	}
-}
-
-// first reports whether this rank is the first of its step that calls it with a name.
-func (m *member) first(name string) bool {
-	file, err := os.OpenFile(filepath.Join(m.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return false
-	}
-	return file.Close() == nil
 }
 
 // Stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it

@@ -3,7 +3,7 @@
 package own
 
 import (
-	"path/filepath"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -93,26 +93,14 @@ func TestNewStepRefuses(t *testing.T) {
 	}
 }
 
-// The rank that is the first with a name prints a message, and the others do not.
-func TestFirst(t *testing.T) {
-	m := &member{dir: t.TempDir()}
-	if !m.first("x") || m.first("x") || !m.first("y") {
-		t.Error("not the first one alone")
-	}
-	gone := &member{dir: filepath.Join(t.TempDir(), "gone")}
-	if gone.first("x") {
-		t.Error("a message for a step that has ended")
-	}
-}
-
 // The user's own other server is named before another user's.
-func TestOthersText(t *testing.T) {
+func TestOthersError(t *testing.T) {
 	theirs := mps.Process{Process: site.Process{PID: 1}, UID: 2002}
 	mine := mps.Process{Process: site.Process{PID: 2}, UID: 2001}
 	for want, servers := range map[string][]mps.Process{
-		"": nil, "an MPS server of uid 2002 (pid 1) ": {theirs}, "another MPS server of yours (pid 2) ": {theirs, mine},
+		"<nil>": nil, "an MPS server of uid 2002 (pid 1) ": {theirs}, "another MPS server of yours (pid 2) ": {theirs, mine},
 	} {
-		if got := othersText(servers, 2001); !strings.HasPrefix(got, want) || want == "" && got != "" {
+		if got := fmt.Sprint(othersError(servers, 2001)); !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
