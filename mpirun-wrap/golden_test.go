@@ -76,17 +76,10 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder := t.TempDir()
-	for rank := range ranks { // all ranks write their information before the first one reads it
-		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		placementOf(ticket, env, c.flags, func(_ string, own rankInfo) ([]rankInfo, error) { return nil, writeRankInfo(folder, "x", own) })
-	}
 	var placements []string
 	for rank := range ranks {
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		placement, err := placementOf(ticket, env, c.flags, func(_ string, own rankInfo) ([]rankInfo, error) {
-			return exchangeRankInfo(t.Context(), folder, "x", ranks, own)
-		})
+		placement, err := placementOf(ticket, env, c.flags)
 		if err != nil {
 			placements = append(placements, fmt.Sprintf("%d %v", rank, err))
 			continue
@@ -110,7 +103,7 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 	return placements
 }
 
-func placementOf(ticket lease.Ticket, environment, flags []string, agree func(string, rankInfo) ([]rankInfo, error)) (Placement, error) {
+func placementOf(ticket lease.Ticket, environment, flags []string) (Placement, error) {
 	env := slurm.NewEnv(environment)
 	options, err := ReadOptions(env)
 	if err != nil {
@@ -133,11 +126,8 @@ func placementOf(ticket lease.Ticket, environment, flags []string, agree func(st
 	if err != nil {
 		return Placement{}, err
 	}
-	if !needsExchange(env, task, options) {
-		agree = nil
-	}
 	return Place(ticket, Rank{
-		Task: task, Binding: binding, CanOpen: openOf(env), Options: options, Exchange: agree,
+		Task: task, Binding: binding, CanOpen: openOf(env), Options: options,
 	})
 }
 
@@ -196,18 +186,6 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2), "SLURM_NTASKS_PER_GPU=2")
 	case "openmpi":
 		return pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-	case "openmpi-mpmd": // rank 0 is another program, with 60 %
-		env := append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "OMPI_NUM_APP_CTX=2")
-		if rank == 0 {
-			env = append(env, "SLURM_MPS_SHARE=60%")
-		}
-		return env
-	case "hydra-mpmd": // the same, but hydra does not report that there are two programs
-		env := pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-		if rank == 0 {
-			env = append(env, "SLURM_MPS_SHARE=60%")
-		}
-		return env
 	case "hydra":
 		return pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 	case "mvapich2":

@@ -19,6 +19,7 @@ type position struct {
 	ranks   int
 	index   int
 	nth     int
+	bounded bool // ranks is an upper bound, and index is that of the last rank
 }
 
 // inDomain returns the rank's position among the ranks of its fault domain, of so many on each GPU, and the domain. Ranks
@@ -140,10 +141,10 @@ func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) pos
 		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank, nth: task.LocalRank}
 	case binding.TasksPerGPU > 0:
 		ranks := min(binding.TasksPerGPU, task.LocalSize)
-		return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank}
+		return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank, bounded: true}
 	}
 	ranks := spread(task.LocalSize*len(bound), all)
-	return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank}
+	return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank, bounded: true}
 }
 
 // indices returns 0 to n-1.
@@ -196,7 +197,7 @@ func block(groups [][]int, task slurm.Task) position {
 // bounded places ranks cyclically, with at most so many ranks on each group, and takes this rank for the last of them.
 func bounded(groups [][]int, task slurm.Task, ranks int) position {
 	n := len(groups)
-	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, nth: task.LocalRank / n}
+	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, nth: task.LocalRank / n, bounded: true}
 }
 
 // spread returns the maximum number of ranks on each of n when they are spread evenly.

@@ -21,7 +21,6 @@ type Options struct {
 	Share     policy.ShareRule   // zero: the ticket's
 	ShareFlag bool               // Share is this rank's flag, not a variable that all ranks have
 	GPUFlag   bool               // GPU is this rank's flag, not a variable
-	Exchange  bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
 	LocalRank int                // given together with LocalSize; LocalSize 0 means not given
 	LocalSize int
@@ -76,10 +75,8 @@ func Settings() []Setting { return settings }
 var settings = []Setting{
 	{"gpu", "CHOICE", "auto, block, cyclic, all or inherit", (*Options).setGPU,
 		[]string{"auto", "block", "cyclic", "all", "inherit"}},
-	{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", (*Options).setShare,
-		[]string{"none", "even", "overlap", "weight"}},
-	{"exchange", "", "ranks of the launch have a --share of their own: all of them agree on the shares first",
-		func(o *Options, v string) error { return setBool(&o.Exchange, v) }, nil},
+	{"share", "SHARE", "none, even, overlap:F, PCT%, Nsm or a list like 3:1", (*Options).setShare,
+		[]string{"none", "even", "overlap"}},
 	{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", (*Options).setMemory, []string{"none", "even"}},
 	{"local-rank", "N", "the rank's place on its node, if the launcher does not set it",
 		func(o *Options, v string) error { return setNumber(&o.LocalRank, v) }, nil},
@@ -163,7 +160,7 @@ func (s Setting) invalid(name, value string, err error) error {
 	text = text[max(strings.LastIndex(text, "want "), 0):]
 	word, rest, found := strings.Cut(value, ":")
 	like := site.Nearest(word, s.words)
-	needs := like == "overlap" || like == "weight" // a number
+	needs := like == "overlap" // a number
 	switch {
 	case like != "" && like != word && found:
 		text += ": did you mean " + like + ":" + rest + "?"
@@ -190,8 +187,8 @@ func (o Options) check() error {
 // setShare reads a rule.
 func (o *Options) setShare(value string) (err error) {
 	o.Share, err = policy.ParseShare(value)
-	if err != nil && strings.HasSuffix(err.Error(), " or Nsm") { // the value has none of the forms
-		err = errors.New("want none, even, overlap:F, weight:W, PCT% or Nsm")
+	if err != nil && strings.HasSuffix(err.Error(), " Nsm or a list like 3:1") { // the value has none of the forms
+		err = errors.New("want none, even, overlap:F, PCT%, Nsm or a list like 3:1")
 		if value != "" && strings.Contains("0123456789", value[:1]) {
 			err = fmt.Errorf("%w (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)", err)
 		}

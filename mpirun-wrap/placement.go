@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -111,6 +110,9 @@ func placeNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
 		return Placement{}, err
 	}
 	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, slurm.SourceSingle
+	if rank.rule(ticket).List() > 0 { // no entry of the list is for this process
+		rank.Options.Share, ticket.Grant.Share = policy.ShareRule{}, policy.ShareEven
+	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.CanOpen)
 	if _, err := daemonOf(ticket, rank.Task, place.devices); err != nil {
 		place.devices = place.devices[:1]
@@ -138,25 +140,14 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	if err != nil {
 		return Placement{}, err
 	}
-	infos, err := r.agreed(ticket, place)
-	if err != nil {
-		return Placement{}, err
-	}
-	domains := max(ticket.Grant.Domains, 1)
-	if _, placement.Domain = place.inDomain(domains); infos != nil {
-		_, index, err := rulesOnDevice(infos, r.Task.LocalRank, place.devices[0])
-		if err != nil {
-			return Placement{}, err
-		}
-		placement.Domain = index % domains
-	}
+	_, placement.Domain = place.inDomain(max(ticket.Grant.Domains, 1))
 	if daemon += placement.Domain; daemon >= len(ticket.Daemons) {
 		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names too few daemons", r.Task.LocalRank, ticket.Job.ID)
 	}
 	placement.Daemon = ticket.Daemons[daemon]
 	parts := make([]gpuShare, len(place.devices))
 	for i, device := range place.devices {
-		if parts[i], err = r.gpuShare(ticket, place, device, infos); err != nil {
+		if parts[i], err = r.gpuShare(ticket, place, device); err != nil {
 			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
@@ -199,12 +190,15 @@ func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (index int, e
 }
 
 // gpuShare returns the rank's part of one of its devices.
-func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []rankInfo) (gpuShare, error) {
+func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, error) {
 	device := ticket.Devices[gpu]
-	all, rules, index, err := r.rulesOn(ticket, place, gpu, infos)
-	if err != nil {
-		return gpuShare{}, err
+	rule, all := r.rule(ticket), place.ranks
+	if place.bounded && rule.List() > 0 {
+		return gpuShare{}, fmt.Errorf("cannot take an entry of share %s: the rank does not know its number on the GPU: "+
+			"leave out --gpus-per-task, --ntasks-per-gpu and --gpu-bind", rule)
 	}
+	// Each rank divides the GPU as if all ranks had its rule (docs/decisions/031).
+	inside, _ := place.inDomain(max(ticket.Grant.Domains, 1))
 	grant, part := ticket.Grant, r.part(ticket)
 	if all > grant.MaxClients {
 		return gpuShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", all, grant.MaxClients)
@@ -214,13 +208,13 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int, infos []ran
 	}
 	model, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC, Part: part}, policy.PercentFrom(grant.Ceiling)
 	memoryMiB := policy.PartMiB(device.MemoryMiB, part)
-	shares, err := policy.SplitSMs(model, rules, ceiling)
+	shares, err := policy.SplitSMs(model, rule, inside.ranks, ceiling)
 	if err != nil {
 		return gpuShare{}, err
 	}
-	share, remark := shares[index], ""
+	share, remark := shares[inside.index], ""
 	if r.Options.Share != (policy.ShareRule{}) {
-		remark = policy.Remark(model, rules, index, ceiling, share)
+		remark = policy.Remark(model, rule, inside.ranks, inside.index, ceiling, share)
 	}
 	memory, err := policy.MemoryPerRank(memoryMiB, policy.ContextMiB(share.SMs), all, grant.MemoryOverlap, grant.Memory)
 	if err != nil {
@@ -246,32 +240,6 @@ func (r Rank) part(ticket lease.Ticket) policy.Percent {
 // rule returns this rank's rule: the user's, or else the ticket's.
 func (r Rank) rule(ticket lease.Ticket) policy.ShareRule {
 	return policy.EffectiveRule(ticket.Grant.Rule(), r.Options.Share)
-}
-
-// agreed returns the information of all ranks of the launch, or nil if they need no exchange.
-func (r Rank) agreed(ticket lease.Ticket, place position) ([]rankInfo, error) {
-	if r.Exchange == nil {
-		return nil, nil
-	}
-	return r.Exchange(ticket.ExchangeDir, rankInfo{r.Task.LocalRank, place.devices, r.rule(ticket).String()})
-}
-
-// rulesOn returns how many ranks are on a device, the rules of those in this rank's fault domain, and this rank's index
-// among them. After an exchange these are the ranks' own rules. Otherwise the rank divides the device as if all ranks had
-// its rule (docs/decisions/031).
-func (r Rank) rulesOn(
-	ticket lease.Ticket, place position, device int, infos []rankInfo,
-) (all int, rules []policy.ShareRule, index int, err error) {
-	domains := max(ticket.Grant.Domains, 1)
-	if infos == nil {
-		inside, _ := place.inDomain(domains)
-		return place.ranks, slices.Repeat([]policy.ShareRule{r.rule(ticket)}, inside.ranks), inside.index, nil
-	}
-	of, i, err := rulesOnDevice(infos, r.Task.LocalRank, device)
-	for k := i % domains; k < len(of); k += domains {
-		rules = append(rules, of[k])
-	}
-	return len(of), rules, i / domains, err
 }
 
 // parts returns the rank's parts of all of its GPUs.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -22,9 +23,6 @@ type Rank struct {
 	CanOpen opener
 	Options Options
 	Shards  int // the step's shards on this node; 0 for none
-	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
-	// ranks. It is nil if no rank can have its own rule.
-	Exchange exchangeFunc
 }
 
 // readRank reads the description of the rank from the environment and the machine.
@@ -50,16 +48,6 @@ func (r *run) readRank() (err error) {
 		return r.taskErr
 	}
 	r.rank.Task = r.task
-	return nil
-}
-
-// readShare finds out what the rank's share depends on besides its options: the other ranks of the launch.
-func (r *run) readShare() (err error) {
-	if needsExchange(r.Env, r.task, r.Options) {
-		if r.rank.Exchange, err = r.exchanger(); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -136,4 +124,30 @@ func (r *run) launchID() (string, error) {
 	}
 	r.launch = launchID(r.Env, r.task, parent.Process)
 	return r.launch, nil
+}
+
+// launchID names one launch on this node, so that two launches of a job do not share messages. A launcher's own
+// name for the launch comes first, because behind a shell the parent is not the launcher.
+func launchID(env slurm.Env, task slurm.Task, parent site.Process) string {
+	switch {
+	case task.Source == slurm.SourceStepd:
+		return "step" + task.StepID
+	case env["PMIX_NAMESPACE"] != "":
+		return "pmix" + clean(env["PMIX_NAMESPACE"])
+	case env["OMPI_MCA_ess_base_jobid"] != "":
+		return "ompi" + clean(env["OMPI_MCA_ess_base_jobid"])
+	case parent == site.Process{}: // the first process of a container
+		return "step" + task.StepID
+	}
+	return fmt.Sprintf("pid%d.%d", parent.PID, parent.Start)
+}
+
+// clean makes a launcher's name usable in a file name.
+func clean(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}, name[:min(len(name), 100)])
 }

@@ -58,9 +58,6 @@ func (r *run) prepare() (environ []string, err error) {
 	if err := r.readRank(); err != nil {
 		return nil, err
 	}
-	if err := r.readShare(); err != nil {
-		return nil, err
-	}
 	if err := r.place(); err != nil {
 		return r.runRefused(err)
 	}

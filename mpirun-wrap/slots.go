@@ -300,6 +300,21 @@ func openSlotFile(path string) (*os.File, error) {
 	return file, nil
 }
 
+// openRegular opens a file in a folder of the user's. It follows no link and waits for no pipe.
+func openRegular(path string, flags int) (file *os.File, st unix.Stat_t, err error) {
+	if file, err = os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600); err != nil {
+		return nil, st, err
+	}
+	if err = unix.Fstat(int(file.Fd()), &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		file.Close()
+		return nil, st, err
+	}
+	return file, st, nil
+}
+
 // fits returns an error if the process may not write a file of this size. The write would end the process by SIGXFSZ,
 // because the wrapper catches no signal.
 func fits(size int) error {

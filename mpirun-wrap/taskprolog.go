@@ -43,7 +43,7 @@ func TaskProlog(p cli.Process) int {
 }
 
 // printTask prints lines for Slurm with the placement of a task, or with the reason why a task of a job with MPS has
-// none. Ranks exchange nothing here, because the task prologs of a step may run at different times.
+// none.
 func (r *run) printTask() {
 	if err := r.printPlacement(); err != nil {
 		r.printReason(err)

@@ -215,30 +215,35 @@ func (g Grant) shareText() string {
 	return g.Rule().String()
 }
 
-// readShare reads none, even, overlap:F and PCT%, with the meaning that they have for mpirun-wrap: even is overlap:1.
+// readShare reads a share with the meaning that it has for mpirun-wrap: even is overlap:1.
 func readShare(value string, g *Grant) error {
-	const want = "want none, even, overlap:F or PCT%"
 	rule, err := ParseShare(value)
-	if err != nil {
+	switch {
+	case err != nil && isList(value):
+		_, want, _ := strings.Cut(err.Error(), ": ")
 		return errors.New(want)
+	case err != nil:
+		return errors.New("want none, even, overlap:F, PCT% or a list like 3:1")
 	}
 	switch rule.kind {
-	case shareNone:
-		g.Share = ShareNone
-	case sharePercent:
-		g.Share = ShareMode(rule.String())
+	case shareSMs:
+		return errors.New("want none, even, overlap:F, PCT% or a list like 3:1; a number of SMs is set by mpirun-wrap --share")
 	case shareEven:
 		g.Share, g.Overlap = ShareEven, 1
 	case shareOverlap:
 		g.Share, g.Overlap = ShareEven, float64(rule.amount)/one
 	default:
-		return errors.New(want + "; one rank's own share is set by mpirun-wrap --share")
+		g.Share = ShareMode(rule.String())
+		if rule.list != "" {
+			g.Overlap = 1 // all ranks together have the GPU once
+		}
 	}
 	return nil
 }
 
 // shareExceeds orders shares from the widest to the narrowest: none, and then overlap by its factor or a percentage.
-// Which of these two is less depends on the number of ranks, so overlap may replace a percentage, but not the reverse.
+// Even and a list are overlap 1. Which of overlap and a percentage is less depends on the number of ranks, so overlap
+// may replace a percentage, but not the reverse.
 func shareExceeds(g, given Grant) bool {
 	rule, granted := g.Rule(), given.Rule()
 	switch {

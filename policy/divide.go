@@ -5,7 +5,6 @@ package policy
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -122,8 +121,7 @@ func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
 // to the GPU. Overlap multiplies the shares. No share is above the grant's ceiling or the GPU. None is below the
 // driver's minimum, so many ranks with small shares add up to more than the GPU.
 func EvenShares(g GPU, ranks int, grant Grant) ([]Share, error) {
-	rules := slices.Repeat([]ShareRule{grant.Rule()}, max(ranks, 0))
-	return SplitSMs(g, rules, PercentFrom(grant.Ceiling))
+	return SplitSMs(g, grant.Rule(), ranks, PercentFrom(grant.Ceiling))
 }
 
 // share bounds sms from both sides. A share of the whole GPU needs no percentage.

@@ -4,8 +4,8 @@ package policy
 
 import (
 	"encoding/json"
-	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -46,30 +46,37 @@ func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-// someValues returns values of an attribute, from the narrowest to the widest if they have an order.
-func someValues(a Attribute) []string {
-	switch a.Kind {
-	case Word:
-		return a.Words
-	case Number:
-		return []string{fmt.Sprint(a.Lowest), "1.333333", fmt.Sprint(a.Highest)}
-	case Count:
-		return []string{fmt.Sprint(a.Lowest), fmt.Sprint(a.Highest)}
-	case Duration:
-		return []string{"0s", "1.5s", a.Longest.String()}
-	}
-	return map[string][]string{
-		"share":  {"even", "overlap:1.5", "overlap:48", "none"},
-		"memory": {"1536M", "1T", "none"},
-	}[a.Name]
+// inOrderOfWidth has values of each attribute, from the narrowest to the widest. The values of the others have no order.
+var inOrderOfWidth = map[string][]string{
+	"compute_mode":   {"exclusive_process", "unchanged"},
+	"share":          {"even", "overlap:1.5", "overlap:48", "none"},
+	"overlap":        {"1", "1.333333", "48"},
+	"ceiling":        {"1", "1.333333", "100"},
+	"memory":         {"1536M", "1T", "none"},
+	"memory_overlap": {"1", "1.333333", "48"},
+	"priority":       {"low", "normal"},
+	"max_clients":    {"1", "60"},
+	"hold":           {"0s", "1.5s", "10m0s"},
+	"pause":          {"0s", "1.5s", "1m0s"},
+	"drain_grace":    {"0s", "1.5s", "10m0s"},
+	"keep_logs":      {"never", "on_failure", "always"},
 }
 
-// An option replaces a value by a narrower one, and never by a wider one. Each attribute with an order is tried.
+var withoutOrder = map[string][]string{
+	"scope": {"job", "gpu"}, "share_gpu": {"turns", "user"}, "domains": {"1", "8"}, "on_failure": {"drain", "run_without"},
+	"unplaced": {"share", "deny"},
+}
+
+func someValues(a Attribute) []string {
+	return slices.Concat(inOrderOfWidth[a.Name], withoutOrder[a.Name])
+}
+
+// An option replaces a value by a narrower one, and never by a wider one.
 func TestOptionsNeverWiden(t *testing.T) {
 	for _, a := range attributes {
 		values := someValues(a)
-		if len(values) < 2 {
-			t.Errorf("no values for %s: add some", a.Name)
+		if len(values) < 2 || (a.exceeds != nil) != (inOrderOfWidth[a.Name] != nil) {
+			t.Errorf("%s: want its values above, with their order if they have one", a.Name)
 		}
 		for i, given := range values {
 			for j, wanted := range values {
@@ -83,11 +90,6 @@ func TestOptionsNeverWiden(t *testing.T) {
 					t.Errorf("%s: the rule gives %s, and the option is %s: %v", a.Name, given, wanted, err)
 				}
 			}
-		}
-	}
-	for _, name := range []string{"compute_mode", "share", "overlap", "ceiling", "memory", "priority", "max_clients", "hold", "keep_logs"} {
-		if a, ok := optionNamed(name); !ok || a.exceeds == nil {
-			t.Errorf("%s has no order", name)
 		}
 	}
 }
@@ -106,6 +108,29 @@ func TestReadGrant(t *testing.T) {
 		var g Grant
 		if err := json.Unmarshal([]byte(content), &g); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", content, err, want)
+		}
+	}
+}
+
+// A list is in the order as even is, because all of its ranks together have the GPU once.
+func TestAListNarrows(t *testing.T) {
+	for given, options := range map[string]map[string]bool{
+		"none": {"3:1": true}, "overlap:2": {"3:1": true, "70%,30%": true}, "even": {"3:1": true}, "25%": {"3:1": true},
+		"3:1": {"1:3": true, "3:1:1": true, "even": true, "overlap:2": false, "none": false, "30%": false},
+	} {
+		for option, allowed := range options {
+			rule := DefaultGrant()
+			if err := readShare(given, &rule); err != nil {
+				t.Fatal(err)
+			}
+			o, err := ParseOptions("share=" + option)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := o.Narrow(rule, []string{"share"})
+			if (err == nil) != allowed || allowed && got.Rule().String() != option {
+				t.Errorf("the rule gives %s, and the option is %s: %v, %v", given, option, got.Rule(), err)
+			}
 		}
 	}
 }

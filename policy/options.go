@@ -53,12 +53,26 @@ func ParseOptions(text string) (Options, error) {
 		return nil, nil
 	}
 	given := map[string]string{}
-	for item := range strings.SplitSeq(text, ",") {
-		if err := readOption(strings.Trim(item, " "), given); err != nil {
+	for _, item := range items(text) {
+		if err := readOption(item, given); err != nil {
 			return nil, fmt.Errorf("cannot read options %s: %w", quote(text), err)
 		}
 	}
 	return inOrder(given), nil
+}
+
+// items divides a text at its commas. A percentage without a name belongs to the list before it: share=70%,30%.
+func items(text string) (items []string) {
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.Trim(item, " ")
+		number, percent := cutPercent(item)
+		if _, err := millionths(number); percent && err == nil && len(items) > 0 {
+			items[len(items)-1] += "," + item
+			continue
+		}
+		items = append(items, item)
+	}
+	return items
 }
 
 func readOption(item string, given map[string]string) error {

@@ -11,12 +11,13 @@ import (
 	"strings"
 )
 
-// ShareRule is how much of its GPU one rank asks for. The zero rule means that the user gave no rule: EffectiveRule
+// ShareRule is how much of its GPU each rank gets. The zero rule means that the user gave no rule: EffectiveRule
 // replaces it, and SplitSMs refuses it. Rules can be compared with ==.
 type ShareRule struct {
 	kind shareKind
-	// amount is a factor, a weight or a percentage in millionths, or a number of SMs.
+	// amount is a factor, a percentage or the sum of a list's percentages in millionths, or a number of SMs.
 	amount int64
+	list   string // the entries of a list, as String writes them
 }
 
 type shareKind int
@@ -26,30 +27,27 @@ const (
 	shareNone
 	shareEven
 	shareOverlap
-	shareWeight
 	sharePercent
 	shareSMs
+	shareRatios   // a list like 3:1
+	sharePercents // a list like 70%,30%
 )
 
 // The bounds of what ParseShare reads. 48 is the measured limit of clients: with overlap 48 every rank that can
-// attach has the whole GPU. The maximum weight keeps the arithmetic exact in 64 bits.
+// attach has the whole GPU. The maximum ratio keeps the arithmetic exact in 64 bits.
 const (
 	maxOverlap = 48
-	maxWeight  = 1_000_000
+	maxRatio   = 1_000_000
 	maxSMs     = 10_000
 	one        = 1_000_000 // 1 in millionths
 )
 
-// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, weight:W with W above 0, PCT% with PCT above 0
-// and up to 100, or Nsm. F, W and PCT have at most six decimals. PCTpct is PCT%, because Slurm's --multi-prog
-// replaces a %.
+// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, PCT% with PCT above 0 and up to 100, Nsm, or a
+// list with an entry for each rank of a GPU: ratios like 3:1, or percentages like 70%,30%. F, PCT and ratios have at
+// most six decimals. PCTpct is PCT%, because Slurm's --multi-prog replaces a %.
 func ParseShare(s string) (ShareRule, error) {
 	factor, overlap := strings.CutPrefix(s, "overlap:")
-	weight, weighted := strings.CutPrefix(s, "weight:")
-	percent, percentage := strings.CutSuffix(s, "%")
-	if !percentage {
-		percent, percentage = strings.CutSuffix(s, "pct")
-	}
+	percent, percentage := cutPercent(s)
 	sms, multiprocessors := strings.CutSuffix(s, "sm")
 	switch {
 	case s == "none":
@@ -59,9 +57,8 @@ func ParseShare(s string) (ShareRule, error) {
 	case overlap:
 		want := "a factor from 1 to 48, with at most six decimals, like overlap:2"
 		return shareNumber(s, factor, shareOverlap, one, maxOverlap*one, want)
-	case weighted:
-		want := "a weight above 0 and up to 1000000, with at most six decimals, like weight:2"
-		return shareNumber(s, weight, shareWeight, 1, maxWeight*one, want)
+	case isList(s):
+		return shareList(s)
 	case percentage:
 		want := "a percentage above 0 and up to 100, with at most six decimals, like 12.5%"
 		return shareNumber(s, percent, sharePercent, 1, 100*one, want)
@@ -71,7 +68,15 @@ func ParseShare(s string) (ShareRule, error) {
 	if _, err := millionths(s); err == nil {
 		return ShareRule{}, fmt.Errorf("cannot read share %q: want a unit behind the number, like 25%% or 20sm", s)
 	}
-	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, weight:W, PCT%% or Nsm", s)
+	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, PCT%%, Nsm or a list like 3:1", s)
+}
+
+// cutPercent removes the sign of a percentage.
+func cutPercent(s string) (number string, found bool) {
+	if number, found = strings.CutSuffix(s, "%"); !found {
+		number, found = strings.CutSuffix(s, "pct")
+	}
+	return number, found
 }
 
 func shareNumber(s, number string, kind shareKind, least, most int64, want string) (ShareRule, error) {
@@ -79,7 +84,7 @@ func shareNumber(s, number string, kind shareKind, least, most int64, want strin
 	if err != nil || amount < least || amount > most {
 		return ShareRule{}, fmt.Errorf("cannot read share %q: want %s", s, want)
 	}
-	return ShareRule{kind, amount}, nil
+	return ShareRule{kind: kind, amount: amount}, nil
 }
 
 func shareWhole(s, number string) (ShareRule, error) {
@@ -87,7 +92,51 @@ func shareWhole(s, number string) (ShareRule, error) {
 	if err != nil || n < 1 || n > maxSMs {
 		return ShareRule{}, fmt.Errorf("cannot read share %q: want a whole number of SMs from 1 to %d, like 18sm", s, maxSMs)
 	}
-	return ShareRule{shareSMs, int64(n)}, nil
+	return ShareRule{kind: shareSMs, amount: int64(n)}, nil
+}
+
+// isList reports whether a share is meant as a list: it begins with a digit and has a separator.
+func isList(s string) bool {
+	return s != "" && s[0] >= '0' && s[0] <= '9' && strings.ContainsAny(s, ":,")
+}
+
+// shareList reads a list. A colon and a comma mean the same.
+func shareList(s string) (ShareRule, error) {
+	entries := strings.Split(strings.ReplaceAll(s, ",", ":"), ":")
+	_, percents := cutPercent(entries[0])
+	rule, separator, unit := ShareRule{kind: shareRatios}, ":", ""
+	if percents {
+		rule.kind, separator, unit = sharePercents, ",", "%"
+	}
+	for i, entry := range entries {
+		number, percent := cutPercent(entry)
+		amount, err := millionths(number)
+		if err != nil || percent != percents || amount < 1 || amount > maxRatio*one || len(entries) > MaxClients {
+			return ShareRule{}, fmt.Errorf("cannot read share %q: want a list of at most %d ratios, like 3:1, or of percentages, "+
+				"like 70%%,30%%, each above 0 and with at most six decimals", s, MaxClients)
+		}
+		rule.amount += amount
+		entries[i] = Percent(amount).String() + unit
+	}
+	if rule.list = strings.Join(entries, separator); !percents {
+		rule.amount = 0
+	} else if rule.amount > 100*one {
+		return ShareRule{}, fmt.Errorf("cannot read share %q: it adds up to %s %%: want at most 100 %%", s, Percent(rule.amount))
+	}
+	return rule, nil
+}
+
+// List returns the number of a list's entries, 0 for another rule.
+func (r ShareRule) List() int { return len(r.entries()) }
+
+// entries returns the entries of a list in millionths.
+func (r ShareRule) entries() (amounts []int64) {
+	for entry := range strings.FieldsFuncSeq(r.list, func(c rune) bool { return c == ':' || c == ',' }) {
+		number, _ := cutPercent(entry)
+		amount, _ := millionths(number)
+		amounts = append(amounts, amount)
+	}
+	return amounts
 }
 
 var errNoDecimal = errors.New("want digits, and at most one point with one to six digits behind it")
@@ -114,14 +163,12 @@ func (r ShareRule) String() string {
 		return "even"
 	case shareOverlap:
 		return "overlap:" + amount
-	case shareWeight:
-		return "weight:" + amount
 	case sharePercent:
 		return amount + "%"
 	case shareSMs:
 		return fmt.Sprintf("%dsm", r.amount)
 	}
-	return ""
+	return r.list
 }
 
 // Rule returns the grant's rule for each rank of a GPU.
@@ -129,14 +176,14 @@ func (g Grant) Rule() ShareRule {
 	factor := int64(PercentFrom(max(g.Overlap, 1)))
 	fixed, _ := ParseShare(string(g.Share))
 	switch {
-	case fixed.kind == sharePercent:
+	case fixed.kind == sharePercent || fixed.list != "":
 		return fixed
 	case g.Share == ShareNone:
 		return ShareRule{kind: shareNone}
 	case factor == one:
 		return ShareRule{kind: shareEven}
 	}
-	return ShareRule{shareOverlap, factor}
+	return ShareRule{kind: shareOverlap, amount: factor}
 }
 
 // EffectiveRule returns the rule for a rank: the user's if there is one, otherwise the policy's.
@@ -153,68 +200,90 @@ func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 	return userRule
 }
 
-// SplitSMs divides g among the ranks of one GPU: element i of the result is the share of the rank with rules[i]. It
-// fails if g has no SMs, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is
-// not a percentage.
+// SplitSMs divides g among the ranks of one GPU by a rule: element i of the result is the share of the rank with
+// number i on the GPU. It fails if g has no SMs, there is no rank, the rule is the zero rule, asks for more than g has or
+// is a list of another length, or the ceiling is not a percentage.
 //
-// PCT% and Nsm are served first, in whole TPCs, rounded down. The others divide the rest in whole TPCs in proportion
-// to their weights (even and overlap have weight 1), by largest remainder, and the first rank wins a tie. Then
-// overlap:F multiplies its part by F. A rank whose part would be below the driver's minimum gets the minimum, and the
-// others divide what is left. A rank with the rule none has no cap and takes nothing from the others.
+// Each rank gets PCT% and Nsm in whole TPCs, rounded down. The other rules divide the GPU in whole TPCs, by largest
+// remainder, and the first rank wins a tie. overlap:F divides F times the GPU. A list of percentages divides their sum.
+// A rank whose part would be below the driver's minimum gets the minimum, and the others divide what is left. A rank
+// with the rule none has no cap.
 //
 // No share is above the ceiling, and none is below the driver's minimum. SMs that a ceiling keeps from a rank are not
-// given to its neighbours, because a ceiling is a bound only. So the shares add up to the GPU, except with overlap, a
-// ceiling, none, fixed shares of more than the GPU, or more ranks than the GPU has minimum shares. If the job has a part
-// of the GPU, this part is divided. A percentage is still one of the GPU.
-func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
-	if err := splittable(g, rules, ceiling); err != nil {
+// given to its neighbours, because a ceiling is a bound only. So the shares of even and of a list of ratios add up to the
+// GPU, except with a ceiling, or with more ranks than the GPU has minimum shares. If the job has a part of the GPU, this
+// part is divided. A percentage is still one of the GPU.
+func SplitSMs(g GPU, rule ShareRule, ranks int, ceiling Percent) ([]Share, error) {
+	if err := splittable(g, rule, ranks, ceiling); err != nil {
 		return nil, err
 	}
-	shares, most, free := make([]Share, len(rules)), g.most(ceiling), g.partSMs()/g.SMsPerTPC
-	var parts []rankPart
-	for i, r := range rules {
-		switch r.kind {
-		case shareNone:
-			shares[i] = g.share(most, most)
-		case sharePercent, shareSMs:
-			shares[i] = g.share(g.fixed(r), most)
-			free -= shares[i].SMs / g.SMsPerTPC
-		default:
-			parts = append(parts, newRankPart(i, r))
+	shares, most := make([]Share, ranks), g.most(ceiling)
+	if weights, units := g.division(rule, ranks); weights != nil {
+		for i, n := range apportion(weights, units, int64(g.minShare()/g.SMsPerTPC)) {
+			shares[i] = g.share(int(n)*g.SMsPerTPC, most)
 		}
+		return shares, nil
 	}
-	apportion(parts, free, g.minShare()/g.SMsPerTPC)
-	for _, p := range parts {
-		shares[p.rank] = g.share(p.units*g.SMsPerTPC, most)
+	for i := range shares {
+		shares[i] = g.share(g.fixed(rule), most)
 	}
 	return shares, nil
 }
 
-func splittable(g GPU, rules []ShareRule, ceiling Percent) error {
-	if g.SMs <= 0 || g.SMsPerTPC <= 0 || g.SMsPerTPC > g.SMs {
+func splittable(g GPU, rule ShareRule, ranks int, ceiling Percent) error {
+	switch n := rule.List(); {
+	case g.SMs <= 0 || g.SMsPerTPC <= 0 || g.SMsPerTPC > g.SMs:
 		return fmt.Errorf("cannot divide GPU of %d SMs in units of %d", g.SMs, g.SMsPerTPC)
-	}
-	if len(rules) == 0 {
+	case ranks < 1:
 		return errors.New("cannot divide GPU among 0 ranks")
-	}
-	if ceiling <= 0 || ceiling > 100*one {
+	case ceiling <= 0 || ceiling > 100*one:
 		return fmt.Errorf("cannot divide GPU under a ceiling of %s %%: want above 0 and up to 100", ceiling)
-	}
-	for i, r := range rules {
-		if r == (ShareRule{}) {
-			return fmt.Errorf("cannot divide GPU among %d ranks: rank %d of it has no rule", len(rules), i)
-		}
-		if r.kind == shareSMs && r.amount > int64(g.SMs) {
-			return fmt.Errorf("cannot give share %s: the GPU has %d SMs: ask for %dsm or less", r, g.SMs, g.partSMs())
-		}
+	case rule == ShareRule{}:
+		return fmt.Errorf("cannot divide GPU among %d ranks: there is no rule", ranks)
+	case rule.kind == shareSMs && rule.amount > int64(g.SMs):
+		return fmt.Errorf("cannot give share %s: the GPU has %d SMs: ask for %dsm or less", rule, g.SMs, g.partSMs())
+	case n != 0 && n != ranks:
+		return fmt.Errorf("cannot give share %s: the list is for %d ranks on a GPU, and this GPU has %d: give as many entries as ranks",
+			rule, n, ranks)
+	case rule.kind == sharePercents && g.Part != 0 && rule.amount > int64(g.Part):
+		return fmt.Errorf("cannot give share %s: it adds up to %s %% of the GPU, and the job's part of the GPU is %s %%: "+
+			"give ratios, like 3:1", rule, Percent(rule.amount), g.Part)
 	}
 	return nil
 }
 
-// Remark returns how the share that SplitSMs gave a rank differs from what its rule asks for: cut by the ceiling, or
-// raised to the driver's minimum. It is empty if the share is the rule's, in whole TPCs.
-func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) string {
-	asked, rule := asks(g, rules, rank), rules[rank]
+// division returns the weights of the ranks, and how many TPCs they divide. There are no weights if the rule fixes the
+// share of each rank.
+func (g GPU) division(rule ShareRule, ranks int) (weights []int64, units int64) {
+	units = int64(g.partSMs() / g.SMsPerTPC)
+	switch rule.kind {
+	case shareEven:
+		return slices.Repeat([]int64{1}, ranks), units
+	case shareOverlap:
+		return slices.Repeat([]int64{1}, ranks), units * rule.amount / one
+	case shareRatios:
+		return rule.entries(), units
+	case sharePercents:
+		return rule.entries(), min(units, int64(g.SMs)*rule.amount/(100*one)/int64(g.SMsPerTPC))
+	}
+	return nil, 0
+}
+
+// fixed returns the share of a rule that fixes it, in whole TPCs.
+func (g GPU) fixed(r ShareRule) int {
+	switch r.kind {
+	case sharePercent:
+		return g.SMsAt(Percent(r.amount))
+	case shareSMs:
+		return int(r.amount) - int(r.amount)%g.SMsPerTPC
+	}
+	return g.partSMs()
+}
+
+// Remark returns how the share that SplitSMs gave the rank with this number on its GPU differs from what the rule asks
+// for: cut by the ceiling, or raised to the driver's minimum. It is empty if the share is the rule's, in whole TPCs.
+func Remark(g GPU, rule ShareRule, ranks, rank int, ceiling Percent, share Share) string {
+	asked := g.asks(rule, ranks, rank)
 	switch {
 	case share.SMs > asked && share.SMs == g.minShare():
 		return fmt.Sprintf("share %s is less than a client can have: it gets %d of %d SMs", rule, share.SMs, g.SMs)
@@ -227,117 +296,58 @@ func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) st
 	return ""
 }
 
-// asks returns what a rank's rule asks for, in whole TPCs. The GPU is the only bound.
-func asks(g GPU, rules []ShareRule, rank int) int {
-	free, weights := int64(g.partSMs()), int64(0)
-	for i, r := range rules {
-		switch r.kind {
-		case shareNone:
-		case sharePercent, shareSMs:
-			free -= int64(g.fixed(r))
-		default:
-			weights += newRankPart(i, r).weight
-		}
+// asks returns what a rule asks for a rank, in whole TPCs. The GPU is the only bound.
+func (g GPU) asks(rule ShareRule, ranks, rank int) int {
+	weights, units := g.division(rule, ranks)
+	switch {
+	case weights != nil:
+		return min(g.partSMs(), int(units*weights[rank]/sum(weights))*g.SMsPerTPC)
+	case rule.kind == sharePercent: // fixed raises it to the driver's minimum
+		sms := int(int64(g.SMs) * rule.amount / (100 * one))
+		return sms - sms%g.SMsPerTPC
 	}
-	sms := int64(g.partSMs())
-	switch r := rules[rank]; r.kind {
-	case shareNone:
-	case sharePercent:
-		sms = int64(g.SMs) * r.amount / (100 * one)
-	case shareSMs:
-		sms = r.amount
-	default:
-		sms = min(sms, max(free, 0)*newRankPart(rank, r).entitlement()/weights)
-	}
-	return int(sms) - int(sms)%g.SMsPerTPC
+	return g.fixed(rule)
 }
 
-// fixed returns the amount of a rule that names one, in whole TPCs.
-func (g GPU) fixed(r ShareRule) int {
-	if r.kind == sharePercent {
-		return g.SMsAt(Percent(r.amount))
-	}
-	return int(r.amount) - int(r.amount)%g.SMsPerTPC
-}
-
-// rankPart is the part of a rank while TPCs are assigned.
-type rankPart struct {
-	rank   int
-	weight int64 // in millionths
-	factor int64 // in millionths; either weight or factor is 1, so that their product is exact
-	units  int   // TPCs
-	raised bool  // to the driver's minimum
-}
-
-func newRankPart(rank int, r ShareRule) rankPart {
-	p := rankPart{rank: rank, weight: one, factor: one}
-	switch r.kind {
-	case shareWeight:
-		p.weight = r.amount
-	case shareOverlap:
-		p.factor = r.amount
-	}
-	return p
-}
-
-// entitlement is weight times factor in millionths, at most 10^12. Of u units that ranks with the total weight w
-// divide, the rank's part is u·entitlement/w.
-func (p rankPart) entitlement() int64 { return p.weight * p.factor / one }
-
-// apportion distributes free units: whole units in proportion, then one each by the largest remainder. First it
-// raises ranks whose part is below the minimum. If fixed shares left nothing, that is all ranks.
-func apportion(parts []rankPart, free, least int) {
-	free = raiseToMinimum(parts, free, least)
-	weights := sumWeights(parts)
-	var remainders []*rankPart
-	var entitled, given int64
-	for i := range parts {
-		if p := &parts[i]; !p.raised {
-			p.units = int(int64(free) * p.entitlement() / weights)
-			entitled, given = entitled+p.entitlement(), given+int64(p.units)
-			remainders = append(remainders, p)
-		}
-	}
-	if len(remainders) == 0 {
-		return
-	}
-	slices.SortStableFunc(remainders, func(a, b *rankPart) int {
-		return cmp.Compare(int64(free)*b.entitlement()%weights, int64(free)*a.entitlement()%weights)
-	})
-	for _, p := range remainders[:int64(free)*entitled/weights-given] {
-		p.units++
-	}
-}
-
-// raiseToMinimum gives the minimum to each rank whose part of the free units would be below it. It repeats this,
-// because each raised rank leaves less for the others. It returns the free units for the ranks that were not raised.
-func raiseToMinimum(parts []rankPart, free, least int) int {
-	for {
-		weights, before := sumWeights(parts), free
-		raised := false
-		for i := range parts {
-			p := &parts[i]
-			if p.raised || int64(before)*p.entitlement() >= int64(least)*weights {
-				continue
+// apportion distributes units by weight: whole units in proportion, then one each by the largest remainder. First it
+// gives the minimum to each rank whose part would be below it. It repeats this, because each such rank leaves less for
+// the others.
+func apportion(weights []int64, units, least int64) []int64 {
+	given := make([]int64, len(weights))
+	rest := slices.Clone(weights) // 0 for ranks that have the minimum
+	for raised := true; raised; {
+		raised = false
+		all, before := sum(rest), units
+		for i, weight := range rest {
+			if weight > 0 && before*weight < least*all {
+				given[i], rest[i], raised = least, 0, true
+				units -= least
 			}
-			p.units, p.raised, raised = least, true, true
-			// The driver multiplies an overlapped rank's part, so the rank takes less than it gets.
-			free -= int((int64(least)*one + p.factor - 1) / p.factor)
-		}
-		if !raised {
-			return free
 		}
 	}
-}
-
-func sumWeights(parts []rankPart) (sum int64) {
-	for _, p := range parts {
-		if !p.raised {
-			sum += p.weight
+	all := sum(rest)
+	if all == 0 {
+		return given
+	}
+	left := units
+	byRemainder := make([]int, 0, len(rest))
+	for i, weight := range rest {
+		if weight > 0 {
+			given[i] = units * weight / all
+			left -= given[i]
+			byRemainder = append(byRemainder, i)
 		}
 	}
-	return sum
+	slices.SortStableFunc(byRemainder, func(a, b int) int { return cmp.Compare(units*rest[b]%all, units*rest[a]%all) })
+	for _, i := range byRemainder[:left] {
+		given[i]++
+	}
+	return given
 }
 
-// DependsOnOthers reports whether the rule's amount depends on the rules of the other ranks on the GPU.
-func (r ShareRule) DependsOnOthers() bool { return r.kind == shareWeight }
+func sum(amounts []int64) (all int64) {
+	for _, amount := range amounts {
+		all += amount
+	}
+	return all
+}

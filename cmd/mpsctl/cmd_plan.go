@@ -20,9 +20,9 @@ Ranks go round the GPUs. Shares:
   none        no cap but the ceiling
   even        whole TPCs that add up to the GPU
   overlap:F   even, times F (1 to 48)
-  weight:W    by weight, which is even if all ranks have the same weight
   PCT%        a percentage of the GPU, rounded down to a TPC
   Nsm         N SMs, rounded down to a TPC
+  3:1         a list with an entry for each rank of a GPU: ratios, or percentages like 70%,30%
 Memory is what a program can use, without its context: none, even, or a size like 8G or 16384M.`
 
 // planCommand is mpsctl plan. A question without an answer is a mistake in usage.
@@ -52,7 +52,7 @@ func planCommand(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&q.Ceiling, "ceiling", "100", "no rank exceeds `PCT` percent of a GPU")
 	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
 	command.CompleteValues(c, "gpu", modelNames()...)
-	command.CompleteValues(c, "share", "none", "even", "overlap:", "weight:")
+	command.CompleteValues(c, "share", "none", "even", "overlap:")
 	command.CompleteValues(c, "mem", "none", "even")
 	return c
 }

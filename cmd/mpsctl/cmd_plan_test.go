@@ -86,8 +86,8 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H200 --ranks 61 --clients 60",
 			"cannot place 61 ranks on 1 GPU: GPU 0 would have 61 and MPS serves 60 at once: run at most 60 ranks, or more GPUs"},
 		{"plan --gpu H200 --ranks 1 --clients -1", "cannot plan for -1 clients: give --clients 1 or more"},
-		{"plan --gpu H200 --ranks 2 --share evn", `cannot read share "evn": want none, even, overlap:F, weight:W, PCT% or Nsm: did you mean even?`},
-		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, weight:W, PCT% or Nsm`},
+		{"plan --gpu H200 --ranks 2 --share evn", `cannot read share "evn": want none, even, overlap:F, PCT%, Nsm or a list like 3:1: did you mean even?`},
+		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, PCT%, Nsm or a list like 3:1`},
 		{"plan --gpu H200 --ranks 2 --share 200sm", "cannot give share 200sm: the GPU has 132 SMs: ask for 132sm or less"},
 		{"plan --gpu H200 --ranks 2 --mem 8", `cannot read memory "8": want none, even, or a size of whole MiB, like 8G or 16384M`},
 		{"plan --gpu H200 --ranks 2 --mem 200G", "cannot give a rank 204800 MiB: the GPU has 142562 MiB beside the rank's context: ask for 142562M or less"},
@@ -134,7 +134,7 @@ func TestHelpAndVersion(t *testing.T) {
 	if code != cli.ExitOK || complaint != "" {
 		t.Errorf("code %d, %s", code, complaint)
 	}
-	for _, word := range []string{"overlap:F", "weight:W", "PCT%", "Nsm", "--gpu", "--json", "H100 PCIe", `(default "overlap:2")`} {
+	for _, word := range []string{"overlap:F", "3:1", "PCT%", "Nsm", "--gpu", "--json", "H100 PCIe", `(default "overlap:2")`} {
 		if !strings.Contains(out, word) {
 			t.Errorf("the help does not have %s:\n%s", word, out)
 		}

@@ -148,7 +148,7 @@ func TestCompletionOfValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"plan --share o":                   "none\neven\noverlap:\nweight:\n:4\n",
+		"plan --share o":                   "none\neven\noverlap:\n:4\n",
 		"plan --gpu h200":                  strings.Join(modelNames(), "\n") + "\n:4\n",
 		"plan --ranks 1":                   ":4\n",
 		"policy explain --partition p":     ":4\n",

@@ -7,7 +7,6 @@ package plan
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -20,7 +19,7 @@ type Request struct {
 	GPUs    int
 	Ranks   int
 	Clients int    // that MPS serves on a GPU; 0 for the model's own
-	Share   string // none, even, overlap:F, weight:W, PCT% or Nsm
+	Share   string // none, even, overlap:F, PCT%, Nsm or a list
 	Memory  string // none, even or a size
 	Over    string // how many times even memory is promised
 	Ceiling string // percent
@@ -158,8 +157,7 @@ const maxSMs = 10_000
 // place places the ranks of a GPU: rank r is on GPU r modulo the number of GPUs.
 func (p Plan) place(gpu int) error {
 	n := (len(p.Ranks) - gpu + p.Asked.GPUs - 1) / p.Asked.GPUs
-	every := slices.Repeat([]policy.ShareRule{p.Asked.Share}, n)
-	shares, err := policy.SplitSMs(p.Asked.Model.GPU, every, p.Asked.Ceiling)
+	shares, err := policy.SplitSMs(p.Asked.Model.GPU, p.Asked.Share, n, p.Asked.Ceiling)
 	if err != nil {
 		return err
 	}

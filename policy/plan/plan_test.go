@@ -11,7 +11,7 @@ import (
 // For 1 to 8 GPUs, 1 to 64 ranks and every rule, each rank is placed once, and on the next GPU in the cycle. Its
 // percentage gives its SMs. Even shares add up to the GPU and differ by at most one TPC.
 func TestEachRankIsPlacedOnce(t *testing.T) {
-	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
+	for _, share := range []string{"none", "even", "overlap:2", "33.333334%", "18sm"} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
 				q := Request{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}

@@ -153,7 +153,7 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 		}
 		rule, err := policy.ParseShare(share)
 		limit, err2 := policy.ParsePercent(ceiling)
-		shares, err3 := policy.SplitSMs(h200.GPU, slices.Repeat([]policy.ShareRule{rule}, 4), limit)
+		shares, err3 := policy.SplitSMs(h200.GPU, rule, 4, limit)
 		if err := errors.Join(err, err2, err3); err != nil {
 			t.Fatal(err)
 		}

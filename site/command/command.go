@@ -107,7 +107,7 @@ func NoArgs(c *cobra.Command, args []string) error {
 // SuggestShare adds to the error of a share the word that was probably meant.
 func SuggestShare(err error, share string) error {
 	like := site.Nearest(share, []string{"none", "even"})
-	if err == nil || like == "" || !strings.HasSuffix(err.Error(), " or Nsm") { // the share has none of the forms
+	if err == nil || like == "" || !strings.HasSuffix(err.Error(), " or a list like 3:1") { // the share has none of the forms
 		return err
 	}
 	return fmt.Errorf("%w: did you mean %s?", err, like)

@@ -20,7 +20,7 @@ func (s *Store) DaemonDir(job uint32, n int) string {
 	return filepath.Join(s.JobDir(job), strconv.Itoa(n))
 }
 
-// ExchangeDir is the folder through which the job's ranks exchange their shares.
+// ExchangeDir is the folder in which the job's ranks have their slots, and files so that one of them prints a message.
 func (s *Store) ExchangeDir(job uint32) string { return filepath.Join(s.JobDir(job), "exchange") }
 
 // MakeDirs makes the daemons' pipe and log folders and the ranks' exchange folder. They have mode 0700 and belong to

@@ -145,7 +145,7 @@ type Ticket struct {
 	Devices        []TicketDevice `json:"devices,omitempty"`         // in Slurm's order
 	Daemons        []Daemon       `json:"daemons,omitempty"`
 	ControlProgram Program        `json:"control_program,omitzero"`
-	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder through which ranks of one launch exchange their shares
+	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder in which the ranks have their slots and print a message once
 	Part           Part           `json:"part,omitzero"`          // of each device
 	Joined         uint32         `json:"joined,omitempty"`       // the shared lease whose daemons and guard serve the job
 }

@@ -25,7 +25,7 @@ type Report struct {
 	// Name is the job's name, from the environment of its first client.
 	Name  string    `json:"name,omitempty"`
 	Rule  string    `json:"rule"`
-	Share string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, weight, none
+	Share string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, 3:1, none
 	Begin time.Time `json:"begin"`
 	End   time.Time `json:"end,omitzero"`
 	// Part is the job's part of each GPU. Shards are those that its clients have in their environment.

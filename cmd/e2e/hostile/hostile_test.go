@@ -247,7 +247,7 @@ func TestHostileFolders(t *testing.T) {
 		act  func(attack, folders)
 	}{
 		{"links to root's files", func(a attack, f folders) {
-			a.sh(f, `rm -f $LOG/* ; for f in $LOG/control.log $LOG/server.log $PIPE/x $EXCHANGE/step0.0.new $EXCHANGE/turn; do ln -s $SECRET/precious/file $f; done`)
+			a.sh(f, `rm -f $LOG/* ; for f in $LOG/control.log $LOG/server.log $PIPE/x $EXCHANGE/step0.waits $EXCHANGE/turn; do ln -s $SECRET/precious/file $f; done`)
 		}},
 		{"links to root's folders", func(a attack, f folders) {
 			a.sh(f, `for d in $PIPE $LOG $EXCHANGE; do ln -s $SECRET $d/secret; ln -s / $d/root; ln -s ../../../.. $d/up; done`)
@@ -541,7 +541,7 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 	a.opens(job)
 	line := regexp.MustCompile(`^(export CUDA_[A-Z_]+=[A-Za-z0-9,./=:_-]+|export SLURM_MPS_TOLD=[0-9a-f]{16}|unset CUDA_[A-Z_]+|print slurm-mps: [ -~]{1,520})$`)
 	words := []string{
-		"50%", "8G", "low", "block", "even\nexport LD_PRELOAD=/tmp/x.so", "none\nprint owned", "$(id)", "`id`", "50%;id", "weight:1\x1b[2J", "8G\nunset PATH",
+		"50%", "8G", "low", "block", "even\nexport LD_PRELOAD=/tmp/x.so", "none\nprint owned", "$(id)", "`id`", "50%;id", "3:1\x1b[2J", "8G\nunset PATH",
 		"low\nexport PATH=/tmp", "0\n1", "1e309", "-1", "NaN%", "99999999999999999999", strings.Repeat("9", 100_000), "\xff\xfe", "\u009b31m",
 	}
 	task := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"}
@@ -588,8 +588,8 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 	for _, name := range []string{"../../../../evil", "/tmp/evil", "a\nb", strings.Repeat("evil", 5000), "\xff"} {
 		var ranks []*exec.Cmd
 		for rank := range 2 {
-			cmd := a.as(e2e.UID, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "--exchange", "true")
-			cmd.Env = append(cmd.Env, "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "OMPI_MCA_ess_base_jobid="+name)
+			cmd := a.as(e2e.UID, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "true")
+			cmd.Env = append(cmd.Env, "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "OMPI_MCA_ess_base_jobid="+name, "SLURM_MPS_UNKNOWN=1")
 			cmd.Stderr = os.Stderr
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -604,7 +604,7 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 	}
 	words, err := filepath.Glob(filepath.Join(f.exchange, "ompi*evil*"))
 	if err != nil || len(words) == 0 {
-		t.Errorf("the ranks exchanged no files with these names: %q, %v", words, err)
+		t.Errorf("the ranks made no files with these names: %q, %v", words, err)
 	}
 	_ = filepath.WalkDir(filepath.Dir(a.Root), func(path string, _ fs.DirEntry, _ error) error {
 		if strings.Contains(path, "evil") && !strings.HasPrefix(path, f.exchange+"/ompi") {
@@ -625,7 +625,7 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 		for rank := range 2 {
 			cmd := exec.CommandContext(a.Ctx, filepath.Join(a.Bin, "mpirun-wrap"), append([]string{"--root", a.Root}, args...)...)
 			cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2",
-				fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x"}
+				fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x", "SLURM_MPS_UNKNOWN=1"}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -639,12 +639,10 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 			t.Errorf("%q took %v", args, took)
 		}
 	}
-	a.sh(f, `for n in pmixx.0 pmixx.1; do ln -s $SECRET/precious/file $EXCHANGE/$n.new; ln -s $SECRET/precious/file $EXCHANGE/$n; done`)
-	a.sh(f, `for n in turn terminate pmixx.waits pmixx.without; do ln -s $SECRET/precious/file $EXCHANGE/$n; done`)
+	a.sh(f, `for n in turn terminate pmixx.waits pmixx.without "pmixx.variable SLURM_MPS_UNKNOWN"; do ln -s $SECRET/precious/file "$EXCHANGE/$n"; done`)
 	ranks("true")
-	ranks("--exchange", "true")
-	a.sh(f, `rm -rf $EXCHANGE/*; mkfifo $EXCHANGE/pmixx.0 $EXCHANGE/pmixx.0.new $EXCHANGE/pmixx.1 $EXCHANGE/turn; mkdir $EXCHANGE/pmixx.1.new`)
-	ranks("--exchange", "true")
+	a.sh(f, `rm -rf $EXCHANGE/*; mkfifo "$EXCHANGE/pmixx.variable SLURM_MPS_UNKNOWN" $EXCHANGE/turn; mkdir $EXCHANGE/pmixx.waits`)
+	ranks("true")
 	slots := []string{"--slots=2", "--slots-wait=0", "true"}
 	a.sh(f, `rm -rf $EXCHANGE/*; for n in slots slot.0 slot.1; do ln -s $SECRET/precious/file $EXCHANGE/$n; done`)
 	ranks(slots...)

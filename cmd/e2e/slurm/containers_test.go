@@ -72,7 +72,6 @@ func TestContainers(t *testing.T) {
 	t.Run("by hand", func(t *testing.T) {
 		run(t, "", "srun mpirun-wrap container /run/slurm-mps ./app")
 		run(t, "", "srun container /run/slurm-mps mpirun-wrap ./app")
-		run(t, "", "SLURM_MPS_EXCHANGE=1 srun container /run/slurm-mps mpirun-wrap ./app")
 		run(t, "", "srun mpirun-wrap container '' ./app", "sm=132")
 		run(t, "", "srun container '' mpirun-wrap ./app",
 			": there is no folder /run/slurm-mps/tickets here: in a container, mount /run/slurm-mps; if the site has not installed slurm-mps, give --own; elsewhere,")

@@ -49,9 +49,10 @@ func TestRanksUnderSlurm(t *testing.T) {
 		name, command, gres string
 		want                []int
 	}{
-		{"two programs in one mpirun", "mpirun.openmpi -np 1 " + wrapper + "--share=60% " + c.Client() + " info : -np 3 " +
-			c.Wrap("info"), "--gres=gpu:1", []int{18, 18, 18, 78}},
-		{"weights", "srun -n4 bash -c 'exec " + wrapper + "--share=weight:$((SLURM_LOCALID+1)) " + c.Client() + " info'", "--gres=gpu:1", []int{14, 26, 40, 52}},
+		{"two programs in one mpirun", "SLURM_MPS_SHARE=3:1:1:1 mpirun.openmpi -np 1 " + c.Wrap("info") + " : -np 3 " + c.Wrap("info"),
+			"--gres=gpu:1", []int{22, 22, 22, 66}},
+		{"a list", "srun -n4 " + wrapper + "--share=40%,30%,20%,10% " + c.Client() + " info", "--gres=gpu:1", []int{14, 26, 40, 52}},
+		{"a list for each GPU", "srun -n4 " + wrapper + "--share=3:1 " + c.Client() + " info", "--gres=gpu:2", []int{32, 32, 100, 100}},
 		{"a variable for all", "SLURM_MPS_SHARE=overlap:2 srun -n4 " + c.Wrap("info"), "--gres=gpu:1", []int{66, 66, 66, 66}},
 		{"blocks", "srun -n3 " + wrapper + "--gpu=block " + c.Client() + " info", "--gres=gpu:2", []int{66, 66, 132}},
 		{"a GPU for each task", "srun -n4 " + c.Wrap("info"), "--gpus-per-task=1", []int{132, 132, 132, 132}},

@@ -12,4 +12,4 @@ Error: Unknown value "odd"
    5:     share = job.uid > 5 ? "even" : "odd"
                                          ^^^^^
 
-  share: want none, even, overlap:F or PCT%
+  share: want none, even, overlap:F, PCT% or a list like 3:1

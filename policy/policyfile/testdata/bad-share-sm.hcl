@@ -12,4 +12,4 @@ Error: Unknown value "20sm"
    5:     share = "20sm"
                   ^^^^^^
 
-  share: want none, even, overlap:F or PCT%; one rank's own share is set by mpirun-wrap --share
+  share: want none, even, overlap:F, PCT% or a list like 3:1; a number of SMs is set by mpirun-wrap --share

@@ -37,7 +37,7 @@ Error: Unknown value "odd"
    7:   grant { share = "odd" }
                         ^^^^^
 
-  share: want none, even, overlap:F or PCT%
+  share: want none, even, overlap:F, PCT% or a list like 3:1
 
 Error: Missing newline after argument
 

@@ -29,4 +29,4 @@ Error: Unknown value "odd"
    6:     share   = "odd"
                     ^^^^^
 
-  share: want none, even, overlap:F or PCT%
+  share: want none, even, overlap:F, PCT% or a list like 3:1

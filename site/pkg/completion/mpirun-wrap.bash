@@ -19,7 +19,7 @@ _mpirun_wrap() {
     [[ $cur == = ]] && cur=
     case $flag in
         --gpu) mapfile -t COMPREPLY < <(compgen -W 'auto block cyclic all inherit' -- "$cur") ;;
-        --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap: weight:' -- "$cur") ;;
+        --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap:' -- "$cur") ;;
         --mem) mapfile -t COMPREPLY < <(compgen -W 'none even' -- "$cur") ;;
         --root) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
         ?*) ;;

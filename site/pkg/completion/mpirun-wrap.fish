@@ -2,8 +2,7 @@
 # fish completion of mpirun-wrap: the flags and their values, and then the program with the program's own completion.
 complete -c mpirun-wrap -x -a '(__fish_complete_subcommand -- --gpu --share --mem --local-rank --local-size --slots-wait --root)'
 complete -c mpirun-wrap -l gpu -x -a 'auto block cyclic all inherit' -d 'the GPU'
-complete -c mpirun-wrap -l share -x -a 'none even overlap: weight:' -d 'the share'
-complete -c mpirun-wrap -l exchange -d 'ranks of the launch have a --share of their own'
+complete -c mpirun-wrap -l share -x -a 'none even overlap:' -d 'the share'
 complete -c mpirun-wrap -l mem -x -a 'none even' -d 'device memory that the rank can have'
 complete -c mpirun-wrap -l local-rank -x -d 'place on the node'
 complete -c mpirun-wrap -l local-size -x -d 'number of ranks on the node'

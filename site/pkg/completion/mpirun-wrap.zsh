@@ -3,8 +3,7 @@
 # zsh completion of mpirun-wrap: the flags and their values, and then the program with the program's own completion.
 _arguments -S -A '-*' \
     '--gpu=[the GPU]:choice:(auto block cyclic all inherit)' \
-    '--share=[the share]:share:(none even overlap\: weight\:)' \
-    '--exchange[ranks of the launch have a --share of their own]' \
+    '--share=[the share]:share:(none even overlap\:)' \
     '--mem=[device memory that the rank can have]:size:(none even)' \
     '--local-rank=[place on the node]:number:' \
     '--local-size=[number of ranks on the node]:number:' \
