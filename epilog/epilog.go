@@ -54,7 +54,6 @@ type Epilog struct {
 	Log     zerolog.Logger
 	Logs    string // the folder of the logs that outlive their job
 	Reports string // the folder of the reports that are kept
-	Lost    string // the folder that names the reports that could not be kept
 	// RerunCommand returns the command that runs the epilog of a job by hand, for the log.
 	RerunCommand func(lease.Job) string
 

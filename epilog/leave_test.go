@@ -166,7 +166,7 @@ func TestTheReportOfAMember(t *testing.T) {
 	n := newNode(t)
 	id := n.sharedLease(7)
 	e := n.epilog()
-	e.Reports, e.Lost = t.TempDir(), t.TempDir()
+	e.Reports = t.TempDir()
 	began, part := time.Now().Add(-20*time.Second), lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
 	r := usage.Report{Schema: usage.Schema, Job: 7, Begin: began, Part: part,
 		Totals:  usage.Totals{Counts: lease.Counts{ClientsSeen: 2, ClientsPeak: 2}},

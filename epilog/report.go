@@ -132,25 +132,14 @@ func (e Epilog) wait(l lease.Lease, k *keeping) usage.Report {
 	select {
 	case <-k.kept:
 	case <-time.After(reportWait):
-		e.lose(l, fmt.Errorf("the disk of %s does not take it within %v", e.Reports, reportWait))
+		e.lose(fmt.Errorf("the disk of %s does not take it within %v", e.Reports, reportWait))
 		return usage.Report{}
 	}
 	if k.err != nil && !errors.Is(k.err, fs.ErrNotExist) {
-		e.lose(l, k.err)
+		e.lose(k.err)
 	}
 	return k.report
 }
 
-// maxLost limits the notes about lost reports on a node.
-const maxLost = 100
-
-// lose logs that a job's report is not kept, and notes it for mpsctl report, because the log may be on the same full
-// disk.
-func (e Epilog) lose(l lease.Lease, why error) {
-	e.Log.Warn().Err(why).Msg("the job's report is not kept")
-	path := filepath.Join(e.Lost, strconv.FormatUint(uint64(l.Job.ID), 10))
-	err := errors.Join(os.MkdirAll(e.Lost, 0o755), os.WriteFile(path, []byte(site.OneLine(why)+"\n"), 0o644))
-	if err = errors.Join(err, prune(e.Lost, maxLost, maxReportAge, logsOwner)); err != nil {
-		e.Log.Warn().Err(err).Msg("no note that the job's report is lost")
-	}
-}
+// lose logs that a job's report is not kept.
+func (e Epilog) lose(why error) { e.Log.Warn().Err(why).Msg("the job's report is not kept") }

@@ -66,11 +66,11 @@ func addUse(line *zerolog.Event, r usage.Report) *zerolog.Event {
 	if !r.Whole() {
 		line = line.Float64("part", math.Round(r.Part.Fraction()*1000)/1000)
 	}
-	for _, f := range usage.Percentages {
-		if percent := f.Of(mean); percent >= 0 {
-			line = line.Float64(f.Key, math.Round(percent*10)/10)
+	for _, f := range usage.All {
+		if value := f.Of(mean); value >= 0 {
+			line = line.Float64(f.SummaryKey(), math.Round(value*10)/10)
 		}
 	}
-	return line.Int("max_"+usage.MemoryUsed.Key, mean.UsedMiB).Int("bad_ends", r.BadEnds).Int("faults", len(r.Faults)).
+	return line.Int("bad_ends", r.BadEnds).Int("faults", len(r.Faults)).
 		Int("energy_j", r.EnergyJ)
 }

@@ -37,9 +37,6 @@ func (p Paths) Kept() string { return filepath.Join(p.Root, "/var/lib/slurm-mps"
 // Reports returns the folder of the reports of jobs that have ended.
 func (p Paths) Reports() string { return filepath.Join(p.Kept(), "reports") }
 
-// LostReports returns the folder that names the reports that could not be kept. It is not on the disk of the reports.
-func (p Paths) LostReports() string { return filepath.Join(p.Run(), "lost-reports") }
-
 // Devices returns the folder of the GPUs' device files.
 func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 

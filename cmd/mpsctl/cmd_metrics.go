@@ -29,9 +29,8 @@ import (
 
 const metricsHelp = `metrics prints the metrics of this node in Prometheus' text form, for node_exporter's textfile collector. It has jobs,
 daemons, clients and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the
-log. When the log is rotated, the totals begin again, like those of a restarted program. The metrics of GPUs that running
-jobs use have labels of the job, its user and its partition. They are from the last sample, which is 10 s old at most. An
-idle GPU has none of these. If you are not root, you get no totals, and only the use of your own jobs.
+log. When the log is rotated, the totals begin again, like those of a restarted program. The metrics of running jobs have
+labels of the job, its user and its partition. If you are not root, you get no totals, and only your own jobs.
 
 It asks each daemon for 2 s at most, takes 20 s at most for everything, and changes nothing. Parts that did not answer by
 then are counted in slurm_mps_unanswered_daemons and slurm_mps_inspection_errors.
@@ -66,7 +65,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 				return cli.RuntimeError{Err: errors.New("cannot print metrics: interrupted")}
 			}
 			families := nodeMetrics(node, found)
-			families = append(families, useMetrics(reportsOf(node.Jobs))...)
+			families = append(families, runningMetrics(node.Jobs)...)
 			ended, err := readTotals(call.Paths.Log())
 			switch {
 			case err == nil:

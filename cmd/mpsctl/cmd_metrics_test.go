@@ -3,9 +3,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -51,47 +51,33 @@ func TestText(t *testing.T) {
 		Incomplete: []string{"x"},
 	}
 	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
-		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports, nil), ended.families()))
+		var jobs []inspect.Job
+		for _, r := range reports {
+			jobs = append(jobs, inspect.Job{ID: r.Job, Report: r})
+		}
+		return metricsText(slices.Concat(nodeMetrics(n, found), runningMetrics(jobs), ended.families()))
 	}
 	r := usage.Report{Job: 7,
 		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300},
-			BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
-			{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
+			BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu"}
 	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, figures: figures{"seconds": 1.5, "paused_ms": 250}})
 	golden.Compare(t, "testdata/metrics.prom", got)
-	if strings.Contains(got, "slurm_mps_gpu_dram_ratio{") || strings.Contains(got, "GPU-c") {
-		t.Errorf("a value that is not known has a series:\n%s", got)
-	}
 	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
 		t.Errorf("of a node without jobs:\n%s", empty)
 	}
 }
 
-// A GPU that several jobs have is there once, without a job. Each job has its own totals, and a daemon that jobs share
-// is no job.
+// Each job has its own totals, and a daemon that jobs share is no job.
 func TestMetricsOfASharedGPU(t *testing.T) {
-	quarter := lease.Part{Gres: lease.GresMPS, Units: 25, Count: 100}
-	gpus := func(active float64) []usage.GPU {
-		return []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{{SMActive: active, SMUtil: active, DRAM: active}}}}
-	}
 	var jobs []inspect.Job
 	for _, id := range []uint32{7, 8, 0xf0000000} {
-		r := usage.Report{Job: id, Part: quarter, Totals: usage.Totals{EnergyJ: 25}, GPUs: gpus(usage.Unknown)}
-		jobs = append(jobs, inspect.Job{ID: id, Report: r, WholeGPUs: gpus(43)})
+		jobs = append(jobs, inspect.Job{ID: id, Report: usage.Report{Job: id, Totals: usage.Totals{EnergyJ: 25}}})
 	}
-	got := metricsText(useMetrics(reportsOf(jobs)))
-	for text, n := range map[string]int{
-		`gpu_sm_active_ratio{gpu="0",uuid="GPU-a"} 0.43`: 1, "gpu_sm_active_ratio{": 1, "gpu_memory_used_bytes{": 1,
-		"job_energy_joules{": 2, "4026531840": 0,
-	} {
+	got := metricsText(runningMetrics(jobs))
+	for text, n := range map[string]int{"job_energy_joules{": 2, "4026531840": 0} {
 		if strings.Count(got, text) != n {
 			t.Errorf("%s is not there %d times:\n%s", text, n, got)
 		}
-	}
-	whole := []inspect.Job{{ID: 7, Report: usage.Report{Job: 7, GPUs: gpus(43)}, WholeGPUs: gpus(43)}}
-	if got := metricsText(useMetrics(reportsOf(whole))); strings.Count(got, `uuid="GPU-a"`) != 4 ||
-		!strings.Contains(got, `gpu_sm_active_ratio{gpu="0",uuid="GPU-a",jobid="7",`) {
-		t.Errorf("of whole GPUs:\n%s", got)
 	}
 }
 
@@ -111,23 +97,28 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), useMetrics(nil, nil), totals{}.families()) {
+	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), runningMetrics(nil), totals{}.families()) {
 		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
 			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
 		}
 	}
 }
 
-// The names and meanings of the figures in docs/reference.md are those that mpsctl report prints.
+// docs/reference.md has the table of figures as the code has it.
 func TestFiguresAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
-		row := regexp.MustCompile("(?m)^\\| " + f.Name + " \\| `" + f.Key + "`.*\\| " + regexp.QuoteMeta(f.Means) + " \\|$")
-		if !row.Match(text) {
-			t.Errorf("docs/reference.md has no row %s", row)
+	var rows strings.Builder
+	for _, f := range usage.All {
+		key := "`" + f.Key + "`"
+		if f.SummaryKey() != f.Key {
+			key += "; `" + f.SummaryKey() + "` in the summary"
 		}
+		fmt.Fprintf(&rows, "| %s | %s | – | %s |\n", f.Name, key, f.Means)
+	}
+	if !strings.Contains(string(text), "|---|---|---|---|\n"+rows.String()) {
+		t.Errorf("docs/reference.md lacks these rows:\n%s", rows.String())
 	}
 }

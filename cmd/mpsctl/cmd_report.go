@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -81,7 +82,7 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 				return writePage(html, r)
 			}
 			now := time.Now()
-			return call.Print("report", judgedOf(r, now), func(s command.Screen) string { return reportText(r, s, now) })
+			return call.Print("report", r.Judge(now), func(s command.Screen) string { return reportText(r, s, now) })
 		},
 	}
 	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
@@ -91,27 +92,13 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 // writePage writes the page of a report into a file. The file is whole or absent.
 func writePage(path string, r usage.Report) error {
 	var html bytes.Buffer
-	if err := page.Write(&html, r); err != nil {
+	if err := page.Write(&html, r.Judge(time.Now())); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
 	}
 	if err := replaceFile(path, html.Bytes()); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	return nil
-}
-
-// judged is the JSON of the command.
-type judged struct {
-	usage.Report
-	Verdict   string           `json:"verdict"`
-	Advice    string           `json:"advice"` // "" if the figures justify none
-	Incidents []usage.Incident `json:"incidents"`
-	GPUHours  float64          `json:"gpu_hours"`
-	Mean      usage.Sample     `json:"mean"` // of all GPUs; memory and clients are the maximum
-}
-
-func judgedOf(r usage.Report, now time.Time) judged {
-	return judged{r, r.Verdict(), r.Advice(), r.Incidents(), r.GPUHours(now), r.Mean()}
 }
 
 // reportedJob returns the job of the argument, or else the job of the environment, or 0 if there is neither.
@@ -171,10 +158,6 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		return r, fmt.Errorf("cannot report job %d: it has no report yet: "+
 			"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0", job)
 	}
-	lost := filepath.Join(paths.LostReports(), strconv.FormatUint(uint64(job), 10))
-	if why, err := site.ReadRootOwnedInContainer(lost); err == nil {
-		return r, fmt.Errorf("cannot report job %d: its report was lost at its end: %s", job, strings.TrimSpace(string(why)))
-	}
 	return r, fmt.Errorf("cannot report job %d: this node has no report of it: "+
 		"see whether it ran here with a client of MPS, for a second at least and in the last 30 days", job)
 }
@@ -233,29 +216,33 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 
 // figuresTable returns the means of each GPU.
 func figuresTable(r usage.Report, screen command.Screen) string {
-	const row = "%-4s  %9s  %7s  %5s  %14s  %8s"
-	names := []any{"GPU"}
-	for _, f := range usage.Percentages {
-		names = append(names, f.Name)
+	lines := [][]string{{"GPU"}}
+	for _, f := range usage.All {
+		lines[0] = append(lines[0], f.Name)
 	}
-	table := screen.Faint(fmt.Sprintf(row, append(names, usage.MemoryUsed.Name, "energy")...)) + "\n"
+	lines[0] = append(lines[0], "energy")
 	for _, g := range r.GPUs {
-		mean := g.Mean(r.Begin)
-		values := []any{strconv.Itoa(g.Index)}
-		for _, f := range usage.Percentages {
-			values = append(values, usage.Percent(f.Of(mean)))
+		mean, line := g.Mean(r.Begin), []string{strconv.Itoa(g.Index)}
+		for _, f := range usage.All {
+			line = append(line, r.Text(f, g, mean))
 		}
-		memory := fmt.Sprintf("%d of %d GiB", (mean.UsedMiB+512)>>10, r.MemoryMiB(g)>>10)
-		table += fmt.Sprintf(row+"\n", append(values, memory, usage.Energy(g.EnergyJ))...)
+		lines = append(lines, append(line, usage.Energy(g.EnergyJ)))
 	}
-	return table
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, line := range lines {
+		fmt.Fprintln(w, strings.Join(line, "\t")+"\t")
+	}
+	w.Flush()
+	head, rest, _ := strings.Cut(b.String(), "\n")
+	return screen.Faint(head) + "\n" + rest
 }
 
 // legend returns the meanings of the figures.
 func legend(r usage.Report, screen command.Screen) string {
 	const column = 13
 	text := ""
-	for _, f := range append(slices.Clone(usage.Percentages), r.Memory()) {
+	for _, f := range r.Figures() {
 		text += fmt.Sprintf("%-*s%s", column, f.Name, screen.Wrap(strings.Repeat(" ", column), f.Means)[column:])
 	}
 	return screen.Faint(strings.TrimSuffix(text, "\n")) + "\n"

@@ -133,10 +133,9 @@ func fullMetrics() string {
 		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
 		GPUs: []inspect.GPU{{UUID: site.UUID("GPU-a"), Held: true, Processes: []inspect.Process{{Kind: inspect.KindClient}}}},
 	}
-	r := usage.Report{Job: 7, User: "hpc1", Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
-		{SMUtil: 96, SMActive: 31, DRAM: 20, UsedMiB: 2}}}}}
+	n.Jobs[0].Report = usage.Report{Job: 7, User: "hpc1", Partition: "gpu"}
 	node := nodeMetrics(n, []inspect.Finding{{Kind: "server-fault"}})
-	return metricsText(slices.Concat(node, useMetrics([]usage.Report{r}, nil), totals{jobs: 3}.families()))
+	return metricsText(slices.Concat(node, runningMetrics(n.Jobs), totals{jobs: 3}.families()))
 }
 
 var ourMetric = regexp.MustCompile(`slurm_mps_[a-z_]+`)
@@ -207,10 +206,10 @@ func TestDashboardInPrometheus(t *testing.T) {
 			}
 		}
 	}
-	if queries < 20 {
+	if queries < 14 {
 		t.Errorf("only %d queries", queries)
 	}
-	if p.query(t, `slurm_mps_gpu_sm_active_ratio{jobid="7",job="node"}`) != 1 {
+	if p.query(t, `slurm_mps_job_clients_seen{jobid="7",job="node"}`) != 1 {
 		t.Error("Prometheus does not keep the number of the Slurm job")
 	}
 	for _, v := range d.Templating.List {

@@ -8,9 +8,50 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strconv"
 
 	"github.com/slurm-mps/slurm-mps/epilog"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
+
+// jobTotals are the metrics of a running job.
+var jobTotals = []struct {
+	name, help string
+	of         func(usage.Totals) float64
+}{
+	{"job_clients_seen", "Clients that a running job has had.",
+		func(t usage.Totals) float64 { return float64(t.ClientsSeen) }},
+	{"job_clients_peak", "Maximum number of clients of a running job at the same time.",
+		func(t usage.Totals) float64 { return float64(t.ClientsPeak) }},
+	{"job_bad_ends", "Clients of a running job that ended by a signal, with a status other than 0, or by a fatal GPU error.",
+		func(t usage.Totals) float64 { return float64(t.BadEnds) }},
+	{"job_energy_joules", "Energy of the GPUs of a running job since its begin, 0 if it is not known.",
+		func(t usage.Totals) float64 { return float64(t.EnergyJ) }},
+	{"job_pauses", "Times that the guard of a running job paused the ranks.",
+		func(t usage.Totals) float64 { return float64(t.Pauses) }},
+	{"job_paused_seconds", "Time of all pauses of a running job.",
+		func(t usage.Totals) float64 { return float64(t.PausedMillis) / 1000 }},
+}
+
+// runningMetrics returns the totals of running jobs that this user may read. The label is jobid, because Prometheus uses
+// job for the name of a scrape. The use of a GPU is DCGM's: docs/operator.md has how to give its metrics the job.
+func runningMetrics(jobs []inspect.Job) (totals []family) {
+	for _, t := range jobTotals {
+		totals = append(totals, family{name: t.name, kind: "gauge", help: t.help})
+	}
+	for _, j := range jobs {
+		if j.Report.Job == 0 || lease.IsShared(j.ID) {
+			continue
+		}
+		labels := []string{"jobid", strconv.FormatUint(uint64(j.Report.Job), 10), "user", j.Report.User, "partition", j.Report.Partition}
+		for n, t := range jobTotals {
+			totals[n].samples = append(totals[n].samples, sample{labels, t.of(j.Report.Totals)})
+		}
+	}
+	return totals
+}
 
 // counters are the metrics that add up a figure of the summaries of ended jobs.
 var counters = []struct {

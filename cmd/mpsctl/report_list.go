@@ -101,7 +101,7 @@ func reportsText(all []usage.Report, screen command.Screen) string {
 	if slices.ContainsFunc(all, func(r usage.Report) bool { return r.User != all[0].User }) {
 		user = 9
 	}
-	name, active := max(screen.Columns-64-user, 7), usage.Percentages[0]
+	name, active := max(screen.Columns-64-user, 7), usage.All[0]
 	row := fmt.Sprintf("%%-10v %%-%d.%ds%%-%d.%ds %%-11s %%6s %%4v %%7v %%8v %%9s", user, max(user-1, 0), name, name)
 	var b strings.Builder
 	b.WriteString(screen.Faint(fmt.Sprintf(row, "job", "user", "name", "begin", "took", "GPUs", "clients", "bad ends",

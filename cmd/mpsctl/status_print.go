@@ -246,12 +246,14 @@ func (v *view) use(held inspect.Held, g inspect.GPU) {
 		load = max(held.Use.SMUtil, 0)
 	}
 	line := ""
-	for _, f := range usage.Percentages {
-		line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
+	for _, f := range usage.All {
+		if f.Unit == "%" {
+			line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
+		}
 	}
 	const title = "  in use   "
-	line = v.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%s%s %d GiB", line, usage.MemoryUsed.Name,
-		(held.Use.UsedMiB+512)>>10))
+	line = v.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%smemory used %d GiB", line,
+		(int(held.Use.UsedMiB)+512)>>10))
 	line = title + strings.TrimSuffix(line[len(title):], "\n")
 	if cells := min(v.screen.Columns-len(line)-2, 30); cells >= 8 {
 		line += "  " + command.Bar(int(load+0.5), 100, cells)

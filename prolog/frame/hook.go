@@ -74,7 +74,7 @@ func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node,
 func (n node) epilog() epilog.Epilog {
 	return epilog.Epilog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
-		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(), Lost: n.paths.LostReports(),
+		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(),
 	}
 }
 

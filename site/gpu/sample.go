@@ -82,7 +82,7 @@ func (s *Sampler) Read() (Activity, error) {
 		if err != nil {
 			return a, err
 		}
-		a.UsedMiB, a.Memory = int(memory.Used>>20), clients
+		a.UsedMiB, a.Memory = float64(memory.Used>>20), clients
 		if now := energyOf(d); s.began > 0 && now > s.began { // a driver that was loaded again counts from 0
 			a.EnergyJ = int((now - s.began) / 1000)
 		}

@@ -76,7 +76,7 @@ func TestSampleByGPM(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	if a.UsedMiB != 854 || !maps.Equal(a.Memory, map[int]int{os.Getppid(): 824}) {
-		t.Errorf("memory %d, clients %v", a.UsedMiB, a.Memory)
+		t.Errorf("memory %v, clients %v", a.UsedMiB, a.Memory)
 	}
 	setGPU(t, gpu, "gpm/10", "22")
 	if a := read(t, s); a.DRAM != 22 {

@@ -61,9 +61,6 @@ func (n *Node) readUse(j *Job) {
 		report.Counts = j.Guard.Counts
 	}
 	j.Report, j.Totals = report, &report.Totals
-	if whole, err := usage.Read(filepath.Join(folder, usage.GPUs)); err == nil {
-		j.WholeGPUs = whole.GPUs
-	}
 	for k := range j.Devices {
 		for _, g := range report.GPUs {
 			if g.UUID == j.Devices[k].UUID && len(g.Samples) > 0 {

@@ -78,8 +78,6 @@ type Job struct {
 	// the report, null if there is none.
 	Report usage.Report  `json:"-"`
 	Totals *usage.Totals `json:"totals"`
-	// WholeGPUs are those of a job that may have a part of them, with their latest samples. Only root can read them.
-	WholeGPUs []usage.GPU `json:"-"`
 
 	owner     lease.Job
 	err       error // why its lease cannot be read

@@ -60,7 +60,7 @@ func (r Report) advise() (short, why string) {
 		return short, short + ": ask for fewer GPUs, or see where the ranks are (mpirun-wrap -v)."
 	case fullest.UUID == "":
 		return "", ""
-	case fullest.MemoryMiB > 0 && float64(most.UsedMiB) > fullMemory*float64(fullest.MemoryMiB):
+	case fullest.MemoryMiB > 0 && most.UsedMiB > fullMemory*float64(fullest.MemoryMiB):
 		return "the memory was nearly full", fmt.Sprintf("The memory was nearly full, %s: more ranks would not fit.",
 			gibOf(most, fullest))
 	case most.SMActive > fullPercent || most.DRAM > fullPercent:
@@ -103,7 +103,7 @@ func (s Sample) load() float64 {
 func (g GPU) fits(s Sample) int {
 	fits := maxRanks
 	if s.UsedMiB > 0 {
-		fits = min(fits, int(useMemory*float64(g.MemoryMiB))*s.Clients/s.UsedMiB)
+		fits = min(fits, int(useMemory*float64(g.MemoryMiB)*float64(s.Clients)/s.UsedMiB))
 	}
 	if load := s.load(); load > 0 {
 		fits = min(fits, int(100*float64(s.Clients)/load))
@@ -123,5 +123,5 @@ func (s Sample) figures() string {
 }
 
 func gibOf(s Sample, g GPU) string {
-	return fmt.Sprintf("%d of %d GiB", (s.UsedMiB+512)>>10, g.MemoryMiB>>10)
+	return fmt.Sprintf("%d of %d GiB", (int(s.UsedMiB)+512)>>10, g.MemoryMiB>>10)
 }

@@ -11,7 +11,7 @@ import (
 func used(smUtil, smActive, dram float64, mib, clients int) GPU {
 	g := GPU{UUID: "GPU-1", MemoryMiB: 143771, Resolution: 10}
 	for i := range 20 {
-		g.Add(began, Sample{began.Add(time.Duration(i+1) * 10 * time.Second), smUtil, smActive, dram, mib, clients})
+		g.Add(began, Sample{began.Add(time.Duration(i+1) * 10 * time.Second), smUtil, smActive, dram, float64(mib), clients})
 	}
 	return g
 }

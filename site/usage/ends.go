@@ -229,8 +229,8 @@ func (r Report) endings() string {
 // average returns the mean of the best percentage that is known, or "".
 func (r Report) average() string {
 	mean := r.Mean()
-	for _, f := range Percentages {
-		if f.Of(mean) >= 0 {
+	for _, f := range All {
+		if f.Unit == "%" && f.Of(mean) >= 0 {
 			return fmt.Sprintf("%s was %s on average", f.Name, Percent(f.Of(mean)))
 		}
 	}
@@ -264,4 +264,19 @@ func (r Report) Shares() string {
 		return fmt.Sprintf("%d to %d SMs", least, most)
 	}
 	return fmt.Sprintf("%d SMs", all[0])
+}
+
+// Judged is a report with its judgements: the JSON of mpsctl report.
+type Judged struct {
+	Report
+	Verdict   string     `json:"verdict"`
+	Advice    string     `json:"advice"` // "" if the figures justify none
+	Incidents []Incident `json:"incidents"`
+	GPUHours  float64    `json:"gpu_hours"`
+	Mean      Sample     `json:"mean"` // of all GPUs; memory and clients are the maximum
+}
+
+// Judge returns the report with its judgements. now counts for a job that runs.
+func (r Report) Judge(now time.Time) Judged {
+	return Judged{r, r.Verdict(), r.Advice(), r.Incidents(), r.GPUHours(now), r.Mean()}
 }

@@ -2,29 +2,67 @@
 
 package usage
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
-// Figure is a quantity of a sample. mpsctl status, report and metrics, the page and the summary have it by one name.
+// Figure is a quantity of a sample. All outputs follow the table below: mpsctl status and report, the page, the
+// epilog's summary, JSON and docs/reference.md. A figure that is not known is -1.
 type Figure struct {
-	Key   string // in JSON, in the summary and in the names of metrics
-	Name  string // for people
-	Means string
-	Of    func(Sample) float64
+	Key   string `json:"key"`  // in JSON and in the summary; the tag of the field in Sample
+	Name  string `json:"name"` // for people
+	Unit  string `json:"unit"` // percent or MiB
+	Max   bool   `json:"max"`  // over several samples, it is the maximum, not the mean over their time
+	Means string `json:"means"`
+	field func(*Sample) *float64
 }
 
-// Percentages are the figures from 0 to 100, in the order in which they are shown.
-var Percentages = []Figure{
-	{"sm_active", "SM active", "the part of the SMs that had work, on average (Hopper and newer)",
-		func(s Sample) float64 { return s.SMActive }},
-	{"sm_util", "SM util", "the part of the time in which a kernel was on the GPU",
-		func(s Sample) float64 { return s.SMUtil }},
-	{"dram", "DRAM", "the part of the memory's bandwidth in use (Hopper and newer)",
-		func(s Sample) float64 { return s.DRAM }},
+// All are the figures in the order in which they are shown.
+var All = []Figure{
+	{"sm_active", "SM active", "%", false, "the part of the SMs that had work, on average (Hopper and newer)",
+		func(s *Sample) *float64 { return &s.SMActive }},
+	{"sm_util", "SM util", "%", false, "the part of the time in which a kernel was on the GPU",
+		func(s *Sample) *float64 { return &s.SMUtil }},
+	{"dram", "DRAM", "%", false, "the part of the memory's bandwidth in use (Hopper and newer)",
+		func(s *Sample) *float64 { return &s.DRAM }},
+	{"used_mib", "memory used", "MiB", true, "the maximum memory in use on the GPU, of all its processes",
+		func(s *Sample) *float64 { return &s.UsedMiB }},
 }
 
-// MemoryUsed is the memory in use on a GPU, in MiB. Over several samples it is the maximum.
-var MemoryUsed = Figure{"used_mib", "memory used", "the maximum memory in use on the GPU, of all its processes",
-	func(s Sample) float64 { return float64(s.UsedMiB) }}
+// Of returns the figure of a sample, or Unknown.
+func (f Figure) Of(s Sample) float64 { return *f.field(&s) }
+
+// SummaryKey is the figure's key in a line about a whole job.
+func (f Figure) SummaryKey() string {
+	if f.Max {
+		return "max_" + f.Key
+	}
+	return f.Key
+}
+
+// Figures are the figures of a report. Of a part of a GPU, the memory is that of the job's own clients.
+func (r Report) Figures() []Figure {
+	all := slices.Clone(All)
+	for i := range all {
+		if all[i].Key == "used_mib" && !r.Whole() {
+			all[i].Means = "the maximum memory in use on the GPU, of the job's own clients"
+		}
+	}
+	return all
+}
+
+// Text returns a figure of a GPU as text, "-" if it is not known. Memory is shown with the job's part of the GPU's.
+func (r Report) Text(f Figure, g GPU, s Sample) string {
+	switch value := f.Of(s); {
+	case value < 0:
+		return "-"
+	case f.Unit == "MiB":
+		return fmt.Sprintf("%d of %d GiB", (int(value)+512)>>10, r.MemoryMiB(g)>>10)
+	default:
+		return fmt.Sprintf("%.0f %s", value, f.Unit)
+	}
+}
 
 // Percent returns a percentage as text, "-" if it is not known.
 func Percent(percent float64) string {

@@ -14,19 +14,6 @@ import (
 // Running is the name of a running job's report in the job's folder.
 const Running = "report.json"
 
-// GPUs is the name of the file beside it that has the whole GPUs of a job with a part of them. Only root can read it.
-const GPUs = "gpus.json"
-
-// OfGPUs returns the latest sample of each GPU, and nothing else.
-func (r Report) OfGPUs() Report {
-	latest := Report{Schema: r.Schema, Job: r.Job, Begin: r.Begin}
-	for _, g := range r.GPUs {
-		g.Samples = g.Samples[max(len(g.Samples)-1, 0):]
-		latest.GPUs = append(latest.GPUs, g)
-	}
-	return latest
-}
-
 // RunningOf returns the name of a running job's report in the folder of the lease whose daemons serve the job.
 func RunningOf(job, joined uint32) string {
 	if joined == 0 {

@@ -31,15 +31,6 @@ func (r Report) MemoryMiB(g GPU) int {
 	return g.MemoryMiB
 }
 
-// Memory returns the figure of the memory in use.
-func (r Report) Memory() Figure {
-	figure := MemoryUsed
-	if !r.Whole() {
-		figure.Means = "the maximum memory in use on the GPU, of the job's own clients"
-	}
-	return figure
-}
-
 // PartText returns sentences about the job's part and what the report has of it, or "" if the figures are those of
 // whole GPUs.
 func (r Report) PartText() string {

@@ -50,8 +50,8 @@ func TestFiguresOfParts(t *testing.T) {
 		if text := r.PartText(); (text == "") != c.whole || !strings.Contains(text, c.text) {
 			t.Errorf("%s: %q, want %q", name, text, c.text)
 		}
-		if own := strings.Contains(r.Memory().Means, "own clients"); own == c.whole {
-			t.Errorf("%s: memory is %q", name, r.Memory().Means)
+		if own := strings.Contains(r.Figures()[3].Means, "own clients"); own == c.whole {
+			t.Errorf("%s: memory is %q", name, r.Figures()[3].Means)
 		}
 	}
 }

@@ -95,8 +95,8 @@ type Sample struct {
 	// DRAM is the part of the memory's bandwidth that was used. Only GPM has this value.
 	DRAM float64 `json:"dram"`
 	// UsedMiB and Clients are the maximum values in the time.
-	UsedMiB int `json:"used_mib"`
-	Clients int `json:"clients"`
+	UsedMiB float64 `json:"used_mib"`
+	Clients int     `json:"clients"`
 }
 
 // Client is a process that was a client of MPS on one GPU.

@@ -69,27 +69,32 @@ func (r Report) Mean() Sample {
 	return all.Sample
 }
 
-// sum is the mean of samples. Each sample has the weight of the time that it covers. An unknown percentage has none.
+// sum puts samples together as their figures say. Each sample has the weight of the time that it covers. An unknown
+// value has none.
 type sum struct {
 	Sample
-	weights [3]time.Duration
+	weights []time.Duration // by figure
 }
 
 func (m *sum) add(s Sample, covers time.Duration) {
-	means := m.percentages()
-	for n, value := range s.percentages() {
-		if *value < 0 {
+	if m.weights == nil {
+		m.weights = make([]time.Duration, len(All))
+	}
+	for n, f := range All {
+		mean, value := f.field(&m.Sample), f.Of(s)
+		if f.Max || value < 0 {
+			*mean = max(*mean, value)
 			continue
 		}
 		m.weights[n] += covers
 		switch {
-		case *means[n] < 0:
-			*means[n] = *value
+		case *mean < 0:
+			*mean = value
 		case m.weights[n] > 0:
-			*means[n] += (*value - *means[n]) * float64(covers) / float64(m.weights[n])
+			*mean += (value - *mean) * float64(covers) / float64(m.weights[n])
 		}
 	}
-	m.At, m.UsedMiB, m.Clients = s.At, max(m.UsedMiB, s.UsedMiB), max(m.Clients, s.Clients)
+	m.At, m.Clients = s.At, max(m.Clients, s.Clients)
 }
 
 // merged returns two samples as one.
@@ -100,12 +105,10 @@ func merged(a Sample, first time.Duration, b Sample, second time.Duration) Sampl
 	return both.Sample
 }
 
-func (s *Sample) percentages() [3]*float64 { return [3]*float64{&s.SMUtil, &s.SMActive, &s.DRAM} }
-
 // rounded keeps one decimal, so that a report is short.
 func (s Sample) rounded() Sample {
-	for _, figure := range s.percentages() {
-		*figure = math.Round(*figure*10) / 10
+	for _, f := range All {
+		*f.field(&s) = math.Round(f.Of(s)*10) / 10
 	}
 	return s
 }

@@ -15,7 +15,7 @@ func TestAReportIsBounded(t *testing.T) {
 	g := GPU{Resolution: 10}
 	sum, n := 0.0, 0
 	for at := time.Second; at < 10*24*time.Hour; at += 10 * time.Second {
-		s := Sample{At: began.Add(at), SMUtil: float64(n % 101), SMActive: Unknown, DRAM: 7, UsedMiB: n % 5000, Clients: n % 9}
+		s := Sample{At: began.Add(at), SMUtil: float64(n % 101), SMActive: Unknown, DRAM: 7, UsedMiB: float64(n % 5000), Clients: n % 9}
 		sum, n = sum+s.SMUtil, n+1
 		g.Add(began, s)
 		if len(g.Samples) > MaxSamples {

@@ -95,7 +95,8 @@ func (r *recorder) sampleMember(m *member, gpu int, memory map[int]int, e energy
 		return
 	}
 	g, s := &m.GPUs[gpu], usage.NoSample(e.now)
-	s.UsedMiB, s.Clients = r.clients.memory(r.filterOf(m), memory)
+	used, clients := r.clients.memory(r.filterOf(m), memory)
+	s.UsedMiB, s.Clients = float64(used), clients
 	g.Add(m.Begin, s)
 	m.joules[gpu] += e.after(m.Begin)
 	if r.others != nil {

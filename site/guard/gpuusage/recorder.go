@@ -235,9 +235,6 @@ func (r *recorder) write() {
 		name := usage.RunningOf(m.Job, r.lease.Job.ID)
 		err = errors.Join(err, r.reportOfJoined(m).Write(r.folder, name, r.lease.Job.UID))
 	}
-	if r.lease.Part.Shared() {
-		err = errors.Join(err, r.report.OfGPUs().Write(r.folder, usage.GPUs, 0))
-	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.warn(err, "cannot write the job's report")
 	}

@@ -59,15 +59,13 @@ var changeRecipes = []changeRecipe{
 		"site/slurm/*_test.go":                                  "cases of the records",
 		"site/slurm/steps/*_test.go":                            "cases of the records",
 	}},
-	{"A figure of the report", regexp.MustCompile(`(?i)energy`), map[string]string{
-		"docs/development.md":                     "the recipe",
-		"docs/contract.md":                        "a part of a GPU has a part of it",
-		"docs/limits.md":                          "a part of a GPU has a part of it",
-		"docs/decisions/051-figures-of-a-part.md": "a part of a GPU has a part of it",
-		"docs/CHANGELOG.md":                       "the first release has it",
-		"docs/faq.md":                             "a question about energy",
-		"docs/pictures/*.svg":                     "screens, recorded by make pictures",
-		"site/gpu/real_test.go":                   "it reads the counter of a real GPU",
+	{"A figure of the report", regexp.MustCompile(`(?i)\bdram\b|s\.DRAM`), map[string]string{
+		"docs/development.md": "the recipe",
+		"docs/*.md":           "what a figure means for users", "docs/decisions/051-figures-of-a-part.md": "a part of a GPU has none",
+		"docs/pictures/play.svg": "a screen, recorded by make pictures", "docs/status.svg": "a screen",
+		"cmd/mpsctl/cmd_report.go": "the help names GPUs that lack it", "cmd/mpsctl/cmd_*_test.go": "reports with values",
+		"cmd/e2e/mpsctl/part_test.go": "a part of a GPU has none", "site/usage/part.go": "a part of a GPU has none",
+		"site/usage/advice.go": "advice depends on it", "site/usage/*_test.go": "reports with values", "site/usage/page/page_test.go": "reports with values",
 	}},
 }
 

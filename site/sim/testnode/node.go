@@ -380,9 +380,6 @@ func (s Node) leftFiles() ([]string, error) {
 			return nil
 		}
 		name, _ := filepath.Rel(run, path)
-		if path == s.Paths().LostReports() { // these notes are for the users of jobs that have ended
-			return filepath.SkipDir
-		}
 		if err == nil && strings.Contains(name, "/") || !known(name) {
 			left = append(left, "file "+name)
 		}

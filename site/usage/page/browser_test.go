@@ -100,24 +100,25 @@ func checkElements(t *testing.T, dom string, r usage.Report) {
 		if c.GPU < len(r.GPUs) {
 			lanes++
 		}
-		if cell := fmt.Sprintf(`<td class="n">%d</td>`, c.PID); !strings.Contains(dom, cell) {
+		if cell := fmt.Sprintf(`data-name="PID">%d</td>`, c.PID); !strings.Contains(dom, cell) {
 			t.Errorf("the table lacks PID %d", c.PID)
 		}
 		if said := c.EndText(); !strings.Contains(dom, said[1:]) {
 			t.Errorf("PID %d lacks %q", c.PID, said)
 		}
 	}
-	if n := strings.Count(dom, `<path class="bar"`); n != lanes {
+	if n := strings.Count(dom, `<div class="bar"`); n != lanes {
 		t.Errorf("%d lanes, want %d", n, lanes)
 	}
 	for _, g := range r.GPUs {
-		m := measureOf(r.Begin, g, usage.Percentages[0])
-		if m.known && !strings.Contains(dom, ">mean "+usage.Percent(m.mean)+"<") {
-			t.Errorf("GPU %d lacks its mean of %s", g.Index, usage.Percent(m.mean))
+		if mean := g.Mean(r.Begin); mean.SMUtil >= 0 && !strings.Contains(dom, ">mean "+usage.Percent(mean.SMUtil)+"<") {
+			t.Errorf("GPU %d lacks its mean of %s", g.Index, usage.Percent(mean.SMUtil))
 		}
 	}
-	if strings.Contains(dom, "ZgotmplZ") {
-		t.Error("the template refused a value")
+	for _, foreign := range []string{"<b>xxx", "<i>", "<script>alert"} {
+		if _, drawn, _ := strings.Cut(dom, "<main>"); strings.Contains(drawn[:max(strings.Index(drawn, "</main>"), 0)], foreign) {
+			t.Errorf("text of a user is HTML: %s", foreign)
+		}
 	}
 }
 
