@@ -33,7 +33,6 @@ type Request struct {
 	QOS         string
 	Reservation string
 	Comment     string
-	Extra       string
 	Requested   []string // whole names in --constraint
 	Option      string   // the value of --mps
 	HasOption   bool     // --mps was given, with or without a value
@@ -59,7 +58,7 @@ const (
 // Truncated returns the request as rules see it: long texts and lists are cut.
 func (r Request) Truncated() Request {
 	for _, text := range []*string{
-		&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Extra, &r.Option, &r.Node, &r.Driver,
+		&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Option, &r.Node, &r.Driver,
 	} {
 		*text = (*text)[:min(len(*text), maxText)]
 	}

@@ -81,7 +81,7 @@ func positions(job slurm.Job) []int {
 func request(job slurm.Job) policy.Request {
 	return policy.Request{
 		JobID: job.ID, User: job.User, UID: job.UID, GID: job.GID, Account: job.Account, Partition: job.Partition,
-		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Extra: job.Extra, Requested: job.Constraints,
+		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Requested: job.Constraints,
 		Option: job.Option, HasOption: job.HasOption, GPUs: job.GPUs, NTasks: job.NTasks, Nodes: job.NumNodes,
 		Array: job.ArrayJobID, Restart: job.RestartCount, Node: job.Node,
 	}

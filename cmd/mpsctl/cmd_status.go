@@ -8,9 +8,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
@@ -34,10 +32,10 @@ It exits with 0 if lease and node agree, with 1 if they do not or root could not
 
 // statusCommand is mpsctl status.
 func statusCommand(call *command.Invocation) *cobra.Command {
-	var watch, silent bool
+	var silent bool
 	c := &cobra.Command{
 		Use: "status", Short: "print this node's jobs, GPUs, daemons and clients", Long: statusHelp,
-		Example: "  mpsctl status\n  mpsctl status --watch\n" +
+		Example: "  mpsctl status\n  watch -n2 mpsctl status\n" +
 			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
 		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -47,13 +45,9 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 			}
 			ctx, stop := command.SignalContext()
 			defer stop()
-			if watch {
-				return repeat(ctx, call, reader, interval)
-			}
 			return once(ctx, call, reader)
 		},
 	}
-	c.Flags().BoolVar(&watch, "watch", false, "look again every 2 s, until Ctrl-C; with --json an object a line")
 	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver lists the clients")
 	return c
 }
@@ -80,35 +74,6 @@ func once(ctx context.Context, call *command.Invocation, reader viewer) error {
 		return err
 	}
 	return printStatus(call, n, found)
-}
-
-const interval = 2 * time.Second
-
-// repeat reads the node again and again, until ctx ends. A terminal shows only the latest result. A pipe gets all
-// results.
-func repeat(ctx context.Context, call *command.Invocation, reader viewer, pause time.Duration) error {
-	for first := true; ; first = false {
-		n, found := reader.Inspect(ctx, inspect.Disagreements)
-		if ctx.Err() != nil {
-			return nil
-		}
-		err := call.Print("status", statusReport{n, found}, func(screen command.Screen) string {
-			switch text := statusText(n, found, screen); {
-			case screen.Terminal:
-				return screen.Redraw(text)
-			case first:
-				return text
-			default:
-				return "\n" + text
-			}
-		})
-		if err != nil {
-			return err
-		}
-		if !site.Sleep(ctx, pause) {
-			return nil
-		}
-	}
 }
 
 // statusReport is the JSON of the command.

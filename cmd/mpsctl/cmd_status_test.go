@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -254,34 +253,6 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A watch through a pipe prints every look: one JSON object on a line, or texts with an empty line between them.
-func TestWatchThroughAPipe(t *testing.T) {
-	for _, asJSON := range []bool{true, false} {
-		ctx, cancel := context.WithCancel(t.Context())
-		var out bytes.Buffer
-		call := &command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
-		if err := repeat(ctx, call, &looks{nodes: []inspect.Node{idle(), idle()}, stop: cancel}, time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
-		if !asJSON {
-			if one := statusText(idle(), nil, call.Screen()); out.String() != one+"\n"+one {
-				t.Errorf("got %q", out.String())
-			}
-			continue
-		}
-		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		for _, line := range lines {
-			var read struct{ Node string }
-			if err := json.Unmarshal([]byte(line), &read); err != nil || read.Node != "gpu02" {
-				t.Errorf("%s: %v", line, err)
-			}
-		}
-		if len(lines) != 2 {
-			t.Errorf("%d lines", len(lines))
-		}
-	}
-}
-
 type fullNode struct{}
 
 func (fullNode) Write([]byte) (int, error) { return 0, errors.New("no space left") }
@@ -290,8 +261,7 @@ func TestAStatusThatCannotBePrinted(t *testing.T) {
 	for _, asJSON := range []bool{false, true} {
 		call := &command.Invocation{Process: cli.Process{Out: fullNode{}}, JSON: asJSON}
 		var failed cli.RuntimeError
-		for _, err := range []error{once(t.Context(), call, &looks{nodes: []inspect.Node{idle()}}),
-			repeat(t.Context(), call, &looks{nodes: []inspect.Node{idle()}}, time.Millisecond)} {
+		for _, err := range []error{once(t.Context(), call, &looks{nodes: []inspect.Node{idle()}})} {
 			if !errors.As(err, &failed) || err.Error() != "cannot print status: no space left" {
 				t.Errorf("JSON %v: %v", asJSON, err)
 			}

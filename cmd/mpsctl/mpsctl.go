@@ -30,7 +30,7 @@ func Command(call *command.Invocation) *cobra.Command {
 func newRoot(call *command.Invocation, constructors ...command.Constructor) *cobra.Command {
 	root := &cobra.Command{
 		Use: "mpsctl", Short: "look at a node, and print what slurm-mps would do", Long: rootHelp,
-		Example: "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
+		Example: "  mpsctl doctor\n  mpsctl status\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
 		Args:    command.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

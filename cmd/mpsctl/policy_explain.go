@@ -66,7 +66,6 @@ func explain(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&r.Option, "mps", "", "`OPTIONS` as for sbatch, or none")
 	flags.Lookup("mps").NoOptDefVal = " " // pflag needs a value here that is not empty, and blank options set nothing
 	flags.StringVar(&r.Comment, "comment", "", "the `TEXT` of the job's comment")
-	flags.StringVar(&r.Extra, "extra", "", "the `TEXT` of --extra")
 	flags.IntVar(&q.gpus, "gpus", 1, "the job has `N` GPUs on the node")
 	flags.IntVar(&r.NTasks, "ntasks", 1, "the job has `N` tasks")
 	flags.IntVar(&r.Nodes, "nodes", 1, "the job has `N` nodes")

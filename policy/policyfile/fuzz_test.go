@@ -161,7 +161,7 @@ func BenchmarkParse(b *testing.B) {
 var oddRequests = []policy.Request{
 	{},
 	{
-		JobID: math.MaxUint32, User: "\xff\xfe", UID: math.MaxUint32, Comment: strings.Repeat("\x00a\u0301", 5000), Extra: "\n\r\x1b[2J",
+		JobID: math.MaxUint32, User: "\xff\xfe", UID: math.MaxUint32, Comment: strings.Repeat("\x00a\u0301", 5000),
 		Requested: []string{"", "mps", "\xc3\x28"}, Option: "${job.user}", HasOption: true, GPUs: []int{-1, 1 << 40, 0},
 		NTasks: math.MaxInt64, Nodes: math.MinInt64, Restart: -1, Groups: []string{""}, Node: "\u2028", Features: []string{"mps"},
 		NodeGPUs: -5, Driver: "%!s", GPU: policy.GPUFacts{Product: "\x7f", SMs: -1, MemoryMiB: math.MaxInt64, MIG: true},

@@ -104,7 +104,7 @@ func (a *author) number() string {
 
 func (a *author) text() string {
 	if !a.deeper() {
-		return a.pick(`""`, `"even"`, `"none"`, `"job"`, `"10s"`, "job.user", "job.comment", "job.extra", "gpu.model", "node.driver", "local.name", `"ä\n"`)
+		return a.pick(`""`, `"even"`, `"none"`, `"job"`, `"10s"`, "job.user", "job.comment", "gpu.model", "node.driver", "local.name", `"ä\n"`)
 	}
 	switch a.IntN(4) {
 	case 0:
@@ -119,7 +119,7 @@ func (a *author) text() string {
 
 func (a *author) boolean() string {
 	if !a.deeper() {
-		return a.pick("true", "false", "gpu.mig", "local.large", "can(job.gpus[3])", `can(regex("x", job.extra))`)
+		return a.pick("true", "false", "gpu.mig", "local.large", "can(job.gpus[3])", `can(regex("x", job.comment))`)
 	}
 	switch a.IntN(6) {
 	case 0:
@@ -231,7 +231,7 @@ func (a *author) request() policy.Request {
 	}
 	r := policy.Request{
 		JobID: a.Uint32(), User: word(), UID: a.Uint32N(3), GID: a.Uint32(), Groups: words(), Account: word(), Partition: word(),
-		QOS: word(), Reservation: word(), Comment: word(), Extra: word(), Requested: words(), HasOption: true,
+		QOS: word(), Reservation: word(), Comment: word(), Requested: words(), HasOption: true,
 		NTasks: count(), Nodes: count(), Array: a.Uint32N(2), Restart: count(), Node: word(), Features: words(), NodeGPUs: count(),
 		Driver: word(), GPU: policy.GPUFacts{Product: word(), SMs: count(), MemoryMiB: count(), MIG: a.IntN(2) == 0},
 	}

@@ -33,7 +33,6 @@ var namespaces = map[string][]variable{
 		str("qos", func(r *policy.Request) *string { return &r.QOS }),
 		str("reservation", func(r *policy.Request) *string { return &r.Reservation }),
 		str("comment", func(r *policy.Request) *string { return &r.Comment }),
-		str("extra", func(r *policy.Request) *string { return &r.Extra }),
 		strs("requested", func(r *policy.Request) *[]string { return &r.Requested }),
 		optionVariable(),
 		positions("gpus", func(r *policy.Request) *[]int { return &r.GPUs }),

@@ -103,21 +103,6 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// If a text does not fit on a terminal, its last lines are left out, and this is printed. The other lines replace the
-// old lines.
-func TestRedraw(t *testing.T) {
-	s := Screen{Terminal: true, Columns: 80, Rows: 4}
-	for text, want := range map[string]string{
-		"a\nb\n":       "a\x1b[K\nb",
-		"a\nb\nc\n":    "a\x1b[K\nb\x1b[K\nc",
-		"a\nb\nc\nd\n": "a\x1b[K\nb\x1b[K\n2 more lines: see mpsctl status without --watch",
-	} {
-		if got := s.Redraw(text); got != "\x1b[?7l\x1b[H"+want+"\x1b[K\n\x1b[J\x1b[?7h" {
-			t.Errorf("%q: got %q", text, got)
-		}
-	}
-}
-
 // A bar is as wide as the GPU for every share, and a larger share has a longer bar.
 func TestBar(t *testing.T) {
 	for _, c := range []struct {

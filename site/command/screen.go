@@ -3,10 +3,8 @@
 package command
 
 import (
-	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
@@ -69,18 +67,6 @@ func (s Screen) paint(colour, text string) string {
 		return text
 	}
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
-}
-
-// Redraw returns a text that replaces the one on a terminal, without a flicker. Each line is drawn over the old line,
-// and is cut at the margin. If the text does not fit, its last lines are left out.
-func (s Screen) Redraw(text string) string {
-	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	if shown := s.Rows - 2; shown > 0 && len(lines) > s.Rows-1 {
-		left := fmt.Sprintf("%d more lines: see mpsctl status without --watch", len(lines)-shown)
-		lines = append(slices.Clone(lines[:shown]), s.Faint(left))
-	}
-	const home, clearLine, clearBelow, cut, wrap = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?7l", "\x1b[?7h"
-	return cut + home + strings.Join(lines, clearLine+"\n") + clearLine + "\n" + clearBelow + wrap
 }
 
 // Wrap breaks text into lines that fit the screen, each with an indentation. A longer word stays whole.

@@ -155,7 +155,6 @@ func readSlurm(q Question, config site.Config) (*Slurm, error) {
 	if s.value("NamespaceType") == "namespace/linux" { // without the file, this plugin does nothing
 		s.Namespace = optional(s, slurm.ReadNamespace, "namespace.yaml", q.Node)
 	}
-	s.readPlugstack()
 	return s, nil
 }
 

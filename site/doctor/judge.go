@@ -86,7 +86,6 @@ var checks = []check{
 	{"parts of GPUs, by gres/shard and gres/mps, can be served", slurmConf, (*diagnosis).parts},
 	{"steps see the folder of state", slurmConf, (*diagnosis).stateShared},
 	{"a job can open only its own GPUs", slurmConf, (*diagnosis).devicesConstrained},
-	{"the SPANK plugin is there, for slurmd's release", slurmConf, (*diagnosis).spankFits},
 	{"paths of sockets are short enough", anything, (*diagnosis).socketsFit},
 	{"limits of open files are high enough", anything, (*diagnosis).filesEnough},
 	{"the folder of state is root's own", anything, (*diagnosis).stateOurs},
@@ -268,9 +267,6 @@ func (d *diagnosis) onlyRootWrites() {
 			for _, s := range h.Scripts {
 				files = append(files, s.File)
 			}
-		}
-		if d.Slurm.Plugin != nil {
-			files = append(files, d.Slurm.Plugin.File)
 		}
 	}
 	found := map[string]bool{}

@@ -419,29 +419,3 @@ func (d *diagnosis) devicesConstrained() {
 			"ConstrainDevices is not yes: %s", harm)
 	}
 }
-
-// spankFits checks that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own
-// release only, whatever the patch level (run: 22.05, 24.11, 26.05).
-func (d *diagnosis) spankFits() {
-	p, trigger, release := d.Slurm.Plugin, d.Policy.Trigger, d.Slurm.Release
-	fix := "install the package slurm-mps-spank-" + cmp.Or(release, "RELEASE") + ", or build the plugin: make spank"
-	if p == nil {
-		if trigger != nil && trigger.Option {
-			d.warning("spank-plugin", d.Slurm.Plugstack, fix+", or take option = true out of the policy's trigger",
-				"it names no %s: srun, sbatch and salloc on this node do not know --mps, which the policy's trigger takes",
-				pluginFile)
-		}
-		return
-	}
-	level, effect := inspect.Warning, "commands print two lines of warning and do not know --mps"
-	if p.Required {
-		level, effect = inspect.Fault, "every job fails, because the line says required"
-	}
-	switch {
-	case p.Err != nil:
-		d.add(level, "spank-plugin", p.From, fix, "it names %s, which cannot be found (%v): %s", p.Path, p.Err, effect)
-	case p.Release != "" && release != "" && p.Release != release:
-		d.add(level, "spank-plugin", p.From, fix, "%s is built for Slurm %s, and slurmd is %s: %s",
-			p.Path, p.Release, release, effect)
-	}
-}

@@ -167,8 +167,6 @@ func TestJudgeSlurm(t *testing.T) {
 			n.write("namespace.yaml", "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,/run\"\n")
 		}, "fault state-private at namespace.yaml:4: take /run out of the folders of jobs in namespace.yaml"},
 		{"a private /tmp", func(n *slurmNode) { n.set("JobContainerType=job_container/tmpfs") }, ""},
-		{"a policy that takes --mps", func(n *slurmNode) { n.Policy.Trigger.Option = true },
-			"warning spank-plugin at plugstack.conf: install the package slurm-mps-spank-RELEASE, or"},
 
 		{"a GPU older than Volta", func(n *slurmNode) { n.Driver.GPUs[1].Major = 6 },
 			"fault gpu-too-old at GPU 1, GPU-00000001-0000-0000-0000-000000000000: give its node no Feature"},

@@ -92,10 +92,8 @@ type Slurm struct {
 	Container  *slurm.ConfFile  // job_container.conf
 	Namespace  *slurm.Namespace // namespace.yaml, which namespace/linux reads instead
 	Cgroup     *slurm.ConfFile
-	Plugstack  string       // path of plugstack.conf
-	Plugin     *SpankPlugin // ours; nil if plugstack.conf does not name it
-	Release    string       // slurmd's, "22.05"; "" if it was not asked or not understood
-	Unread     []string     // why a file beside slurm.conf could not be read
+	Release    string   // slurmd's, "22.05"; "" if it was not asked or not understood
+	Unread     []string // why a file beside slurm.conf could not be read
 }
 
 // Driver is the driver as NVML reports it.

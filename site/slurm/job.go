@@ -29,7 +29,6 @@ type Job struct {
 	QOS         string // Slurm 26.05 on
 	Reservation string
 	Comment     string   // the user's
-	Extra       string   // the user's; Slurm 23.02 on
 	Constraints []string // the user's: the feature names in the expression, in its order, each once
 
 	RestartCount int // number of requeues; the epilog of a requeue counts it already
@@ -82,7 +81,6 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_QOS", checked, text(&j.QOS, maxName)},
 		{"SLURM_JOB_RESERVATION", checked, text(&j.Reservation, maxName)},
 		{"SLURM_JOB_COMMENT", optional, usersText(&j.Comment)},
-		{"SLURM_JOB_EXTRA", optional, usersText(&j.Extra)},
 		{"SLURM_JOB_CONSTRAINTS", optional, func(value string) error { j.Constraints = Features(value); return nil }},
 		{"SLURM_JOB_RESTART_COUNT", checked, count(&j.RestartCount)},
 		{"SLURM_JOB_NTASKS", checked, count(&j.NTasks)},

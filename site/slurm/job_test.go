@@ -100,8 +100,8 @@ func TestReadJobValues(t *testing.T) {
 		{"env_uuid", Env{"SLURM_JOB_GPUS": "3", "CUDA_VISIBLE_DEVICES": gpu}, func(j *Job) {
 			j.GPUs, j.Visible, j.UUIDs = []int{3}, []string{gpu}, []site.UUID{gpu}
 		}},
-		{"what a user may write", Env{"SLURM_JOB_COMMENT": "a\nb\x1b[31m", "SLURM_JOB_EXTRA": long, "SPANK_MPS": "off\n", "SLURM_JOB_CONSTRAINTS": "mps&\x00"}, func(j *Job) {
-			j.Comment, j.Extra, j.Option, j.HasOption, j.Constraints = "a\nb\x1b[31m", long, "off\n", true, []string{"mps", "\x00"}
+		{"what a user may write", Env{"SLURM_JOB_COMMENT": "a\nb\x1b[31m", "SPANK_MPS": "off\n", "SLURM_JOB_CONSTRAINTS": "mps&\x00", "SLURM_JOB_EXTRA": long}, func(j *Job) {
+			j.Comment, j.Option, j.HasOption, j.Constraints = "a\nb\x1b[31m", "off\n", true, []string{"mps", "\x00"}
 		}},
 		{"the option without a value", Env{"SPANK_MPS": ""}, func(j *Job) { j.HasOption = true }},
 		{"(null)", Env{"SLURM_JOB_CONSTRAINTS": "(null)", "SLURM_JOB_COMMENT": "(null)", "SLURM_JOB_RESERVATION": "(null)"}, func(*Job) {}},
@@ -213,7 +213,7 @@ func TestVariablesTable(t *testing.T) {
 		}
 		seen[v.name] = true
 	}
-	for _, name := range []string{"SLURM_JOB_COMMENT", "SLURM_JOB_EXTRA", "SLURM_JOB_CONSTRAINTS", "SPANK_MPS"} {
+	for _, name := range []string{"SLURM_JOB_COMMENT", "SLURM_JOB_CONSTRAINTS", "SPANK_MPS"} {
 		for _, value := range []string{"", "\x00\n", "]&[", strings.Repeat("x", 1<<20)} {
 			if _, err := ReadJob(with(prologEnv(), Env{name: value}), Prolog); err != nil || !seen[name] {
 				t.Errorf("%s: %v", name, err)

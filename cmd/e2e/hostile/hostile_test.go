@@ -1035,7 +1035,7 @@ func TestHostileLinkToAServiceOfRoots(t *testing.T) {
 // A user's texts about a job are only data for root. They are bounded and printable, and do not drain the node.
 func TestHostileWords(t *testing.T) {
 	t.Parallel()
-	const policy = "version = 1\nrule \"no\" {\n  when = job.partition == \"main\" && contains(job.requested, \"deny\")\n  deny = \"not with ${job.comment} and ${job.extra}\"\n}\n" +
+	const policy = "version = 1\nrule \"no\" {\n  when = job.partition == \"main\" && contains(job.requested, \"deny\")\n  deny = \"not with ${job.comment} and ${job.option}\"\n}\n" +
 		"rule \"mps\" {\n  when = contains(job.requested, \"mps\") && !startswith(job.comment, \"a\")\n  allow = [\"share\"]\n  grant {}\n}\n"
 	words := []string{
 		"\n{\"level\":\"error\",\"message\":\"forged\"}\n", "\x1b[2J\x1b]0;owned\x07", "\u009b31m\u202eevil\u2028", "\xff\xfe\xc0\x80",
@@ -1048,7 +1048,7 @@ func TestHostileWords(t *testing.T) {
 				job := a.Job(uint32(100+i), "0")
 				job.Features = features
 				job.Extra = []string{
-					"SLURM_JOB_COMMENT=" + word, "SLURM_JOB_EXTRA=" + word, "SPANK_MPS=" + word, "SPANK_LD_PRELOAD=/tmp/x.so",
+					"SLURM_JOB_COMMENT=" + word, "SPANK_MPS=" + word, "SPANK_LD_PRELOAD=/tmp/x.so",
 					"SLURM_JOB_WORK_DIR=" + word, "SLURM_JOB_STDIN=" + word, "SLURM_JOB_STDOUT=" + word,
 				}
 				a.withstands(job, "prolog")

@@ -14,10 +14,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -79,9 +77,6 @@ func healthyNodeIn(p testNode) healthyNode {
 	w.Write(w.Gres(), strings.ReplaceAll(w.shipped("gres.conf"), "[0-3]", "[0-1]"))
 	w.Write(w.cgroup(), "ConstrainDevices=yes\n")
 	w.Write(w.Paths().Policy(), w.shipped("policy.hcl"))
-	w.Write(w.plugstack(), "include "+filepath.Dir(w.Conf)+"/plugstack.conf.d/*.conf\n")
-	w.change(os.MkdirAll(w.plugstack()+".d", 0o755))
-	w.plugin("22.05", "optional")
 	return w
 }
 
@@ -258,10 +253,6 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			w.change(os.Symlink(w.bin("prolog"), w.hook("link")))
 			w.edit(w.Conf, w.hook("prolog")+"\n", w.hook("link")+"\n")
 		},
-		"no plugin, and no option asks": func(w healthyNode) {
-			w.edit(w.Paths().Policy(), "option     = true", "")
-			w.change(os.Remove(w.plugstack()))
-		},
 		"a job runs":      func(w healthyNode) { w.Must(0, w.nodeJob(), "prolog") },
 		"a job has ended": func(w healthyNode) { w.Must(0, w.nodeJob(), "prolog"); w.Must(0, w.nodeJob(), "epilog") },
 	} {
@@ -273,47 +264,6 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			}
 		})
 	}
-}
-
-func (w healthyNode) plugstack() string { return filepath.Join(filepath.Dir(w.Conf), "plugstack.conf") }
-
-// plugin installs a SPANK plugin of a release, with as much content as doctor reads, and names it in plugstack.conf.
-func (w healthyNode) plugin(release, need string) {
-	w.T.Helper()
-	dir := filepath.Dir(w.Root)
-	if err := os.WriteFile(filepath.Join(dir, "slurm_mps.so"), compiledPlugin(w.T, release), 0o644); err != nil {
-		w.T.Fatal(err)
-	}
-	w.Write(w.plugstack()+".d/slurm-mps.conf", "# ours\n"+need+" "+dir+"/slurm_mps.so auto_wrap=1\n")
-}
-
-// plugins caches the compiled plugin of each release, because many nodes of these tests need one.
-var plugins sync.Map
-
-func compiledPlugin(t *testing.T, release string) []byte {
-	t.Helper()
-	compile, _ := plugins.LoadOrStore(release, sync.OnceValues(func() ([]byte, error) {
-		dir, err := os.MkdirTemp("", "plugin")
-		if err != nil {
-			return nil, err
-		}
-		defer os.RemoveAll(dir)
-		year, month, _ := strings.Cut(release, ".")
-		source := fmt.Sprintf("const char plugin_type[] = \"spank\"; const unsigned int plugin_version = %s << 16 | %s << 8 | 7;\n",
-			strings.TrimLeft(year, "0"), strings.TrimLeft(month, "0"))
-		so := filepath.Join(dir, "slurm_mps.so")
-		gcc := exec.Command("gcc", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-o", so, "-")
-		gcc.Stdin = strings.NewReader(source)
-		if out, err := gcc.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("%w: %s", err, out)
-		}
-		return os.ReadFile(so)
-	}))
-	plugin, err := compile.(func() ([]byte, error))()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return plugin
 }
 
 func (w healthyNode) container() string {
@@ -352,10 +302,6 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 		}
 		t.Skip(err)
 	}
-	release, err := lab.Release(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		name  string
 		plant func(w healthyNode) (slurmd string)
@@ -380,10 +326,6 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 			return w.hook("slurmd")
 		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
 		{"no slurmd there", func(w healthyNode) string { return w.hook("slurmd") }, faultPlanted{unseen: true}},
-		{"a plugin of another release", func(w healthyNode) string { w.plugin("21.08", "optional"); return slurmd },
-			faultPlanted{kind: "spank-plugin", where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-" + release + ", or"}},
-		{"a plugin of another release, required", func(w healthyNode) string { w.plugin("21.08", "required"); return slurmd },
-			faultPlanted{kind: "spank-plugin", where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-" + release + ", or"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newHealthyNode(t)
@@ -392,7 +334,6 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 			}
 			w.Write(w.Gres(), "Name=gpu File="+w.hook("nvidia")+"[0-1]\n")
 			w.sets("ClusterName=lab\nSlurmctldHost=localhost\nSlurmUser=root\nPartitionName=main Nodes=ALL")
-			w.plugin(release, "optional")
 			path := c.plant(w)
 			d := w.read(w.doctor("--json", "--slurmd", path))
 			if c.fault.kind != "" {
@@ -520,15 +461,6 @@ var planted = []faultPlanted{
 		w.sets("NamespaceType=namespace/linux")
 		w.Write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
 	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs in namespace.yaml"},
-	{name: "no plugin", kind: "spank-plugin",
-		plant: func(w healthyNode) { w.change(os.Remove(w.plugstack() + ".d/slurm-mps.conf")) }, where: "CONF/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "no plugstack.conf", kind: "spank-plugin",
-		plant: func(w healthyNode) { w.sets("PlugStackConfig=/nowhere/plugstack.conf") }, where: "/nowhere/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "a plugin that is gone", kind: "spank-plugin",
-		plant: func(w healthyNode) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "a plugin of another user", kind: "not-roots-own", plant: func(w healthyNode) {
-		w.change(os.Chown(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"), e2e.UID, e2e.GID))
-	}, where: "DIR/slurm_mps.so", do: "chown root:root DIR/slurm_mps.so", mends: true},
 	{name: "devices for all", kind: "devices-open",
 		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
 

@@ -724,8 +724,7 @@ func TestMpsctlUsage(t *testing.T) {
 			t.Errorf("help of %s: code %d\n%s", command, result.Code, result.Output)
 		}
 	}
-	if result := p.Ctl("__complete", "status", "--"); !strings.Contains(result.Output, "--watch\t") ||
-		!strings.Contains(result.Output, "--no-queries\t") || !strings.Contains(result.Output, "--json\t") {
+	if result := p.Ctl("__complete", "status", "--"); !strings.Contains(result.Output, "--no-queries\t") || !strings.Contains(result.Output, "--json\t") {
 		t.Errorf("flags of status complete to %s", result.Output)
 	}
 }
@@ -756,87 +755,30 @@ func terminal(t *testing.T) (ours, theirs *os.File) {
 	return ours, theirs
 }
 
-// On a terminal, --watch draws over its last output, with colour if the terminal allows it. Ctrl-C ends it with exit
-// code 0.
-func TestWatchOnATerminal(t *testing.T) {
-	t.Parallel()
+// On a terminal, status has colours if the terminal allows it.
+func TestStatusOnATerminal(t *testing.T) {
+	s := newScene(t)
 	for _, c := range []struct {
 		env    []string
 		colour bool
 	}{{[]string{"TERM=xterm"}, true}, {[]string{"TERM=xterm", "NO_COLOR=1"}, false}, {[]string{"TERM=dumb"}, false}} {
-		t.Run(strings.Join(c.env, " "), func(t *testing.T) {
-			s := newScene(t)
-			ours, theirs := terminal(t)
-			line := s.Command("mpsctl", "status", "--watch")
-			cmd := exec.CommandContext(s.Ctx, line[0], line[1:]...)
-			cmd.Env, cmd.Stdout, cmd.Stderr = c.env, theirs, theirs
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			theirs.Close()
-			drawn := frames(t, ours, 2)
-			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Fatal(err)
-			}
-			go io.Copy(io.Discard, ours)
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("after Ctrl-C: %v", err)
-			}
-			if !strings.Contains(drawn, "job 7") || strings.Count(drawn, "\x1b[H") < 2 {
-				t.Errorf("--watch draws %q", drawn)
-			}
-			if got := regexp.MustCompile(`\x1b\[\d+m`).MatchString(drawn); got != c.colour {
-				t.Errorf("colour is %v: %q", got, drawn)
-			}
-		})
-	}
-}
-
-// frames reads until --watch has drawn n times.
-func frames(t *testing.T, ours *os.File, n int) string {
-	t.Helper()
-	var drawn bytes.Buffer
-	buffer := make([]byte, 4096)
-	for strings.Count(drawn.String(), "\x1b[?7h") < n {
-		k, err := ours.Read(buffer)
-		if err != nil {
-			t.Fatalf("%v after %q", err, drawn.String())
+		ours, theirs := terminal(t)
+		line := s.Command("mpsctl", "status")
+		cmd := exec.CommandContext(s.Ctx, line[0], line[1:]...)
+		cmd.Env, cmd.Stdout, cmd.Stderr = c.env, theirs, theirs
+		drawn := make(chan string)
+		go func() {
+			text, _ := io.ReadAll(ours) // ends with EIO when no process has the other end
+			drawn <- string(text)
+		}()
+		if err := cmd.Run(); err != nil {
+			t.Errorf("%q: %v", c.env, err)
 		}
-		drawn.Write(buffer[:k])
-	}
-	return drawn.String()
-}
-
-// With --json, --watch prints one whole JSON object in each line.
-func TestWatchAsJSON(t *testing.T) {
-	s := newScene(t)
-	line := s.Command("mpsctl", "status", "--watch", "--json")
-	cmd := exec.CommandContext(s.Ctx, line[0], line[1:]...)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
-	for i := range 2 {
-		var got seen
-		if !lines.Scan() {
-			t.Fatal(lines.Err())
+		theirs.Close()
+		text := <-drawn
+		if got := regexp.MustCompile(`\x1b\[\d+m`).MatchString(text); got != c.colour || !strings.Contains(text, "job 7") {
+			t.Errorf("%q: colour is %v: %q", c.env, got, text)
 		}
-		if err := json.Unmarshal(lines.Bytes(), &got); err != nil || len(got.Jobs) != 1 || got.Jobs[0].Daemons[0].State != "serving" {
-			t.Errorf("line %d: %v: %s", i, err, lines.Text())
-		}
-	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	if lines.Scan() {
-		t.Errorf("after Ctrl-C: %s", lines.Text())
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("after Ctrl-C: %v", err)
 	}
 }
 

@@ -66,7 +66,7 @@ func TestDenials(t *testing.T) {
 	p := newTestNode(t, triggered+`
 rule "small" {
   when = length(job.gpus) > 1
-  deny = "one GPU at a time, not ${length(job.gpus)}; you wrote ${job.extra}"
+  deny = "one GPU at a time, not ${length(job.gpus)}; you wrote ${job.comment}"
 }
 rule "mine" {
   when  = job.partition == "main"
@@ -79,7 +79,7 @@ rule "mine" {
 		extra      []string
 		want       string
 	}{
-		{"0,1", "small", []string{"SLURM_JOB_EXTRA=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
+		{"0,1", "small", []string{"SLURM_JOB_COMMENT=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
 		{"0", "mine", []string{"SPANK_MPS=overlap=3"}, "cannot take overlap=3: the rule gives 2, and an option can only narrow that"},
 		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
 		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"},

@@ -63,7 +63,7 @@ rule "max" {
   grant {}
 }
 rule "index" {
-  when = try(regex("[0-9]+", job.extra), "") == "42"
+  when = try(regex("[0-9]+", job.comment), "") == "42"
   grant {}
 }
 rule "choice" {
@@ -108,7 +108,7 @@ rule "length": granted
 rule "template": granted
 === job {"HasOption": true, "ID": 0, "UID": 9, "GID": 6}
 rule "max": granted
-=== job {"HasOption": true, "ID": 0, "UID": 9, "Extra": "x42y"}
+=== job {"HasOption": true, "ID": 0, "UID": 9, "Comment": "x42y"}
 rule "index": granted
 === job {"HasOption": true, "ID": 0, "UID": 9, "Array": 3, "Restart": 1}
 rule "choice": granted

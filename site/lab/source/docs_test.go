@@ -105,7 +105,7 @@ func TestAWrongCommandIsFound(t *testing.T) {
 	m := newManual(t)
 	for line, wrong := range map[string]bool{
 		"for i in 1 2; do mpirun-wrap --slots=8 ./m & done; wait": false, "for i in 1 2; do mpirun-wrap --slot=8 ./m & done": true,
-		"mpsctl status --watch": false, "mpsctl status --wach": true, "mpsctl statuss": true, "mpsctl policy check": false, "mpsctl policy": true,
+		"mpsctl status --no-queries": false, "mpsctl status --watch": true, "mpsctl statuss": true, "mpsctl policy check": false, "mpsctl policy": true,
 		"mpsctl policy chek": true, "mpsctl --json audit": false, "srun -n2 mpirun-wrap --share=even ./app --bogus": false,
 		"srun mpirun-wrap --shares=even ./app": true, "srunn -n2 ./app": true, "make packages": false, "make package": true,
 		"mps-tune --repeats 8 -- ./app --bogus": false, "mps-tune --repeat 8 -- ./app": true, "mpsctl tune -- ./app": true,
