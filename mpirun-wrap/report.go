@@ -27,36 +27,27 @@ type row struct {
 	Why       []string           `json:"why,omitempty"` // with --verbose
 }
 
-// printTo writes the placement and its environment, as lines for a shell or as JSON.
-func (p Placement) printTo(out io.Writer, asJSON bool) error {
-	if asJSON {
-		return p.report(out, true)
+// report writes the placement in one line, the reasons for it in a line each, and with exports its variables as lines
+// for a shell. As JSON, it always has the variables.
+func (p Placement) report(out io.Writer, asJSON, exports bool) error {
+	text := p.line()
+	switch {
+	case asJSON:
+		content, err := json.Marshal(p.row())
+		if err != nil {
+			return fmt.Errorf("cannot print placement: %w", err)
+		}
+		text = string(content) + "\n"
+	case exports:
+		text += p.exports()
 	}
-	return write(out, p.line()+p.exports())
-}
-
-// export writes the placement's variables as lines for a TaskProlog or a shell.
-func (p Placement) export(out io.Writer) error { return write(out, p.exports()) }
-
-// report writes the placement in one line, and the reasons for it in a line each. As JSON, it also has the environment.
-func (p Placement) report(out io.Writer, asJSON bool) error {
-	if !asJSON {
-		return write(out, p.line())
-	}
-	content, err := json.Marshal(p.row())
-	if err != nil {
-		return fmt.Errorf("cannot print placement: %w", err)
-	}
-	return write(out, string(content)+"\n")
-}
-
-func write(out io.Writer, text string) error {
 	if _, err := io.WriteString(out, text); err != nil {
 		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	return nil
 }
 
+// exports are the placement's variables as lines for a TaskProlog or a shell.
 func (p Placement) exports() (text string) {
 	for _, v := range p.variables() {
 		if v.Value == "" {

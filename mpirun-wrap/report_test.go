@@ -53,7 +53,7 @@ func TestReport(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		if err := placement.report(&out, false); err != nil || out.String() != c.want {
+		if err := placement.report(&out, false, false); err != nil || out.String() != c.want {
 			t.Errorf("%v\ngot  %swant %s", err, out.String(), c.want)
 		}
 	}
@@ -66,7 +66,7 @@ func TestReportAsJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := placement.report(&out, true); err != nil {
+	if err := placement.report(&out, true, false); err != nil {
 		t.Fatal(err)
 	}
 	var got struct {
@@ -113,7 +113,7 @@ func TestRemark(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		if err := placement.report(&out, false); err != nil {
+		if err := placement.report(&out, false, false); err != nil {
 			t.Fatal(err)
 		}
 		if want := "# rank 0 of 2: " + c.want + "\n"; out.String() != want {

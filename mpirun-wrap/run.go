@@ -70,7 +70,7 @@ func (r *run) prepare() (environ []string, err error) {
 		m.once("own", errors.New("--own starts no daemon: the site's prolog has started one for this job"))
 	}
 	if r.Options.DryRun {
-		return nil, r.placement.printTo(r.Out, r.Options.JSON)
+		return nil, r.placement.report(r.Out, r.Options.JSON, true)
 	}
 	if err := r.placement.waitReady(context.Background(), r.serverStatus, m.waits("waits")); err != nil {
 		return r.runUnavailable(err)
@@ -78,7 +78,7 @@ func (r *run) prepare() (environ []string, err error) {
 	r.waitRoom(m.waits("room"))
 	m.warnOfNeighbour(r.placement)
 	if r.Options.Report {
-		err = r.placement.report(r.Err, r.Options.JSON)
+		err = r.placement.report(r.Err, r.Options.JSON, false)
 	}
 	return r.placement.environment(r.environ), err
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -46,7 +47,7 @@ var namespaces = sync.OnceValue(func() string {
 	return pids + times
 })
 
-// writeTaker writes which process takes a slot.
+// writeTaker writes that this process takes a slot, or is alone on a GPU.
 func writeTaker(file *os.File) error {
 	self, err := site.CurrentProcess()
 	if err != nil {
@@ -55,15 +56,16 @@ func writeTaker(file *os.File) error {
 	return writeWhole(file, fmt.Sprintf("%d %d %s", self.PID, self.Start, namespaces()))
 }
 
-// readTaker reads which process has taken a slot. It is not known in another namespace, or if its file is empty.
+// readTaker reads what writeTaker has written. It is not known in another namespace, or if its file is empty.
 func readTaker(file *os.File) (taker site.Process, known bool) {
 	content, _ := io.ReadAll(io.LimitReader(file, 128))
-	var where string
-	_, err := fmt.Sscanf(string(content), "%d %d %s", &taker.PID, &taker.Start, &where)
-	if err != nil || where != namespaces() || taker.PID <= 0 {
+	fields := strings.Fields(string(content))
+	if len(fields) != 3 || fields[2] != namespaces() {
 		return site.Process{}, false
 	}
-	return taker, true
+	pid, err1 := strconv.Atoi(fields[0])
+	start, err2 := strconv.ParseUint(fields[1], 10, 64)
+	return site.Process{PID: pid, Start: start}, err1 == nil && err2 == nil && pid > 0
 }
 
 // lives reports whether the process that took a slot runs. A process in an exec does not answer, and runs.

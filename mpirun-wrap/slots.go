@@ -351,17 +351,8 @@ func hasNeighbour(placement Placement) (bool, error) {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return errors.Is(err, unix.EWOULDBLOCK), nil // another process is about to be recorded
 	}
-	content, err := io.ReadAll(io.LimitReader(file, 64))
-	if err != nil {
-		return false, fmt.Errorf("cannot read %s: %w", file.Name(), err)
-	}
-	var other site.Process
-	if _, err := fmt.Sscanf(string(content), "%d %d", &other.PID, &other.Start); err == nil && other.Running() {
+	if other, known := readTaker(file); known && other.Running() {
 		return !ancestors(os.Getpid())[other.PID], nil
 	}
-	self, err := site.ReadStat(os.Getpid())
-	if err != nil {
-		return false, err
-	}
-	return false, writeWhole(file, fmt.Sprintf("%d %d", self.PID, self.Start))
+	return false, writeTaker(file)
 }

@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"time"
 
@@ -115,7 +116,7 @@ func (r *run) printPlacement() (err error) {
 	if waited := r.waitRoom(nil); waited > time.Second && r.isFirst() {
 		fmt.Fprintf(r.Out, "print slurm-mps: waited %v for ranks that ended and may have work on the GPU\n", waited.Round(100*time.Millisecond))
 	}
-	_ = r.placement.export(r.Out) // the task need not fail if Slurm does not read the lines
+	_, _ = io.WriteString(r.Out, r.placement.exports()) // the task need not fail if Slurm does not read the lines
 	return nil
 }
 

@@ -119,7 +119,10 @@ func registered(dir string) (living []site.Process) {
 			continue
 		}
 		content, _ := os.ReadFile(filepath.Join(dir, ranksFolder, entry.Name()))
-		start, _ := strconv.ParseUint(string(content), 10, 64)
+		start, err := strconv.ParseUint(string(content), 10, 64)
+		if err != nil {
+			continue // the rank is about to write it
+		}
 		left := proc.Left([]site.Process{{PID: pid, Start: start}}) // a rank in the middle of an exec may not answer
 		if living = append(living, left...); len(left) == 0 {
 			_ = os.Remove(filepath.Join(dir, ranksFolder, entry.Name()))
