@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl policy: it reads, formats, explains and tests a site's policy, for the admin who writes it.
+// This file is mpsctl policy: it reads, applies, explains and tests a site's policy, for the admin who writes it.
 
 package main
 
@@ -19,12 +19,12 @@ const policyHelp = `policy works on the files that define who gets what: policy.
 // policyCommand is mpsctl policy.
 func policyCommand(call *command.Invocation) *cobra.Command {
 	c := &cobra.Command{
-		Use: "policy", Short: "check, apply, format, explain and test the policy", Long: policyHelp,
+		Use: "policy", Short: "check, apply, explain and test the policy", Long: policyHelp,
 		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
 		Args:    command.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(check(call), apply(call), format(call), explain(call), test(call))
+	c.AddCommand(check(call), apply(call), explain(call), test(call))
 	return c
 }
 

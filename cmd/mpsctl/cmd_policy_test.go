@@ -3,33 +3,24 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 )
 
-func TestFormat(t *testing.T) {
-	got, err := inOwnForm([]byte("version=1\nrule   \"a\" {\nwhen=true\n  allow = [ \"share\" ]\n}\n"), "p")
-	want := "version = 1\nrule \"a\" {\n  when  = true\n  allow = [\"share\"]\n}\n"
-	if err != nil || string(got) != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
-	var wrong *policyfile.Error
-	if _, err := inOwnForm([]byte("rule {"), "p"); !errors.As(err, &wrong) {
-		t.Errorf("no HCL: %v", err)
-	}
+// The shipped files are in HCL's own form.
+func TestFormOfTheShippedFiles(t *testing.T) {
 	for _, path := range []string{"../../site/etc/policy.hcl", "../../site/etc/policy_test.hcl", "../../site/etc/site.hcl"} {
 		source, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if formatted, err := inOwnForm(source, path); err != nil || string(formatted) != string(source) {
-			t.Errorf("%s is not in hcl's own form: %v\n%s", path, err, formatted)
+		if formatted := hclwrite.Format(source); string(formatted) != string(source) {
+			t.Errorf("%s is not in hcl's own form:\n%s", path, formatted)
 		}
 	}
 }

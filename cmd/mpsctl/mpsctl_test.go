@@ -155,7 +155,7 @@ func TestCompletionOfValues(t *testing.T) {
 		"reap --root " + root + " --job 4": "4711\n:4\n",
 		"doctor --slurm-conf s":            ":0\n",
 		"status --root /":                  ":16\n",
-		"help pol":                         "policy\tcheck, apply, format, explain and test the policy\n:4\n",
+		"help pol":                         "policy\tcheck, apply, explain and test the policy\n:4\n",
 	} {
 		if _, out, _ := run(Command, append([]string{"__complete"}, strings.Fields(args)...)...); out != want {
 			t.Errorf("%s: %q, want %q", args, out, want)

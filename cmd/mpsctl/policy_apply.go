@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,14 +22,17 @@ import (
 
 const applyHelp = `apply replaces this node's policy.hcl by the given file, if the new policy can be used together with the node's own
 policy.d. If there is a policy_test.hcl beside the given file, each of its cases must have the expected result. apply
-prints what changes against the policy that the node uses now. The old file is there until the new one is whole, and the
+prints the difference to the file that is there now, as diff -u does. The old file is there until the new one is whole, and the
 mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node.
+
+With --dry-run it checks, tests and prints the same, and changes nothing.
 
 It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 
 func apply(call *command.Invocation) *cobra.Command {
-	return &cobra.Command{
-		Use: "apply FILE", Short: "check and test a policy, and put it into use", Long: applyHelp,
+	var dryRun bool
+	c := &cobra.Command{
+		Use: "apply [--dry-run] FILE", Short: "check and test a policy, and put it into use", Long: applyHelp,
 		Example: "  mpsctl policy apply new/policy.hcl",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -36,50 +40,47 @@ func apply(call *command.Invocation) *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error { return applyFile(call, args[0]) },
+		RunE: func(_ *cobra.Command, args []string) error { return applyFile(call, args[0], dryRun) },
 	}
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would change, and change nothing")
+	return c
 }
 
 // applied is the result of apply.
 type applied struct {
-	Applied bool                `json:"applied"`
-	File    string              `json:"file"` // the file that was written
-	Changes []policyfile.Change `json:"changes"`
-	Tests   tested              `json:"tests"`
+	Applied bool   `json:"applied"`
+	File    string `json:"file"` // the file that was written
+	Diff    string `json:"diff"` // to the old file, as diff -u prints it
+	Tests   tested `json:"tests"`
 	// Warnings are those of policy check.
 	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
-
-	unknown string // why the changes are not known
 }
 
-func applyFile(call *command.Invocation, file string) error {
+func applyFile(call *command.Invocation, file string, dryRun bool) error {
 	path := call.Paths.Policy()
 	compiled, err := policyfile.LoadWith(path, file)
 	if err != nil {
 		return refused(call, err)
 	}
-	a := applied{
-		File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings(),
-	}
+	a := applied{File: path, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings()}
 	tests, cases, err := casesBeside(file)
 	if err != nil {
 		return refused(call, err)
 	}
 	a.Tests.add(compiled.Run(cases))
 	if a.Tests.Failed > 0 {
-		text := func(s command.Screen) string {
-			return a.Tests.text(s) + "Nothing has changed: " + path + " stays as it is.\n"
-		}
+		text := func(s command.Screen) string { return a.Tests.text(s) + a.unchanged() }
 		return call.PrintFindings("policy", a, text, true)
 	}
-	now, status := policyfile.ReadPolicy(call.Paths)
-	if now != nil {
-		a.Changes = append(a.Changes, now.Changes(compiled)...)
-	} else {
-		a.unknown = site.OneLine(status.Err)
+	old, err := site.ReadRootOwned(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return cli.RuntimeError{Err: err}
 	}
-	// The text that was checked is written, because the file may have changed since.
-	if err := install(path, []byte(compiled.Sources()[0].Text)); err != nil {
+	updated := compiled.Sources()[0].Text // that was checked: the file may have changed since
+	if a.Diff = unified(path, string(old), file, updated); dryRun {
+		return call.Print("policy", a, a.text)
+	}
+	if err := install(path, []byte(updated)); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	if tests != nil {
@@ -148,30 +149,18 @@ func install(path string, content []byte) error {
 	return site.Replace(dir, filepath.Base(path), content, mode)
 }
 
+func (a applied) unchanged() string { return "Nothing has changed: " + a.File + " stays as it is.\n" }
+
 func (a applied) text(screen command.Screen) string {
 	var b strings.Builder
-	for _, c := range a.Changes {
-		switch {
-		case c.How == policyfile.Changed:
-			fmt.Fprintf(&b, "~ %s: %s -> %s\n", c.What, c.Was, c.Is)
-		case c.Was+c.Is == "":
-			fmt.Fprintf(&b, "%s %s\n", signs[c.How], c.What)
-		default:
-			fmt.Fprintf(&b, "%s %s = %s\n", signs[c.How], c.What, c.Was+c.Is)
-		}
-	}
-	switch {
-	case a.unknown != "":
-		fmt.Fprintf(&b, "The changes are not known: this node had no policy that could be used: %s\n", a.unknown)
-	case len(a.Changes) == 0:
-		b.WriteString("No rule changes.\n")
-	}
+	b.WriteString(cmp.Or(a.Diff, "No line changes.\n"))
 	if n := len(a.Tests.Results); n > 0 {
 		fmt.Fprintf(&b, "%s passed\n", site.Count(n, "case"))
 	}
 	writeWarnings(&b, a.Warnings, screen.Colour)
+	if !a.Applied {
+		return b.String() + a.unchanged()
+	}
 	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)
 	return b.String()
 }
-
-var signs = map[string]string{policyfile.Added: "+", policyfile.Removed: "-"}

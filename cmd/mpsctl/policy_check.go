@@ -3,17 +3,11 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
-	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/spf13/cobra"
 )
@@ -69,77 +63,4 @@ func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour 
 		_ = policyfile.WriteAll(b, warnings, colour) // a Builder takes everything
 		b.WriteByte('\n')
 	}
-}
-
-const formatHelp = `fmt prints a policy in HCL's own form. With - it reads standard input. Without an operand it is this node's policy.hcl.`
-
-func format(call *command.Invocation) *cobra.Command {
-	var write, compare bool
-	c := &cobra.Command{
-		Use: "fmt [--write|--check] [FILE]...", Short: "print a policy in HCL's own form", Long: formatHelp,
-		Example: "  mpsctl policy fmt --write policy.hcl\n  mpsctl policy fmt --check policy.d/*.hcl",
-		Args: func(*cobra.Command, []string) error {
-			if write && compare {
-				return errors.New("cannot format with --write and --check: give one of them")
-			}
-			return nil
-		},
-		RunE: func(_ *cobra.Command, paths []string) error {
-			if len(paths) == 0 {
-				paths = []string{call.Paths.Policy()}
-			}
-			return formatAll(call, paths, write, compare)
-		},
-	}
-	c.Flags().BoolVar(&write, "write", false, "write the files")
-	c.Flags().BoolVar(&compare, "check", false, "print the names of files that would change, and exit with 1")
-	return c
-}
-
-func formatAll(call *command.Invocation, paths []string, write, compare bool) error {
-	differ := false
-	for _, path := range paths {
-		source, err := readFrom(path)
-		if err != nil {
-			return cli.RuntimeError{Err: err}
-		}
-		formatted, err := inOwnForm(source, path)
-		if err != nil {
-			return refused(call, err)
-		}
-		same := bytes.Equal(source, formatted)
-		differ = differ || !same
-		switch {
-		case compare && !same:
-			_, err = fmt.Fprintln(call.Out, path)
-		case write && !same:
-			err = replaceFile(path, formatted)
-		case !compare && !write:
-			_, err = call.Out.Write(formatted)
-		}
-		if err != nil {
-			return command.WriteError(path, err)
-		}
-	}
-	if compare && differ {
-		return cli.ErrFindings
-	}
-	return nil
-}
-
-// inOwnForm returns a policy in HCL's own form. It is not in package policyfile, because it needs a part of hcl that
-// takes 0.9 ms to start, and the prolog has no use for that.
-func inOwnForm(source []byte, name string) ([]byte, error) {
-	if err := policyfile.CheckSyntax(source, name); err != nil {
-		return nil, err
-	}
-	return hclwrite.Format(source), nil
-}
-
-func readFrom(path string) ([]byte, error) {
-	if path == "-" {
-		return io.ReadAll(os.Stdin)
-	}
-	content, _, err := site.ReadAny(path)
-	return content, err
 }

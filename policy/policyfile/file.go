@@ -133,12 +133,6 @@ func (c *typeChecker) open(f *file) bool {
 	return len(c.wrong) == before
 }
 
-// CheckSyntax returns nil if a text is HCL, whatever it means, otherwise an *Error.
-func CheckSyntax(source []byte, name string) error {
-	f := file{name: name, source: source}
-	return complain(parse(&f), []file{f})
-}
-
 // folder is the folder of the files beside policy.hcl.
 const folder = "policy.d"
 

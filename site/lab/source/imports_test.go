@@ -60,7 +60,7 @@ var packages = map[string][]string{
 	"site/reap":    {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
 	"site/command": {"site/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/mpsctl": {"cmd/mpsctl/tune", "site/cli", "site/command", "prolog/frame", "epilog", "policy",
-		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/usage", "site/usage/page", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/mpsctl/tune": {"site/cli", "site/command", "policy", "site", "site/lease", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 }
 
