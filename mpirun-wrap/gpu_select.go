@@ -11,28 +11,13 @@ import (
 
 // position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank
 // with several GPUs. ranks is the number of ranks on each of these devices, and index is this rank's index among
-// them. sees are all devices that the rank sees, its own included, or nil if it sees only its own. If index is only an
-// upper bound, nth is still this rank's number among those with the same devices, as far as it is known.
+// them. sees are all devices that the rank sees, its own included, or nil if it sees only its own.
 type position struct {
 	devices []int
 	sees    []int
 	ranks   int
 	index   int
-	nth     int
 	bounded bool // ranks is an upper bound, and index is that of the last rank
-}
-
-// inDomain returns the rank's position among the ranks of its fault domain, of so many on each GPU, and the domain. Ranks
-// are given to the domains one by one.
-func (p position) inDomain(domains int) (inside position, domain int) {
-	inside, domain = p, p.nth%domains
-	if p.index == p.nth {
-		inside.ranks, inside.index = spread(p.ranks-domain, domains), p.index/domains
-		return inside, domain
-	}
-	inside.ranks = spread(p.ranks, domains)
-	inside.index = inside.ranks - 1
-	return inside, domain
 }
 
 // visible returns the devices that the rank sees.
@@ -138,13 +123,13 @@ func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.B
 func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) position {
 	switch {
 	case len(bound) == all:
-		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank, nth: task.LocalRank}
+		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank}
 	case binding.TasksPerGPU > 0:
 		ranks := min(binding.TasksPerGPU, task.LocalSize)
-		return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank, bounded: true}
+		return position{devices: bound, ranks: ranks, index: ranks - 1, bounded: true}
 	}
 	ranks := spread(task.LocalSize*len(bound), all)
-	return position{devices: bound, ranks: ranks, index: ranks - 1, nth: task.LocalRank, bounded: true}
+	return position{devices: bound, ranks: ranks, index: ranks - 1, bounded: true}
 }
 
 // indices returns 0 to n-1.
@@ -172,7 +157,7 @@ func cyclic(groups [][]int, task slurm.Task) position {
 	n := len(groups)
 	i := task.LocalRank % n
 	nth := task.LocalRank / n
-	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: nth, nth: nth}
+	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: nth}
 }
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
@@ -187,7 +172,7 @@ func block(groups [][]int, task slurm.Task) position {
 		}
 		if task.LocalRank < first+ranks {
 			nth := task.LocalRank - first
-			return position{devices: group, ranks: ranks, index: nth, nth: nth}
+			return position{devices: group, ranks: ranks, index: nth}
 		}
 		first += ranks
 	}
@@ -197,7 +182,7 @@ func block(groups [][]int, task slurm.Task) position {
 // bounded places ranks cyclically, with at most so many ranks on each group, and takes this rank for the last of them.
 func bounded(groups [][]int, task slurm.Task, ranks int) position {
 	n := len(groups)
-	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, nth: task.LocalRank / n, bounded: true}
+	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, bounded: true}
 }
 
 // spread returns the maximum number of ranks on each of n when they are spread evenly.

@@ -30,7 +30,6 @@ type Placement struct {
 	OtherGPUs []gpuShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
-	Domain    int          // the rank's fault domain, from 0
 	Ticket    lease.Ticket // with the grant of this rank
 	Why       []string     // the reasons, if they are asked for
 }
@@ -140,10 +139,6 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	if err != nil {
 		return Placement{}, err
 	}
-	_, placement.Domain = place.inDomain(max(ticket.Grant.Domains, 1))
-	if daemon += placement.Domain; daemon >= len(ticket.Daemons) {
-		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names too few daemons", r.Task.LocalRank, ticket.Job.ID)
-	}
 	placement.Daemon = ticket.Daemons[daemon]
 	parts := make([]gpuShare, len(place.devices))
 	for i, device := range place.devices {
@@ -172,8 +167,7 @@ func (p Placement) checkMemory(choice choice) error {
 		"in each child process that sees fewer: use --gpu=cyclic, or --mem=none", p.Task.LocalRank, choice)
 }
 
-// daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured). If the job has
-// fault domains, it is the first domain's.
+// daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
 func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (index int, err error) {
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
@@ -198,7 +192,6 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, 
 			"leave out --gpus-per-task, --ntasks-per-gpu and --gpu-bind", rule)
 	}
 	// Each rank divides the GPU as if all ranks had its rule (docs/decisions/031).
-	inside, _ := place.inDomain(max(ticket.Grant.Domains, 1))
 	grant, part := ticket.Grant, r.part(ticket)
 	if all > grant.MaxClients {
 		return gpuShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", all, grant.MaxClients)
@@ -208,13 +201,13 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, 
 	}
 	model, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC, Part: part}, policy.PercentFrom(grant.Ceiling)
 	memoryMiB := policy.PartMiB(device.MemoryMiB, part)
-	shares, err := policy.SplitSMs(model, rule, inside.ranks, ceiling)
+	shares, err := policy.SplitSMs(model, rule, place.ranks, ceiling)
 	if err != nil {
 		return gpuShare{}, err
 	}
-	share, remark := shares[inside.index], ""
+	share, remark := shares[place.index], ""
 	if r.Options.Share != (policy.ShareRule{}) {
-		remark = policy.Remark(model, rule, inside.ranks, inside.index, ceiling, share)
+		remark = policy.Remark(model, rule, place.ranks, place.index, ceiling, share)
 	}
 	memory, err := policy.MemoryPerRank(memoryMiB, policy.ContextMiB(share.SMs), all, grant.MemoryOverlap, grant.Memory)
 	if err != nil {

@@ -64,9 +64,6 @@ func (p Placement) line() string {
 	for _, part := range p.parts() {
 		parts = append(parts, part.String())
 	}
-	if domains := p.Ticket.Grant.Domains; domains > 1 {
-		parts = append(parts, fmt.Sprintf("fault domain %d of %d", p.Domain+1, domains))
-	}
 	text := fmt.Sprintf("# rank %d of %d: %s\n", p.Task.LocalRank, p.Task.LocalSize, strings.Join(parts, "; "))
 	for _, reason := range p.Why {
 		text += "#   " + reason + "\n"

@@ -54,7 +54,6 @@ var attributes = []Attribute{
 	priority(),
 	count("max_clients", func(g *Grant) *int { return &g.MaxClients }, 1, MaxClients),
 	choice("share_gpu", func(g *Grant) *ShareGPU { return &g.ShareGPU }, ShareTurns, ShareUser), // a user may expose only own jobs
-	domains(),
 	duration("hold", func(g *Grant) *time.Duration { return &g.Hold }, MaxHold),
 	duration("pause", func(g *Grant) *time.Duration { return &g.Pause }, MaxPause),
 	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, FailDrain, FailRunWithout)),
@@ -143,13 +142,6 @@ func count(name string, field func(*Grant) *int, lowest, highest int) Attribute 
 		},
 		exceeds: above(field),
 	}
-}
-
-// domains has no order: more domains cost only the job's own ranks.
-func domains() Attribute {
-	a := count("domains", func(g *Grant) *int { return &g.Domains }, 1, MaxDomains)
-	a.exceeds = nil
-	return a
 }
 
 // duration is an attribute whose value is a time from 0 to the longest.

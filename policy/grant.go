@@ -73,9 +73,6 @@ const (
 	ShareUser  ShareGPU = "user"
 )
 
-// MaxDomains is the maximum number of fault domains of a job on a GPU.
-const MaxDomains = 8
-
 // MaxDrainGrace is the maximum time that an epilog waits for clients. MaxHold is the maximum time that a guard holds
 // files, and MaxPause the maximum time that it pauses clients.
 const (
@@ -98,7 +95,6 @@ type Grant struct {
 	KeepLogs   KeepLogs
 	Unplaced   Unplaced
 	ShareGPU   ShareGPU
-	Domains    int // 1 to MaxDomains: daemons on each GPU, whose ranks take turns; a wrong address ends one domain's ranks
 
 	// These apply to a rank whose user sets nothing else.
 	Memory        MemoryRule
@@ -112,6 +108,6 @@ func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100, OnFailure: FailDrain,
 		DrainGrace: 10 * time.Second, Hold: 30 * time.Second, Pause: 5 * time.Second, KeepLogs: KeepNever,
-		Unplaced: UnplacedShare, ShareGPU: ShareTurns, Domains: 1, MemoryOverlap: 1, MaxClients: MaxClients,
+		Unplaced: UnplacedShare, ShareGPU: ShareTurns, MemoryOverlap: 1, MaxClients: MaxClients,
 	}
 }

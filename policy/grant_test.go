@@ -63,7 +63,7 @@ var inOrderOfWidth = map[string][]string{
 }
 
 var withoutOrder = map[string][]string{
-	"scope": {"job", "gpu"}, "share_gpu": {"turns", "user"}, "domains": {"1", "8"}, "on_failure": {"drain", "run_without"},
+	"scope": {"job", "gpu"}, "share_gpu": {"turns", "user"}, "on_failure": {"drain", "run_without"},
 	"unplaced": {"share", "deny"},
 }
 

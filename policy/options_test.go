@@ -141,7 +141,7 @@ func FuzzOptions(f *testing.F) {
 		if again, err := ParseOptions(o.String()); err != nil || again.String() != o.String() {
 			t.Errorf("%q is read as %q, and that as %q, %v", text, o, again, err)
 		}
-		for _, given := range []Grant{DefaultGrant(), {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: KeepNever, Compute: ComputeExclusive, Low: true, Domains: 1}} {
+		for _, given := range []Grant{DefaultGrant(), {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: KeepNever, Compute: ComputeExclusive, Low: true}} {
 			g, err := o.Narrow(given, OptionNames())
 			if err == nil && isWider(g, given) {
 				t.Errorf("%q makes %+v of %+v", text, g, given)

@@ -307,21 +307,3 @@ func TestANumberOfASharedLeaseThatNeverWas(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// Each fault domain has a daemon for the same devices, and its ranks find the first one's place in the ticket.
-func TestFaultDomains(t *testing.T) {
-	n, grant := newNode(t), oneDaemon()
-	grant.Domains, grant.Compute, grant.Scope = 2, policy.ComputeUnchanged, policy.ScopeGPU
-	if outcome, err := n.open(job(0, 1), granting(grant)); outcome != Opened || err != nil {
-		t.Fatalf("%s, %v", outcome, err)
-	}
-	ticket, err := n.Store.ReadTicket(7)
-	if err != nil || len(ticket.Daemons) != 4 || ticket.Devices[0].Daemon != 0 || ticket.Devices[1].Daemon != 2 {
-		t.Errorf("%v, devices %+v, %v", ticket.Daemons, ticket.Devices, err)
-	}
-	for i, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUA, fakenode.GPUB, fakenode.GPUB} {
-		if got := ticket.Daemons[i].Devices; !slices.Equal(got, []site.UUID{uuid}) {
-			t.Errorf("daemon %d serves %v", i, got)
-		}
-	}
-}

@@ -225,17 +225,13 @@ func (p Prolog) modeChange(device site.Device, grant policy.Grant) (lease.Leased
 	return gpu, nil
 }
 
-// groups returns which devices share a daemon. A daemon serves only one MIG instance. Each fault domain has a daemon of
-// its own, and those of the same devices follow each other.
-func groups(devices []site.Device, grant policy.Grant) (all [][]site.Device) {
+// groups returns which devices share a daemon. A daemon serves only one MIG instance.
+func groups(devices []site.Device, grant policy.Grant) [][]site.Device {
 	size := 1
 	if grant.Scope == policy.ScopeJob && !devices[0].UUID.MIG() {
 		size = len(devices)
 	}
-	for group := range slices.Chunk(devices, size) {
-		all = append(all, slices.Repeat([][]site.Device{group}, max(grant.Domains, 1))...)
-	}
-	return all
+	return slices.Collect(slices.Chunk(devices, size))
 }
 
 // apply carries out the lease, in the order of docs/contract.md. The modes are set while the daemon starts: only the

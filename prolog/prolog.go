@@ -187,7 +187,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		return Failed, err
 	}
 	if found.refusal == "" {
-		if found.refusal, err = p.singleServer(found, a.verdict.Grant); err != nil {
+		if found.refusal, err = p.singleServer(found); err != nil {
 			return Failed, err
 		}
 	}

@@ -55,14 +55,6 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			func(n *node, _ *slurm.Job, _ *policy.Policy) { n.gres.Shared = []string{"shard"} },
 			"cannot count gres/shard of GPU 0 of node n1",
 		},
-		"with fault domains on exclusive GPUs": {
-			func(_ *node, _ *slurm.Job, rules *policy.Policy) {
-				g := oneDaemon()
-				g.Domains = 2
-				*rules = granting(g)
-			},
-			`ask for domains=1, or ask your admin for compute_mode = "unchanged"`,
-		},
 		"with a GPU that has no isolation": {
 			func(n *node, _ *slurm.Job, _ *policy.Policy) { n.major = 6 },
 			"has compute capability 6.0: MPS shares a GPU safely from 7.0 (Volta) on",

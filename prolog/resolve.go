@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -72,19 +71,11 @@ func partOf(gres slurm.Gres, job slurm.Job) (lease.Part, error) {
 	return lease.Part{Gres: lease.GresShard, Count: count}, nil
 }
 
-// singleServer returns why several daemons cannot serve the job's GPUs, if the job needs that: other jobs may have
-// daemons there, or the job has fault domains. In EXCLUSIVE_PROCESS mode, one server alone can use a GPU.
-func (p Prolog) singleServer(found resolution, grant policy.Grant) (refusal string, err error) {
-	why := fmt.Sprintf("the job has %d fault domains", grant.Domains)
-	if found.part.Shared() {
-		why = "Slurm shares it among jobs by gres/" + found.part.Gres
-	}
-	switch {
-	case !found.part.Shared() && grant.Domains <= 1:
+// singleServer returns why several daemons cannot serve the job's GPUs, if other jobs may have daemons there. In
+// EXCLUSIVE_PROCESS mode, one server alone can use a GPU.
+func (p Prolog) singleServer(found resolution) (refusal string, err error) {
+	if !found.part.Shared() {
 		return "", nil
-	case !found.part.Shared() && grant.Compute == policy.ComputeExclusive:
-		return why + ", and the policy sets its GPUs to EXCLUSIVE_PROCESS, in which one daemon alone can serve a GPU: " +
-			`ask for domains=1, or ask your admin for compute_mode = "unchanged"`, nil
 	}
 	for _, d := range found.devices {
 		if d.UUID.MIG() {
@@ -95,8 +86,8 @@ func (p Prolog) singleServer(found resolution, grant policy.Grant) (refusal stri
 			return "", err
 		}
 		if mode != site.ModeDefault {
-			return fmt.Sprintf("%s is in mode %s, and %s, so that several MPS daemons must serve it: ask your admin to set it back: "+
-				"nvidia-smi -i %s -c DEFAULT", d.UUID, mode, why, d.UUID), nil
+			return fmt.Sprintf("%s is in mode %s, and Slurm shares it among jobs by gres/%s, so that several MPS daemons must serve it: ask your admin to set it back: "+
+				"nvidia-smi -i %s -c DEFAULT", d.UUID, mode, found.part.Gres, d.UUID), nil
 		}
 	}
 	return "", nil

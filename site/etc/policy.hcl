@@ -12,7 +12,7 @@ rule "mps" {
   when = true
 
   # Options that users may lower, in --mps=… or --comment=mps:….
-  allow = ["scope", "share", "overlap", "ceiling", "memory", "priority", "max_clients", "domains"]
+  allow = ["scope", "share", "overlap", "ceiling", "memory", "priority", "max_clients"]
 
   # Every attribute may be left out; the values here are the defaults.
   grant {
@@ -25,7 +25,6 @@ rule "mps" {
     priority       = "normal"            # or "low"
     max_clients    = 60                  # ranks on one GPU; MPS serves 48, or 60 with driver 590 or later
     share_gpu      = "turns"             # or "user": jobs of one user on a GPU (gres/shard, gres/mps) share a daemon
-    domains        = 1                   # daemons on each GPU: a wrong address ends the ranks of one; needs "unchanged"
     hold           = "30s"               # the files of a dead client, so that its neighbours live; "0s": no guard
     pause          = "5s"                # its neighbours, if its memory is needed, until its work is done; "0s": never
     on_failure     = "drain"             # or "run_without"

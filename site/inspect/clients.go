@@ -85,7 +85,7 @@ func (g *GPU) used(pid int) int {
 // clientsOn returns the clients on one device of a job, without their limits.
 func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
 	var clients []Client
-	for _, d := range j.Daemons { // a device has several with fault domains
+	for _, d := range j.Daemons {
 		if slices.Contains(d.Devices, uuid) {
 			clients = append(clients, n.clientsOf(d, uuid)...)
 		}

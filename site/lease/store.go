@@ -320,7 +320,8 @@ func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 	if err != nil {
 		return Ticket{}, err
 	}
-	t, torn := parseTicket(content)
+	var t Ticket
+	torn := json.Unmarshal(content, &t)
 	if torn != nil && t.Boot == "" {
 		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
 	}

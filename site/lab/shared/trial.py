@@ -479,48 +479,16 @@ def unreadable(t, name):
     t.record(name, neighbours=2, lived=lived, lines=lines)
 
 
-def domains(t, name, k):
-    """Eight ranks of one job in k fault domains, and a wrong address in the first one."""
-    t.policy(domains=k)
-    job = t.job("hpc1", 0)
-    job.compute("transformer", 8)
-    job.warm()
-    job.tell("go")
-    time.sleep(SECONDS)
-    job.tell("stop")
-    rates, lost = job.rates()
-    job.close()
-    t.record(name, domains=k, ranks=8, rates=[sum(rates)], lost=lost, left=t.left())
-
-
-def domains_fault(t, name, k):
-    t.policy(domains=k)
-    job = t.job("hpc1", 0)
-    job.compute("transformer", 4)
-    job.warm()
-    job.tell("go")
-    job.start(1, t.client, "fault")  # alone in its step: domain 0
-    job.ranks[-1][0].wait(30)
-    time.sleep(2)
-    lived = job.living()
-    job.kill()
-    job.close()
-    t.record(name, domains=k, neighbours=4, lived=lived, left=t.left())
-
-
 def trials(t):
     one, two = ["hpc1", "hpc1"], ["hpc1", "hpc2"]
     yield "alone", lambda n: together(t, n, ["hpc1"], 4, 50)
     yield "turns-one-user", lambda n: together(t, n, one, 4, 50, share_gpu="turns")
     yield "user", lambda n: together(t, n, one, 4, 50, share_gpu="user")
     yield "turns-two-users", lambda n: together(t, n, two, 4, 50, share_gpu="turns")
-    for k in (1, 2):
-        yield "domains-%d" % k, lambda n, k=k: domains(t, n, k)
     for i in range(3):
         yield "cancelled-turns-%d" % i, lambda n: harm(t, n, two, "cancelled", share_gpu="turns")
         yield "cancelled-user-%d" % i, lambda n: harm(t, n, one, "cancelled", share_gpu="user")
         yield "fault-turns-%d" % i, lambda n: harm(t, n, two, "fault", share_gpu="turns")
-        yield "fault-domains-%d" % i, lambda n: domains_fault(t, n, 2)
     yield "stranger", lambda n: stranger(t, n, 10)
     yield "unreadable-own", lambda n: unreadable(t, n)
     yield "fault-user", lambda n: harm(t, n, one, "fault", share_gpu="user")
