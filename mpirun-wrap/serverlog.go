@@ -4,7 +4,6 @@ package mpirunwrap
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,13 +18,13 @@ const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and the launch
 
 // logTail returns the end of a server's log, or nothing if it cannot be read.
 func logTail(dir string) []byte {
-	file, st, err := openRegular(filepath.Join(dir, serverlog.Name), os.O_RDONLY)
+	fd, st, err := openRegular(filepath.Join(dir, serverlog.Name), unix.O_RDONLY)
 	if err != nil {
 		return nil
 	}
-	defer file.Close()
+	defer unix.Close(fd)
 	tail := make([]byte, min(st.Size, tailBytes))
-	n, err := unix.Pread(int(file.Fd()), tail, max(0, st.Size-tailBytes))
+	n, err := unix.Pread(fd, tail, max(0, st.Size-tailBytes))
 	if err != nil {
 		return nil
 	}

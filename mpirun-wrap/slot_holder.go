@@ -47,20 +47,20 @@ var namespaces = sync.OnceValue(func() string {
 	return pids + times
 })
 
-// writeTaker writes that this process takes a slot, or is alone on a GPU.
-func writeTaker(file *os.File) error {
+// writeTaker writes that this process takes a slot, or is alone on a GPU, and its namespaces.
+func writeTaker(file *os.File, where string) error {
 	self, err := site.CurrentProcess()
 	if err != nil {
 		return err
 	}
-	return writeWhole(file, fmt.Sprintf("%d %d %s", self.PID, self.Start, namespaces()))
+	return writeWhole(file, fmt.Sprintf("%d %d %s", self.PID, self.Start, where))
 }
 
-// readTaker reads what writeTaker has written. It is not known in another namespace, or if its file is empty.
-func readTaker(file *os.File) (taker site.Process, known bool) {
+// readTaker reads what writeTaker has written. It is not known in other namespaces, or if its file is empty.
+func readTaker(file *os.File, where string) (taker site.Process, known bool) {
 	content, _ := io.ReadAll(io.LimitReader(file, 128))
 	fields := strings.Fields(string(content))
-	if len(fields) != 3 || fields[2] != namespaces() {
+	if len(fields) < 2 || strings.Join(fields[2:], " ") != where {
 		return site.Process{}, false
 	}
 	pid, err1 := strconv.Atoi(fields[0])

@@ -232,7 +232,7 @@ func (t *slotTable) try(ctx context.Context, slot int) (*os.File, slotHolder, er
 	if err != nil {
 		return nil, slotHolder{}, err
 	}
-	taker, known := readTaker(file)
+	taker, known := readTaker(file, namespaces())
 	holder, taken := t.judge(ctx, slot, taker, known, locked)
 	if taken || locked {
 		file.Close()
@@ -259,7 +259,7 @@ func (t *slotTable) try(ctx context.Context, slot int) (*os.File, slotHolder, er
 
 // keep writes which process takes the slot, and leaves a descriptor of the file open for the program.
 func keep(file *os.File) error {
-	if err := writeTaker(file); err != nil {
+	if err := writeTaker(file, namespaces()); err != nil {
 		return err
 	}
 	_, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD, slotFD)
@@ -289,30 +289,30 @@ func ancestors(pid int) map[int]bool {
 // openSlotFile opens a file in the exchange folder. It follows no link and takes no file with another name, because
 // root may run a rank, and the user may have put a link to a file of root's there.
 func openSlotFile(path string) (*os.File, error) {
-	file, st, err := openRegular(path, os.O_RDWR|os.O_CREATE)
+	fd, st, err := openRegular(path, unix.O_RDWR|unix.O_CREAT)
+	if err == nil && st.Nlink != 1 {
+		unix.Close(fd)
+		err = fmt.Errorf("%s has another name", path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot take a slot: %w", err)
 	}
-	if st.Nlink != 1 {
-		file.Close()
-		return nil, fmt.Errorf("cannot take a slot: %s has another name", path)
-	}
-	return file, nil
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // openRegular opens a file in a folder of the user's. It follows no link and waits for no pipe.
-func openRegular(path string, flags int) (file *os.File, st unix.Stat_t, err error) {
-	if file, err = os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600); err != nil {
-		return nil, st, err
+func openRegular(path string, flags int) (fd int, st unix.Stat_t, err error) {
+	fd, err = unix.Open(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1, st, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	if err = unix.Fstat(int(file.Fd()), &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = fmt.Errorf("%s is not a regular file", path)
 	}
 	if err != nil {
-		file.Close()
-		return nil, st, err
+		unix.Close(fd)
 	}
-	return file, st, nil
+	return fd, st, err
 }
 
 // fits returns an error if the process may not write a file of this size. The write would end the process by SIGXFSZ,
@@ -351,8 +351,8 @@ func hasNeighbour(placement Placement) (bool, error) {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return errors.Is(err, unix.EWOULDBLOCK), nil // another process is about to be recorded
 	}
-	if other, known := readTaker(file); known && other.Running() {
+	if other, known := readTaker(file, ""); known && other.Running() {
 		return !ancestors(os.Getpid())[other.PID], nil
 	}
-	return false, writeTaker(file)
+	return false, writeTaker(file, "")
 }

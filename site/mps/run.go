@@ -3,7 +3,6 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +28,9 @@ const killTimeout = time.Second
 // outputTimeout is how long output is awaited after the program has ended. A daemon that it started may hold the pipe
 // open without end.
 const outputTimeout = 200 * time.Millisecond
+
+// maxAnswer is far above the longest genuine answer, ps with 60 clients.
+const maxAnswer = 64 << 10
 
 // run runs the control program with a question on its stdin until it ends or ctx ends. It returns the beginning of
 // stdout and stderr. The error wraps site.ErrNoAnswer if ctx ended first, and is a *site.AsUserError if the program
@@ -97,9 +99,9 @@ func (r *controlRun) exchange(question string) (heard <-chan string) {
 	}()
 	all := make(chan string, 1)
 	go func() {
-		first := &bounded{}
-		_, _ = io.Copy(first, r.output)
-		all <- first.kept.String()
+		first, _ := io.ReadAll(io.LimitReader(r.output, maxAnswer))
+		_, _ = io.Copy(io.Discard, r.output) // the output of the user's daemon may be endless
+		all <- string(first)
 	}()
 	return all
 }
@@ -142,18 +144,4 @@ func (r *controlRun) close() {
 		file.Close()
 	}
 	_, _ = unix.Wait4(r.pid, nil, unix.WNOHANG, nil)
-}
-
-// bounded keeps the first bytes of the output and drops the rest, because the output of the user's daemon may be
-// endless. The buffer is not embedded, because io.Copy would then use the buffer's ReadFrom, which keeps all.
-type bounded struct {
-	kept bytes.Buffer
-}
-
-// maxAnswer is far above the longest genuine answer, ps with 60 clients.
-const maxAnswer = 64 << 10
-
-func (b *bounded) Write(p []byte) (int, error) {
-	b.kept.Write(p[:min(len(p), maxAnswer-b.kept.Len())])
-	return len(p), nil
 }

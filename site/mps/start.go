@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
 	"golang.org/x/sys/unix"
 )
 
@@ -99,26 +100,16 @@ func excerpt(lines ...string) string {
 	return site.Quote(strings.Join(lines, "\n"), maxExcerpt)
 }
 
-// logTail is the last line of the daemon's log, for the error of a failed start. The folder is the user's, so the
-// file is opened without following a link or waiting for a fifo, and only its end is read. A file of another owner is
-// not read: the user may have hard-linked it, and the error may get into the user's ticket.
+// logTail is the last line of the daemon's log, for the error of a failed start. A file of another owner is not read: the
+// user may have hard-linked it, and the error may get into the user's ticket.
 func logTail(logDir string, uid uint32) string {
-	root, err := os.OpenRoot(logDir)
-	if err != nil {
-		return ""
-	}
-	defer root.Close()
-	file, err := root.OpenFile("control.log", os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	file, size, err := serverlog.Open(logDir, "control.log", uid)
 	if err != nil {
 		return ""
 	}
 	defer file.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uid {
-		return ""
-	}
 	tail := make([]byte, maxExcerpt)
-	n, _ := file.ReadAt(tail, max(0, st.Size-int64(len(tail))))
+	n, _ := file.ReadAt(tail, max(0, size-maxExcerpt))
 	lines := strings.Split(strings.TrimSpace(string(tail[:n])), "\n")
 	if last := lines[len(lines)-1]; last != "" {
 		return fmt.Sprintf(": the last line of its log is %q", last)

@@ -30,7 +30,7 @@ var packages = map[string][]string{
 	"site/usage/page": {"site", "site/usage"},
 	"site/lease":      {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":        {"site", "site/usage", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
-	"site/mps":        {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
+	"site/mps":        {"policy", "site", "site/cgroup", "site/lease", "site/proc", "site/serverlog", "golang.org/x/sys/unix"},
 	"site/guard":      {"site", "site/cgroup", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
 	"prolog":          {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
 	"epilog":          {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
