@@ -7,6 +7,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 )
@@ -82,7 +83,7 @@ func (c *Cleanup) FreeHeld() error { return c.n.store.FreeHeld(func(lease.Held) 
 
 // DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
 // deadline.
-func DriverReadOnly(paths site.Paths) *Driver {
+func DriverReadOnly(paths site.Paths) *gpu.NVML {
 	config, _ := policyfile.ReadConfig(paths)
-	return &Driver{library: config.NVMLLibrary, timeout: config.EpilogDeadline / 2}
+	return gpu.New(config.NVMLLibrary, config.EpilogDeadline/2)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/logfile"
@@ -34,7 +35,7 @@ type node struct {
 	config  site.Config
 	status  policyfile.FileStatus // of the site's file
 	store   *lease.Store
-	gpus    *Driver
+	gpus    *gpu.NVML
 	control mps.ControlProgram
 	guards  guard.Control
 	out     io.Writer // where log writes
@@ -59,7 +60,7 @@ func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node,
 	}
 	store.Emptier = []string{site.ProgramPath("guard"), "--root", paths.Root, "--empty"}
 	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
-	gpus := &Driver{library: config.NVMLLibrary, timeout: min(config.PrologDeadline, config.EpilogDeadline) / 2}
+	gpus := gpu.New(config.NVMLLibrary, min(config.PrologDeadline, config.EpilogDeadline)/2)
 	return node{
 		paths: paths, config: config, status: status, store: store, gpus: gpus,
 		control: mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath},

@@ -485,7 +485,7 @@ func TestCloseShutsDownOnce(t *testing.T) {
 
 func TestAHangEnds(t *testing.T) {
 	made := created(t, node.H200)
-	nvml, err := open(made.NVML(), 100*time.Millisecond)
+	nvml, err := OpenTimeout(made.NVML(), 100*time.Millisecond)
 	must(t, err)
 	uuid := uuidOf(t, made.Node.GPU(0), "uuid")
 	must(t, made.Node.Delay("nvmlDeviceGetComputeMode", 1000000))
@@ -504,7 +504,7 @@ func TestAHangEnds(t *testing.T) {
 func hungInit(t *testing.T, made sim.Sim) {
 	t.Helper()
 	must(t, made.Node.Delay("nvmlInit_v2", 1000000))
-	_, err := open(made.NVML(), 50*time.Millisecond)
+	_, err := OpenTimeout(made.NVML(), 50*time.Millisecond)
 	refused(t, err, ErrHung, "cannot initialise NVML: NVML does not answer (waited 50ms)")
 }
 
