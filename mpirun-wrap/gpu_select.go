@@ -156,8 +156,7 @@ func grouped(devices []int, n int) [][]int {
 func cyclic(groups [][]int, task slurm.Task) position {
 	n := len(groups)
 	i := task.LocalRank % n
-	nth := task.LocalRank / n
-	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: nth}
+	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: task.LocalRank / n}
 }
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
@@ -171,8 +170,7 @@ func block(groups [][]int, task slurm.Task) position {
 			ranks++
 		}
 		if task.LocalRank < first+ranks {
-			nth := task.LocalRank - first
-			return position{devices: group, ranks: ranks, index: nth}
+			return position{devices: group, ranks: ranks, index: task.LocalRank - first}
 		}
 		first += ranks
 	}

@@ -133,13 +133,11 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	if r.Options.Memory != nil {
 		ticket.Grant.Memory = *r.Options.Memory
 	}
-	placement := Placement{Task: r.Task, Ticket: ticket}
-	var err error
 	daemon, err := daemonOf(ticket, r.Task, place.visible())
 	if err != nil {
 		return Placement{}, err
 	}
-	placement.Daemon = ticket.Daemons[daemon]
+	placement := Placement{Task: r.Task, Ticket: ticket, Daemon: daemon}
 	parts := make([]gpuShare, len(place.devices))
 	for i, device := range place.devices {
 		if parts[i], err = r.gpuShare(ticket, place, device); err != nil {
@@ -168,33 +166,33 @@ func (p Placement) checkMemory(choice choice) error {
 }
 
 // daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
-func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (index int, err error) {
+func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon, error) {
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
 		if ticket.Devices[i].Daemon != first.Daemon {
-			return 0, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
+			return lease.Daemon{}, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
 				"and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, "+
 				"or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
 		}
 	}
 	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
-		return 0, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
+		return lease.Daemon{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
 	}
-	return first.Daemon, nil
+	return ticket.Daemons[first.Daemon], nil
 }
 
 // gpuShare returns the rank's part of one of its devices.
 func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, error) {
 	device := ticket.Devices[gpu]
-	rule, all := r.rule(ticket), place.ranks
+	rule := r.rule(ticket)
 	if place.bounded && rule.List() > 0 {
 		return gpuShare{}, fmt.Errorf("cannot take an entry of share %s: the rank does not know its number on the GPU: "+
 			"leave out --gpus-per-task, --ntasks-per-gpu and --gpu-bind", rule)
 	}
 	// Each rank divides the GPU as if all ranks had its rule (docs/decisions/031).
 	grant, part := ticket.Grant, r.part(ticket)
-	if all > grant.MaxClients {
-		return gpuShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", all, grant.MaxClients)
+	if place.ranks > grant.MaxClients {
+		return gpuShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", place.ranks, grant.MaxClients)
 	}
 	if part != 0 && grant.Memory.None() { // the rest is other jobs'
 		grant.Memory = policy.EvenMemory()
@@ -209,15 +207,15 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, 
 	if r.Options.Share != (policy.ShareRule{}) {
 		remark = policy.Remark(model, rule, place.ranks, place.index, ceiling, share)
 	}
-	memory, err := policy.MemoryPerRank(memoryMiB, policy.ContextMiB(share.SMs), all, grant.MemoryOverlap, grant.Memory)
+	memory, err := policy.MemoryPerRank(memoryMiB, policy.ContextMiB(share.SMs), place.ranks, grant.MemoryOverlap, grant.Memory)
 	if err != nil {
 		return gpuShare{}, err
 	}
 	memRemark := ""
 	if r.Options.Memory != nil {
-		memRemark = policy.MemoryRemark(memoryMiB, all, grant.Memory, memory)
+		memRemark = policy.MemoryRemark(memoryMiB, place.ranks, grant.Memory, memory)
 	}
-	return gpuShare{gpu, device.Device, share, memory, all, ceiling, remark, memRemark}, nil
+	return gpuShare{gpu, device.Device, share, memory, place.ranks, ceiling, remark, memRemark}, nil
 }
 
 // part returns the job's part of each of its GPUs, 0 for whole GPUs. All shards of a job are on one GPU

@@ -18,17 +18,14 @@ const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and the launch
 
 // logTail returns the end of a server's log, or nothing if it cannot be read.
 func logTail(dir string) []byte {
-	fd, st, err := openRegular(filepath.Join(dir, serverlog.Name), unix.O_RDONLY)
+	file, st, err := openRegular(filepath.Join(dir, serverlog.Name), unix.O_RDONLY)
 	if err != nil {
 		return nil
 	}
-	defer unix.Close(fd)
+	defer file.close()
 	tail := make([]byte, min(st.Size, tailBytes))
-	n, err := unix.Pread(fd, tail, max(0, st.Size-tailBytes))
-	if err != nil {
-		return nil
-	}
-	return tail[:n]
+	n, _ := unix.Pread(file.fd, tail, max(0, st.Size-tailBytes))
+	return tail[:max(n, 0)]
 }
 
 // fault is a fatal error in the log that is not over.

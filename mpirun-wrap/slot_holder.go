@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -48,18 +47,18 @@ var namespaces = sync.OnceValue(func() string {
 })
 
 // writeTaker writes that this process takes a slot, or is alone on a GPU, and its namespaces.
-func writeTaker(file *os.File, where string) error {
+func writeTaker(file *slotFile, where string) error {
 	self, err := site.CurrentProcess()
 	if err != nil {
 		return err
 	}
-	return writeWhole(file, fmt.Sprintf("%d %d %s", self.PID, self.Start, where))
+	return file.write(fmt.Sprintf("%d %d %s", self.PID, self.Start, where))
 }
 
 // readTaker reads what writeTaker has written. It is not known in other namespaces, or if its file is empty.
-func readTaker(file *os.File, where string) (taker site.Process, known bool) {
-	content, _ := io.ReadAll(io.LimitReader(file, 128))
-	fields := strings.Fields(string(content))
+func readTaker(file *slotFile, where string) (taker site.Process, known bool) {
+	content, _ := file.read()
+	fields := strings.Fields(content)
 	if len(fields) < 2 || strings.Join(fields[2:], " ") != where {
 		return site.Process{}, false
 	}
@@ -211,17 +210,17 @@ func (t *slotTable) holders() string {
 }
 
 // openSlot opens a slot's file and locks it, if no other process has.
-func (t *slotTable) openSlot(slot int) (file *os.File, locked bool, err error) {
+func (t *slotTable) openSlot(slot int) (file *slotFile, locked bool, err error) {
 	if file, err = openSlotFile(t.path(slot)); err != nil {
 		return nil, false, err
 	}
-	switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	switch err := unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB); {
 	case err == nil:
 		return file, false, nil
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return file, true, nil
 	default:
-		file.Close()
-		return nil, false, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
+		file.close()
+		return nil, false, fmt.Errorf("cannot lock %s: %w", file.path, err)
 	}
 }

@@ -25,14 +25,14 @@ func TestASlotsFileWithAnotherName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if file, err := openSlotFile(slot); err == nil {
-		file.Close()
+		file.close()
 		t.Error("a file with two names is opened")
 	}
 	if err := errors.Join(os.Remove(slot), os.Symlink(secret, slot)); err != nil {
 		t.Fatal(err)
 	}
 	if file, err := openSlotFile(slot); err == nil {
-		file.Close()
+		file.close()
 		t.Error("a link is followed")
 	}
 	if content, err := os.ReadFile(secret); string(content) != "root's" {
@@ -45,7 +45,7 @@ func TestASlotsFileWithAnotherName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file.Close()
+	file.close()
 }
 
 // A free slot is on the GPU with the fewest taken ones, and on one that the process may open.
@@ -72,7 +72,7 @@ func TestWhichSlotIsTaken(t *testing.T) {
 			if err != nil || file == nil {
 				t.Fatal(err)
 			}
-			defer file.Close()
+			defer file.close()
 		}
 		if slot, ok, err := table.take(t.Context()); err != nil || ok != (c.want >= 0) || ok && slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
@@ -137,7 +137,7 @@ func TestProcessesAgreeOnTheNumberOfSlots(t *testing.T) {
 		table := slotTable{folder: folder, gpus: make([]int, n)}
 		lock, err := table.lock(t.Context())
 		must(t, err)
-		defer lock.Close()
+		defer lock.close()
 		return table.agree(t.Context(), lock)
 	}
 	must(t, agree(4))
@@ -149,6 +149,6 @@ func TestProcessesAgreeOnTheNumberOfSlots(t *testing.T) {
 			t.Errorf("%d slots beside a process that has one of 4: %v", n, err)
 		}
 	}
-	held.Close()
+	held.close()
 	must(t, agree(2))
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,7 +63,7 @@ func takeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 	defer cancel()
 	lock, err := table.lock(ctx)
 	if err == nil {
-		defer lock.Close()
+		defer lock.close()
 		err = table.agree(ctx, lock)
 	}
 	for pause := slotPause; err == nil; waits, pause = nil, min(2*pause, longestSlotPause) {
@@ -118,36 +117,36 @@ func slotPosition(devices int, slot slurm.Task, choice choice) position {
 func (t *slotTable) path(slot int) string { return filepath.Join(t.folder, "slot."+strconv.Itoa(slot)) }
 
 // lock locks the table. The processes that wait get it in turn.
-func (t *slotTable) lock(ctx context.Context) (*os.File, error) {
+func (t *slotTable) lock(ctx context.Context) (*slotFile, error) {
 	file, err := openSlotFile(filepath.Join(t.folder, "slots"))
 	if err != nil {
 		return nil, err
 	}
-	return site.Within(ctx, func() (*os.File, error) { return file, flock(file) }) // a late call ends with the process
+	return site.Within(ctx, func() (*slotFile, error) { return file, flock(file) }) // a late call ends with the process
 }
 
 // flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the
 // node.
-func flock(file *os.File) error {
+func flock(file *slotFile) error {
 	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		err := unix.Flock(file.fd, unix.LOCK_EX)
 		if err == nil {
 			return nil
 		}
 		if !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("cannot lock %s: %w", file.Name(), err)
+			return fmt.Errorf("cannot lock %s: %w", file.path, err)
 		}
 	}
 }
 
 // agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on
 // it.
-func (t *slotTable) agree(ctx context.Context, lock *os.File) error {
-	content, err := io.ReadAll(io.LimitReader(lock, 16))
+func (t *slotTable) agree(ctx context.Context, lock *slotFile) error {
+	content, err := lock.read()
 	if err != nil {
-		return fmt.Errorf("cannot read %s: %w", lock.Name(), err)
+		return fmt.Errorf("cannot read %s: %w", lock.path, err)
 	}
-	n, _ := strconv.Atoi(strings.TrimSpace(string(content)))
+	n, _ := strconv.Atoi(strings.TrimSpace(content))
 	if n == len(t.gpus) {
 		return nil
 	}
@@ -161,19 +160,19 @@ func (t *slotTable) agree(ctx context.Context, lock *os.File) error {
 			return fmt.Errorf("cannot take one of %d slots: other processes of this job use %d: "+
 				"give all of them the same --slots; slot %d: %v", len(t.gpus), n, slot, holder)
 		}
-		file.Close()
+		file.close()
 	}
-	return writeWhole(lock, strconv.Itoa(len(t.gpus)))
+	return lock.write(strconv.Itoa(len(t.gpus)))
 }
 
 // take takes the usable free slot whose GPU has the fewest taken ones. ok is false if there is none.
 func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
 	t.look()
 	taken := make(map[int]int) // by GPU
-	free := make(map[int]*os.File)
+	free := make(map[int]*slotFile)
 	defer func() {
 		for _, file := range free {
-			file.Close()
+			file.close()
 		}
 	}()
 	for slot, gpu := range t.gpus {
@@ -227,7 +226,7 @@ func (t *slotTable) look() {
 
 // try locks a slot's file. If the slot is taken, it returns who has it. A slot that only an idle process of an ended
 // program has gets a new file, whose lock is free.
-func (t *slotTable) try(ctx context.Context, slot int) (*os.File, slotHolder, error) {
+func (t *slotTable) try(ctx context.Context, slot int) (*slotFile, slotHolder, error) {
 	file, locked, err := t.openSlot(slot)
 	if err != nil {
 		return nil, slotHolder{}, err
@@ -235,7 +234,7 @@ func (t *slotTable) try(ctx context.Context, slot int) (*os.File, slotHolder, er
 	taker, known := readTaker(file, namespaces())
 	holder, taken := t.judge(ctx, slot, taker, known, locked)
 	if taken || locked {
-		file.Close()
+		file.close()
 	}
 	switch {
 	case taken:
@@ -251,23 +250,23 @@ func (t *slotTable) try(ctx context.Context, slot int) (*os.File, slotHolder, er
 	}
 	file, locked, err = t.openSlot(slot)
 	if err == nil && locked { // by a process that does not lock the table
-		file.Close()
+		file.close()
 		return nil, slotHolder{}, nil
 	}
 	return file, slotHolder{}, err
 }
 
 // keep writes which process takes the slot, and leaves a descriptor of the file open for the program.
-func keep(file *os.File) error {
+func keep(file *slotFile) error {
 	if err := writeTaker(file, namespaces()); err != nil {
 		return err
 	}
-	_, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD, slotFD)
+	_, err := unix.FcntlInt(uintptr(file.fd), unix.F_DUPFD, slotFD)
 	if errors.Is(err, unix.EINVAL) { // the limit of descriptors is lower
-		_, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD, 3)
+		_, err = unix.FcntlInt(uintptr(file.fd), unix.F_DUPFD, 3)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot keep %s: %w", file.Name(), err)
+		return fmt.Errorf("cannot keep %s: %w", file.path, err)
 	}
 	return nil
 }
@@ -286,25 +285,24 @@ func ancestors(pid int) map[int]bool {
 	return found
 }
 
-// openSlotFile opens a file in the exchange folder. It follows no link and takes no file with another name, because
-// root may run a rank, and the user may have put a link to a file of root's there.
-func openSlotFile(path string) (*os.File, error) {
-	fd, st, err := openRegular(path, unix.O_RDWR|unix.O_CREAT)
+// openSlotFile opens a file in the exchange folder, which is the user's. It follows no link, waits for no pipe, and takes
+// no file with another name, because root may run a rank, and the user may have put a link to a file of root's there.
+func openSlotFile(path string) (*slotFile, error) {
+	f, st, err := openRegular(path, unix.O_RDWR|unix.O_CREAT)
 	if err == nil && st.Nlink != 1 {
-		unix.Close(fd)
+		f.close()
 		err = fmt.Errorf("%s has another name", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot take a slot: %w", err)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return f, nil
 }
 
-// openRegular opens a file in a folder of the user's. It follows no link and waits for no pipe.
-func openRegular(path string, flags int) (fd int, st unix.Stat_t, err error) {
-	fd, err = unix.Open(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+func openRegular(path string, flags int) (f *slotFile, st unix.Stat_t, err error) {
+	fd, err := unix.Open(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return -1, st, &os.PathError{Op: "open", Path: path, Err: err}
+		return nil, st, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = fmt.Errorf("%s is not a regular file", path)
@@ -312,30 +310,38 @@ func openRegular(path string, flags int) (fd int, st unix.Stat_t, err error) {
 	if err != nil {
 		unix.Close(fd)
 	}
-	return fd, st, err
+	return &slotFile{fd, path}, st, err
 }
 
-// fits returns an error if the process may not write a file of this size. The write would end the process by SIGXFSZ,
-// because the wrapper catches no signal.
-func fits(size int) error {
+// slotFile is an open file in the exchange folder. It is no os.File, because those are more work at the start of a rank.
+type slotFile struct {
+	fd   int
+	path string
+}
+
+func (f *slotFile) close() { unix.Close(f.fd) }
+
+// read returns the content, which is short.
+func (f *slotFile) read() (string, error) {
+	var content [128]byte
+	n, err := unix.Pread(f.fd, content[:], 0)
+	return string(content[:max(n, 0)]), err
+}
+
+// write replaces the content. A write above the limit of a file's size would end the process by SIGXFSZ, because the
+// wrapper catches no signal.
+func (f *slotFile) write(content string) (err error) {
 	var limit unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && uint64(size) > limit.Cur {
-		return fmt.Errorf("the limit of a file's size is %d bytes: raise it (ulimit -f) where you submit the job", limit.Cur)
-	}
-	return nil
-}
-
-// writeWhole replaces the content of a short file.
-func writeWhole(file *os.File, content string) error {
-	err := fits(len(content))
-	if err == nil {
-		_, err = file.WriteAt([]byte(content), 0)
+	if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && uint64(len(content)) > limit.Cur {
+		err = fmt.Errorf("the limit of a file's size is %d bytes: raise it (ulimit -f) where you submit the job", limit.Cur)
+	} else {
+		_, err = unix.Pwrite(f.fd, []byte(content), 0)
 	}
 	if err == nil {
-		err = file.Truncate(int64(len(content)))
+		err = unix.Ftruncate(f.fd, int64(len(content)))
 	}
 	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", file.Name(), err)
+		return fmt.Errorf("cannot write %s: %w", f.path, err)
 	}
 	return nil
 }
@@ -347,8 +353,8 @@ func hasNeighbour(placement Placement) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer file.Close()
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	defer file.close()
+	if err := unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return errors.Is(err, unix.EWOULDBLOCK), nil // another process is about to be recorded
 	}
 	if other, known := readTaker(file, ""); known && other.Running() {
