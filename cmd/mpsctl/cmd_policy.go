@@ -8,6 +8,7 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
@@ -50,7 +51,7 @@ func refused(call *command.Invocation, err error) error {
 	}
 	text := func(s command.Screen) string {
 		var b strings.Builder
-		_ = bad.Write(&b, s.Colour) // a Builder takes everything
+		_ = lint.Write(&b, bad.Diagnostics(), s.Colour) // a Builder takes everything
 		return b.String()
 	}
 	return call.PrintFindings("policy", wrong{false, bad.Diagnostics()}, text, true)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
@@ -62,12 +63,12 @@ func applyFile(call *command.Invocation, file string, dryRun bool) error {
 	if err != nil {
 		return refused(call, err)
 	}
-	a := applied{File: path, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings()}
+	a := applied{File: path, Tests: tested{Results: []lint.Result{}}, Warnings: lint.Warnings(compiled)}
 	tests, cases, err := casesBeside(file)
 	if err != nil {
 		return refused(call, err)
 	}
-	a.Tests.add(compiled.Run(cases))
+	a.Tests.add(lint.Run(compiled, cases))
 	if a.Tests.Failed > 0 {
 		text := func(s command.Screen) string { return a.Tests.text(s) + a.unchanged() }
 		return call.PrintFindings("policy", a, text, true)
@@ -102,7 +103,7 @@ func besidePolicy(policy string) string {
 // casesBeside returns the text and the cases of the policy_test.hcl beside a policy. Both are nil if there is none.
 // In a folder such as /tmp, another user may have put the file there. So only the cases of root, or of the policy's
 // owner, are installed.
-func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error) {
+func casesBeside(policy string) (text []byte, cases []lint.Case, err error) {
 	file := besidePolicy(policy)
 	var casesStat, policyStat unix.Stat_t
 	if err := unix.Lstat(file, &casesStat); errors.Is(err, fs.ErrNotExist) {
@@ -128,7 +129,7 @@ func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error
 	if err := foreign(owner); err != nil {
 		return nil, nil, err
 	}
-	cases, err = policyfile.ParseCases(text, file)
+	cases, err = lint.ParseCases(text, file)
 	return text, cases, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
@@ -28,7 +29,7 @@ func check(call *command.Invocation) *cobra.Command {
 			if err != nil {
 				return refused(call, err)
 			}
-			answer := checked{true, compiled.Files(), compiled.Rules(), compiled.Warnings()}
+			answer := checked{true, compiled.Files(), compiled.Rules(), lint.Warnings(compiled)}
 			return call.Print("policy", answer, answer.text)
 		},
 	}
@@ -60,7 +61,7 @@ func (c checked) text(screen command.Screen) string {
 func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour bool) {
 	if len(warnings) > 0 {
 		b.WriteByte('\n')
-		_ = policyfile.WriteAll(b, warnings, colour) // a Builder takes everything
+		_ = lint.Write(b, warnings, colour) // a Builder takes everything
 		b.WriteByte('\n')
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
-	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/prolog/frame"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
@@ -94,7 +94,7 @@ type query struct {
 
 // answer is the result, with the placements if they were asked for.
 type answer struct {
-	policyfile.Explanation
+	lint.Explanation
 	Decided string      `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
 	Refused string      `json:"refused,omitempty"` // why the prolog refuses it, whatever the policy is
 	Ranks   []plan.Rank `json:"ranks,omitempty"`
@@ -117,7 +117,7 @@ func (q query) run(call *command.Invocation) error {
 		return refused(call, err)
 	}
 	assumed := q.lookUp(&request, compiled.Policy().Lookups)
-	a := answer{Explanation: compiled.Explain(request), Decided: decided}
+	a := answer{Explanation: lint.Explain(compiled, request), Decided: decided}
 	if a.Asked {
 		a.Assumed = assumed
 	}
@@ -275,7 +275,7 @@ func (a answer) text(s command.Screen) string {
 	return b.String()
 }
 
-func (a answer) rule(b *strings.Builder, s command.Screen, rule policyfile.RuleTrace) {
+func (a answer) rule(b *strings.Builder, s command.Screen, rule lint.RuleTrace) {
 	holds := s.Faint("is not for the job")
 	switch {
 	case rule.Holds:
@@ -336,7 +336,7 @@ func (a answer) granted(b *strings.Builder, s command.Screen) {
 }
 
 // origin returns where an attribute's value comes from, "" for a constant of the policy.
-func origin(a policyfile.AttributeTrace) string {
+func origin(a lint.AttributeTrace) string {
 	var origins []string
 	for _, variable := range a.With {
 		origins = append(origins, variable.Name+" = "+variable.Value)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
@@ -51,22 +52,22 @@ func testAll(call *command.Invocation, files, paths []string) error {
 		if err != nil {
 			return refused(call, err)
 		}
-		cases, err := policyfile.LoadCases(file)
+		cases, err := lint.LoadCases(file)
 		if err != nil {
 			return refused(call, err)
 		}
-		all.add(compiled.Run(cases))
+		all.add(lint.Run(compiled, cases))
 	}
 	return call.PrintFindings("policy", all, all.text, all.Failed > 0)
 }
 
 // tested is the results of all cases.
 type tested struct {
-	Results []policyfile.Result `json:"results"`
-	Failed  int                 `json:"failed"`
+	Results []lint.Result `json:"results"`
+	Failed  int           `json:"failed"`
 }
 
-func (t *tested) add(results []policyfile.Result) {
+func (t *tested) add(results []lint.Result) {
 	t.Results = append(t.Results, results...)
 	for _, r := range results {
 		if !r.Passed {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package policyfile_test
 
 import (
 	"encoding/json"
@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/lint"
+	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
@@ -46,9 +48,9 @@ func outcome(t *testing.T, content string) string {
 	}
 	var out strings.Builder
 	out.WriteString(source)
-	if warnings := compiled.Warnings(); len(warnings) > 0 {
+	if warnings := lint.Warnings(compiled); len(warnings) > 0 {
 		out.WriteString("=== warned\n")
-		if err := WriteAll(&out, warnings, false); err != nil {
+		if err := lint.Write(&out, warnings, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,7 +84,7 @@ func complaints(t *testing.T, err error) string {
 		t.Fatalf("an error without a place: %v", err)
 	}
 	var out strings.Builder
-	if err := wrong.Write(&out, false); err != nil {
+	if err := lint.Write(&out, wrong.Diagnostics(), false); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()

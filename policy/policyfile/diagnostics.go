@@ -5,18 +5,16 @@ package policyfile
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2"
-	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Error is all mistakes in the files of a policy. Its text is the first mistake in one line, for a log. Write prints
-// all mistakes with their source, for a person.
+// Error is all mistakes in the files of a policy. Its text is the first mistake in one line, for a log. Package lint
+// prints all of them with their source, for a person.
 type Error struct {
 	diagnostics []Diagnostic
 }
@@ -46,68 +44,26 @@ func (d Diagnostic) String() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", d.File, d.Line, d.Column, d.Summary, d.Detail)
 }
 
-// Write prints every mistake with its source line, and marks the part of the line.
-func (e *Error) Write(w io.Writer, colour bool) error { return WriteAll(w, e.diagnostics, colour) }
-
-// WriteAll writes diagnostics with their source lines.
-func WriteAll(w io.Writer, all []Diagnostic, colour bool) error {
-	texts := make([]string, len(all))
-	for i, d := range all {
-		texts[i] = d.long(colour)
-	}
-	_, err := io.WriteString(w, strings.Join(texts, "\n"))
-	return err
-}
-
-// long writes a mistake with its line, and marks the part of the line:
-//
-//	Error: Out of range
-//
-//	  on policy.hcl line 5, column 15, in rule "r":
-//	   5:     overlap = 99
-//	                    ^^
-//
-//	  overlap is 1 to 48, not 99
-func (d Diagnostic) long(colour bool) string {
-	red, bold, plain, severity, in := "", "", "", "Error", ""
-	if d.Warning {
-		severity = "Warning"
-	}
-	if colour {
-		red, bold, plain = "\x1b[31m", "\x1b[1m", "\x1b[0m"
-	}
-	if d.In != "" {
-		in = ", in " + d.In
-	}
-	before, marked, after := d.parts()
-	number := fmt.Sprintf("%4d: ", d.Line)
-	indent := strings.Repeat(" ", len(number)+utf8.RuneCountInString(before))
-	carets := strings.Repeat("^", max(1, utf8.RuneCountInString(marked)))
-	return fmt.Sprintf("%s%s%s: %s%s%s\n\n  on %s line %d, column %d%s:\n%s%s\n%s%s%s%s\n\n  %s\n",
-		red, severity, plain, bold, d.Summary, plain, d.File, d.Line, d.Column, in,
-		number, before+marked+after, indent, red, carets, plain, d.Detail)
-}
-
-// parts divides the line for a terminal: the part of the mistake, and the text before and behind it.
-func (d Diagnostic) parts() (before, marked, after string) {
-	line := []rune(d.Source)
-	start, end := min(d.Column-1, len(line)), min(d.EndColumn-1, len(line))
-	if d.EndLine > d.Line {
-		end = len(line)
-	}
-	end = max(start, end)
-	shown := func(part []rune) string { return site.Printable(strings.ReplaceAll(string(part), "\t", "    ")) }
-	return shown(line[:start]), shown(line[start:end]), shown(line[end:])
-}
-
-// mistake makes a diagnostic.
-func mistake(where hcl.Range, summary, format string, args ...any) *hcl.Diagnostic {
+// Mistake makes a diagnostic.
+func Mistake(where hcl.Range, summary, format string, args ...any) *hcl.Diagnostic {
 	detail := fmt.Sprintf(format, args...)
 	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: detail, Subject: &where}
 }
 
 // maxDiagnostics is more than a person reads. hcl finds thousands in a file that is not HCL.
 const maxDiagnostics = 100
+
+// Warnings makes warnings of diagnostics about the policy.
+func (c *Compiled) Warnings(found hcl.Diagnostics) []Diagnostic {
+	var all *Error
+	if !errors.As(complain(found, c.files), &all) {
+		return nil
+	}
+	for i := range all.diagnostics {
+		all.diagnostics[i].Warning = true
+	}
+	return all.diagnostics
+}
 
 // complain makes an error of diagnostics, nil if there are none. The error lists the files of the diagnostics in
 // their order.

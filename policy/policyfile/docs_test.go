@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package policyfile_test
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/lint"
+	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
@@ -36,7 +38,7 @@ func TestTheDocumentsParse(t *testing.T) {
 			case "# site":
 				_, err = ParseConfig(m[1], path, site.DefaultConfig())
 			case "# cases":
-				_, err = ParseCases(m[1], path)
+				_, err = lint.ParseCases(m[1], path)
 			default:
 				_, err = Parse(m[1], path)
 			}
@@ -60,23 +62,23 @@ func TestThePolicyTableIsWhole(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllSubmatch(content, -1) {
 		rows[string(m[1])] = true
 	}
-	for _, a := range grantAttributes {
-		if !rows[a.name] {
-			t.Errorf("%s is not documented", a.name)
+	for name := range GrantTypes() {
+		if !rows[name] {
+			t.Errorf("%s is not documented", name)
 		}
-		delete(rows, a.name)
+		delete(rows, name)
 	}
 	for name := range rows {
 		t.Errorf("%s is documented and is no attribute", name)
 	}
-	for root, variables := range namespaces {
-		for _, v := range variables {
-			if !strings.Contains(string(content), "`"+root+"."+v.name+"`") {
-				t.Errorf("%s.%s is not documented", root, v.name)
+	for root, variables := range VariableNames() {
+		for _, name := range variables {
+			if !strings.Contains(string(content), "`"+root+"."+name+"`") {
+				t.Errorf("%s.%s is not documented", root, name)
 			}
 		}
 	}
-	for name := range builtins {
+	for _, name := range FunctionNames() {
 		if !strings.Contains(string(content), "`"+name+"(") {
 			t.Errorf("%s is not documented", name)
 		}
@@ -109,14 +111,14 @@ func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 		}
 	}
 	for _, m := range regexp.MustCompile("`(job|node|gpu)\\.([a-z]+)`").FindAllSubmatch(content, -1) {
-		if !slices.ContainsFunc(namespaces[string(m[1])], func(v variable) bool { return v.name == string(m[2]) }) {
+		if !slices.Contains(VariableNames()[string(m[1])], string(m[2])) {
 			t.Errorf("%s.%s is documented and is no variable", m[1], m[2])
 		}
 	}
 	_, functions, _ := strings.Cut(string(content), "| function |")
 	functions, _, _ = strings.Cut(functions, "\n\n")
 	for _, m := range regexp.MustCompile("`([a-z]+)\\(").FindAllStringSubmatch(functions, -1) {
-		if _, ok := builtins[m[1]]; !ok {
+		if !slices.Contains(FunctionNames(), m[1]) {
 			t.Errorf("%s is documented and is no function", m[1])
 		}
 	}
@@ -182,17 +184,17 @@ func TestTheCasesOfTheDocumentHold(t *testing.T) {
 	for _, m := range fenced.FindAllSubmatch(content, -1) {
 		if !strings.HasPrefix(string(m[1]), "# cases\n") {
 			compiled = parsed(t, string(m[1]))
-			if warnings := compiled.Warnings(); len(warnings) > 0 {
+			if warnings := lint.Warnings(compiled); len(warnings) > 0 {
 				t.Errorf("%v in\n%s", warnings, m[1])
 			}
 			continue
 		}
-		cases, err := ParseCases(m[1], "policy.md")
+		cases, err := lint.ParseCases(m[1], "policy.md")
 		if err != nil {
 			t.Fatal(err)
 		}
 		pairs++
-		for _, r := range compiled.Run(cases) {
+		for _, r := range lint.Run(compiled, cases) {
 			if !r.Passed {
 				t.Errorf("%s: %q", r.Name, r.Wrong)
 			}

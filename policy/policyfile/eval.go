@@ -15,15 +15,15 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// evidence is a request in the form that expressions read.
-type evidence struct {
-	ctx    *hcl.EvalContext
-	failed map[string]error // locals without a value for this request
+// Evidence is a request in the form that expressions read.
+type Evidence struct {
+	Context *hcl.EvalContext
+	failed  map[string]error // locals without a value for this request
 }
 
-// bind makes the variables of a request, once for all rules. A local that fails is left out. So only the rules that
+// Bind makes the variables of a request, once for all rules. A local that fails is left out. So only the rules that
 // name it fail, and try can catch the failure.
-func (c *Compiled) bind(r policy.Request) policy.Input {
+func (c *Compiled) Bind(r policy.Request) *Evidence {
 	locals := maps.Clone(c.fixed)
 	variables := map[string]cty.Value{}
 	for root, rows := range namespaces {
@@ -33,10 +33,10 @@ func (c *Compiled) bind(r policy.Request) policy.Input {
 		}
 		variables[root] = cty.ObjectVal(attributes)
 	}
-	e := &evidence{&hcl.EvalContext{Variables: variables, Functions: functions()}, map[string]error{}}
+	e := &Evidence{&hcl.EvalContext{Variables: variables, Functions: functions()}, map[string]error{}}
 	for _, local := range c.locals {
 		variables["local"] = cty.ObjectVal(locals)
-		v, err := e.value(local.expr, anyType)
+		v, err := e.Value(local.expr, anyType)
 		if err != nil {
 			e.failed[local.name] = err
 			continue
@@ -47,17 +47,17 @@ func (c *Compiled) bind(r policy.Request) policy.Input {
 	return e
 }
 
-// value evaluates an expression for the request. If a local that it names has failed, the error is the local's.
-func (e *evidence) value(expr hclsyntax.Expression, want cty.Type) (cty.Value, error) {
-	v, failed := evaluate(expr, e.ctx)
+// Value evaluates an expression for the request. If a local that it names has failed, the error is the local's.
+func (e *Evidence) Value(expr hclsyntax.Expression, want cty.Type) (cty.Value, error) {
+	v, failed := evaluate(expr, e.Context)
 	if failed == nil {
 		if want != anyType && !v.Type().Equals(want) {
 			return v, failure(expr.Range(), "Wrong type", instead(want, v.Type(), ", not "))
 		}
 		return v, nil
 	}
-	for _, n := range namesOf(expr) {
-		if err := e.failed[n.attribute]; n.root == "local" && err != nil {
+	for _, n := range NamesOf(expr) {
+		if err := e.failed[n.Attribute]; n.Root == "local" && err != nil {
 			return v, err
 		}
 	}
@@ -75,33 +75,33 @@ func failure(where hcl.Range, summary, detail string) error {
 func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, failed *hcl.Diagnostic) {
 	defer func() {
 		if fault := recover(); fault != nil {
-			failed = mistake(e.Range(), "Cannot evaluate", "%v", fault)
+			failed = Mistake(e.Range(), "Cannot evaluate", "%v", fault)
 		}
 	}()
 	v, diags := e.Value(ctx)
 	switch {
 	case diags.HasErrors() && diags[0].Subject == nil:
-		return v, mistake(e.Range(), diags[0].Summary, "%s", diags[0].Detail)
+		return v, Mistake(e.Range(), diags[0].Summary, "%s", diags[0].Detail)
 	case diags.HasErrors() && diags[0].Summary == "Invalid index":
-		return v, mistake(*diags[0].Subject, "Invalid index", "there is no such element: write try(…, DEFAULT)")
+		return v, Mistake(*diags[0].Subject, "Invalid index", "there is no such element: write try(…, DEFAULT)")
 	case diags.HasErrors():
 		return v, diags[0]
 	case v.IsNull() || !v.IsWhollyKnown():
-		return v, mistake(e.Range(), "Cannot evaluate", "the expression has no value")
+		return v, Mistake(e.Range(), "Cannot evaluate", "the expression has no value")
 	}
 	return v, nil
 }
 
 func (r *rule) holds(given policy.Input) (bool, error) {
-	v, err := given.(*evidence).value(r.when, cty.Bool)
+	v, err := given.(*Evidence).Value(r.when, cty.Bool)
 	return err == nil && v.True(), err
 }
 
 // gives returns the grant with its values checked, or the reason why the job has none.
 func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
-	e := given.(*evidence)
+	e := given.(*Evidence)
 	if r.deny != nil {
-		v, err := e.value(r.deny, cty.String)
+		v, err := e.Value(r.deny, cty.String)
 		if err != nil {
 			return policy.Grant{}, "", err
 		}
@@ -109,7 +109,7 @@ func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 	}
 	grant := policy.DefaultGrant()
 	for _, s := range r.grant {
-		v, err := e.value(s.expr, s.typ)
+		v, err := e.Value(s.expr, s.typ)
 		if err != nil {
 			return policy.Grant{}, "", err
 		}

@@ -70,7 +70,7 @@ func parse(f *file) hcl.Diagnostics {
 	for _, d := range diags {
 		if d.Summary == "Invalid multi-line string" { // hcl repeats this for every line that follows
 			detail := "a string ends in the line in which it begins: write the closing quote"
-			return hcl.Diagnostics{mistake(*d.Subject, "Open string", "%s", detail)}
+			return hcl.Diagnostics{Mistake(*d.Subject, "Open string", "%s", detail)}
 		}
 		if d.Subject.CanSliceBytes(f.source) {
 			d.Detail += operatorHints[string(d.Subject.SliceBytes(f.source))]
@@ -81,7 +81,7 @@ func parse(f *file) hcl.Diagnostics {
 }
 
 func tooLarge(f *file, most int, what string) hcl.Diagnostics {
-	return hcl.Diagnostics{mistake(f.start(), "Too large",
+	return hcl.Diagnostics{Mistake(f.start(), "Too large",
 		"a policy file has at most %d %s: put some of its rules into policy.d", most, what)}
 }
 
@@ -142,7 +142,7 @@ func Load(path string) (*Compiled, error) { return loadNode(path, path, site.Rea
 
 // LoadWith reads the policy of a node as Load does, but with another file in place of policy.hcl, which may have any
 // owner.
-func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, readAny) }
+func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, ReadAny) }
 
 // loadNode reads a file in place of policy.hcl, and the node's policy.d.
 func loadNode(path, first string, readFirst func(string) ([]byte, error)) (*Compiled, error) {
@@ -183,10 +183,11 @@ func LoadFiles(paths ...string) (*Compiled, error) {
 		}
 		all = append(append(all, filepath.Join(path, "policy.hcl")), ruleFiles(dir, names)...)
 	}
-	return read(all, readAny)
+	return read(all, ReadAny)
 }
 
-func readAny(path string) ([]byte, error) {
+// ReadAny reads a file of any owner.
+func ReadAny(path string) ([]byte, error) {
 	content, _, err := site.ReadAny(path)
 	return content, err
 }
@@ -214,6 +215,21 @@ func (c *Compiled) Sources() []Source {
 		sources[i] = Source{f.name, string(f.source)}
 	}
 	return sources
+}
+
+// Bodies returns the syntax of the policy's files.
+func (c *Compiled) Bodies() []*hclsyntax.Body {
+	bodies := make([]*hclsyntax.Body, len(c.files))
+	for i, f := range c.files {
+		bodies[i] = f.hcl.Body.(*hclsyntax.Body)
+	}
+	return bodies
+}
+
+// Constant returns the value of an expression of the policy that does not depend on the job.
+func (c *Compiled) Constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
+	v, ok, _ = constant(e, c.fixed, functions())
+	return v, ok
 }
 
 func read(paths []string, one func(string) ([]byte, error)) (*Compiled, error) {

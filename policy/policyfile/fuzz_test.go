@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package policyfile_test
 
 import (
 	"bytes"
@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/lint"
+	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 )
 
 func FuzzParse(f *testing.F) {
@@ -48,13 +50,13 @@ func FuzzParse(f *testing.F) {
 			if !errors.As(err, &complaint) {
 				t.Fatalf("an error of type %T", err)
 			}
-			if err := complaint.Write(io.Discard, true); err != nil {
+			if err := lint.Write(io.Discard, complaint.Diagnostics(), true); err != nil {
 				t.Error(err)
 			}
 			return
 		}
 		for _, r := range oddRequests {
-			compiled.Explain(r)
+			lint.Explain(compiled, r)
 			checkDenial(t, compiled.Decide(r).Denied)
 		}
 	})
@@ -134,8 +136,8 @@ func FuzzCases(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, source []byte) {
-		cases, err := ParseCases(source, "c")
-		if err == nil && len(compiled.Run(cases)) != len(cases) {
+		cases, err := lint.ParseCases(source, "c")
+		if err == nil && len(lint.Run(compiled, cases)) != len(cases) {
 			t.Error("a case without a result")
 		}
 	})

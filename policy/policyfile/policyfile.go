@@ -27,12 +27,16 @@ type Compiled struct {
 	locals []*local             // those that depend on the job and that rules name, each after those that it names
 }
 
-// RuleInfo is a rule's name and place.
+// RuleInfo is a rule's name, place and expressions.
 type RuleInfo struct {
 	Name   string `json:"name"`
 	File   string `json:"file"`
 	Line   int    `json:"line"`
 	Denies bool   `json:"denies"`
+
+	Where    hcl.Range                       `json:"-"` // of the name
+	When     hclsyntax.Expression            `json:"-"`
+	Settings map[string]hclsyntax.Expression `json:"-"` // the attributes of its grant, with the defaults
 }
 
 // Policy returns the policy in the form that the prolog uses.
@@ -54,7 +58,11 @@ func (c *Compiled) Files() []string {
 func (c *Compiled) Rules() []RuleInfo {
 	infos := make([]RuleInfo, len(c.rules))
 	for i, r := range c.rules {
-		infos[i] = RuleInfo{r.name, r.where.Filename, r.where.Start.Line, r.deny != nil}
+		info := RuleInfo{r.name, r.where.Filename, r.where.Start.Line, r.deny != nil, r.where, r.when, map[string]hclsyntax.Expression{}}
+		for _, s := range r.grant { // the last one counts
+			info.Settings[s.name] = s.expr
+		}
+		infos[i] = info
 	}
 	return infos
 }
@@ -83,7 +91,7 @@ func compile(files []file) (*Compiled, error) {
 		return nil, err
 	}
 	compiled := &Compiled{files: files, rules: b.rules, fixed: b.fixed, locals: b.order}
-	compiled.policy = policy.Policy{Trigger: b.trigger, Lookups: b.needs, Bind: compiled.bind}
+	compiled.policy = policy.Policy{Trigger: b.trigger, Lookups: b.needs, Bind: func(r policy.Request) policy.Input { return compiled.Bind(r) }}
 	for _, r := range b.rules {
 		pure := policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives}
 		compiled.policy.Rules = append(compiled.policy.Rules, pure)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package policyfile_test
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/lint"
+	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/zclconf/go-cty/cty"
 )
@@ -52,8 +54,7 @@ func TestADefaultWrittenDownChangesNothing(t *testing.T) {
 	var policies []string
 	for _, s := range policy.DefaultGrant().Settings() {
 		value := s.Value
-		i := slices.IndexFunc(grantAttributes, func(a attribute[policy.Grant]) bool { return a.name == s.Name })
-		if grantAttributes[i].typ == cty.String {
+		if GrantTypes()[s.Name] == cty.String {
 			value = strconv.Quote(value)
 		}
 		policies = append(policies, fmt.Sprintf(source, s.Name+" = "+value))
@@ -78,18 +79,18 @@ func TestADefaultWrittenDownChangesNothing(t *testing.T) {
 		if !verdict.Granted() || verdict.Grant != policy.DefaultGrant() {
 			t.Errorf("it grants %+v, the defaults are %+v:\n%s", verdict, policy.DefaultGrant(), text)
 		}
-		if warnings := compiled.Warnings(); len(warnings) > 0 {
+		if warnings := lint.Warnings(compiled); len(warnings) > 0 {
 			t.Errorf("%v in\n%s", warnings, text)
 		}
 	}
 }
 
 func TestTheShippedPolicyPassesItsOwnCases(t *testing.T) {
-	cases, err := LoadCases("../../site/etc/policy_test.hcl")
+	cases, err := lint.LoadCases("../../site/etc/policy_test.hcl")
 	if err != nil {
 		t.Fatal(err)
 	}
-	results := shipped(t).Run(cases)
+	results := lint.Run(shipped(t), cases)
 	if len(results) < 6 {
 		t.Errorf("only %d cases", len(results))
 	}
@@ -112,7 +113,7 @@ rule "all" {
   when = true
   grant {}
 }`)
-	cases, err := ParseCases([]byte(`version = 1
+	cases, err := lint.ParseCases([]byte(`version = 1
 case "asked" {
   expect { asked = true }
 }
@@ -166,7 +167,7 @@ case "another grant" {
 		"no grant: nothing is granted; the job does not ask for MPS: it would by --mps",
 		"another grant: share is overlap:2, expected overlap:3; memory is none, expected 2048M",
 	}
-	for i, r := range compiled.Run(cases) {
+	for i, r := range lint.Run(compiled, cases) {
 		if got := r.Name + ": " + strings.Join(r.Wrong, "; "); got != want[i] || r.Passed {
 			t.Errorf("got %q, %v, want %q", got, r.Passed, want[i])
 		}
@@ -191,7 +192,7 @@ func TestBadCases(t *testing.T) {
 		{"version = 1\ncase \"x\" {\n  expect { rule = job.user }\n}\n", "c:3:19: Variables not allowed: rule is constant: it cannot depend on a job"},
 		{"version = 1\ncase \"x\" {\n  expect {\n    grant { overlap = 99 }\n  }\n}\n", "c:4:23: Out of range: overlap is 1 to 48, not 99"},
 	} {
-		_, err := ParseCases([]byte(c.source), "c")
+		_, err := lint.ParseCases([]byte(c.source), "c")
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s\n got  %v\n want %s", c.source, err, c.want)
 		}
@@ -347,7 +348,7 @@ func TestHugeFiles(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%.20s: %v", when, err)
 		}
-		if r := (policy.Request{HasOption: true}); compiled.Decide(r).Denied == "" != compiled.Explain(r).Verdict.Granted() {
+		if r := (policy.Request{HasOption: true}); compiled.Decide(r).Denied == "" != lint.Explain(compiled, r).Verdict.Granted() {
 			t.Errorf("%.20s: explain and decide differ", when)
 		}
 	}
@@ -392,10 +393,10 @@ func TestComplaints(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	var out strings.Builder
-	if err := wrong.Write(&out, true); err != nil || !strings.HasPrefix(out.String(), "\x1b[31mError\x1b[0m: \x1b[1mUnknown variable\x1b[0m\n") {
+	if err := lint.Write(&out, wrong.Diagnostics(), true); err != nil || !strings.HasPrefix(out.String(), "\x1b[31mError\x1b[0m: \x1b[1mUnknown variable\x1b[0m\n") {
 		t.Errorf("%q, %v", out.String(), err)
 	}
-	if err := wrong.Write(full{}, false); err == nil {
+	if err := lint.Write(full{}, wrong.Diagnostics(), false); err == nil {
 		t.Error("the error of a writer is lost")
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package policyfile_test
 
 import (
 	"fmt"
@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/lint"
+	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 )
 
 // kind is a type of an expression that the author writes.
@@ -293,7 +295,7 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 			} else if verdict.Denied != "" {
 				denied++
 			}
-			explained := compiled.Explain(r)
+			explained := lint.Explain(compiled, r)
 			if len(explained.Rules) > 0 && explained.Verdict.Rule != "" && explained.Rules[len(explained.Rules)-1].Rule != verdict.Rule {
 				t.Fatalf("explained by %q, decided by %q in\n%s", explained.Rules[len(explained.Rules)-1].Rule, verdict.Rule, sources[i])
 			}

@@ -47,7 +47,7 @@ type local struct {
 
 // mistake adds a diagnostic. It returns the type for a wrong expression.
 func (c *typeChecker) mistake(where hcl.Range, summary, format string, args ...any) cty.Type {
-	c.wrong = append(c.wrong, mistake(where, summary, format, args...))
+	c.wrong = append(c.wrong, Mistake(where, summary, format, args...))
 	return anyType
 }
 
@@ -83,11 +83,11 @@ func (c *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 func constant(
 	e hclsyntax.Expression, locals map[string]cty.Value, functions map[string]function.Function,
 ) (v cty.Value, ok bool, failed *hcl.Diagnostic) {
-	variable := func(n variableName) bool {
-		_, known := locals[n.attribute]
-		return n.root != "local" || !known
+	variable := func(n VariableName) bool {
+		_, known := locals[n.Attribute]
+		return n.Root != "local" || !known
 	}
-	if slices.ContainsFunc(namesOf(e), variable) {
+	if slices.ContainsFunc(NamesOf(e), variable) {
 		return v, false, nil
 	}
 	variables := map[string]cty.Value{"local": cty.ObjectVal(locals)}
@@ -95,14 +95,15 @@ func constant(
 	return v, failed == nil, failed
 }
 
-// variableName is the name of a variable in an expression, like job.user. The attribute is "" if it is not constant.
-type variableName struct{ root, attribute string }
+// VariableName is the name of a variable in an expression, like job.user. The attribute is "" if it is not constant.
+type VariableName struct{ Root, Attribute string }
 
-func namesOf(e hclsyntax.Expression) (names []variableName) {
+// NamesOf returns the variables of an expression.
+func NamesOf(e hclsyntax.Expression) (names []VariableName) {
 	for _, traversal := range e.Variables() {
-		n := variableName{root: traversal.RootName()}
+		n := VariableName{Root: traversal.RootName()}
 		if len(traversal) > 1 {
-			n.attribute, _ = attributeOf(traversal[1])
+			n.Attribute, _ = attributeOf(traversal[1])
 		}
 		names = append(names, n)
 	}

@@ -169,6 +169,12 @@ func variableNamed(root, name string) (variable, bool) {
 	return variable{}, false
 }
 
+// IsVariable reports whether job, node or gpu has an attribute.
+func IsVariable(root, name string) bool {
+	_, known := variableNamed(root, name)
+	return known
+}
+
 func variableNames(root string) (names []string) {
 	for _, v := range namespaces[root] {
 		names = append(names, v.name)

@@ -328,7 +328,7 @@ rule "new" {
 	if err := os.Chmod(p.Paths().Policy(), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	changed := "--- " + p.Paths().Policy() + "\n+++ " + file + "\n@@ -1,"
+	changed := "--- " + p.Paths().Policy() + "\n+++ " + file + "\n@@ -2,12 +2,13 @@\n"
 	if result := p.Ctl("policy", "apply", "--dry-run", file); result.Code != 1 {
 		t.Errorf("a dry run with a case that fails: %+v", result)
 	}

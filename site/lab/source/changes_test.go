@@ -33,6 +33,7 @@ var changeRecipes = []changeRecipe{
 		"policy/plan/ranks_test.go":                         "a plan of several attributes",
 		"policy/policyfile/testdata/*.hcl":                  "policies that happen to use it",
 		"policy/policyfile/*_test.go":                       "policies that happen to use it",
+		"policy/lint/*_test.go":                             "policies that happen to use it",
 		"mpirun-wrap/*_test.go":                             "tickets of several attributes",
 		"site/guard/gpuusage/members.go":                    "the report has each client's SMs",
 		"cmd/mpsctl/cmd_plan.go":                            "a flag of the same name",

@@ -21,6 +21,8 @@ var packages = map[string][]string{
 	"policy/plan": {"policy"},
 	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc",
 		"github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"policy/lint": {"policy", "policy/policyfile", "site", "github.com/hashicorp/hcl/v2",
+		"github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty"},
 	"site":            {"site/proc", "golang.org/x/sys/unix"},
 	"site/proc":       {"golang.org/x/sys/unix"},
 	"site/cgroup":     {"site", "site/proc", "golang.org/x/sys/unix"},
@@ -60,7 +62,7 @@ var packages = map[string][]string{
 	"site/reap":    {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
 	"site/command": {"site/cli", "site", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/mpsctl": {"cmd/mpsctl/tune", "site/cli", "site/command", "prolog/frame", "epilog", "policy",
-		"policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/usage", "site/usage/page", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+		"policy/lint", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/inspect", "site/lease", "site/proc", "site/reap", "site/slurm", "site/usage", "site/usage/page", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/mpsctl/tune": {"site/cli", "site/command", "policy", "site", "site/lease", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 }
 
@@ -81,7 +83,7 @@ var forGuard = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/ha
 
 // forHooks are what prolog and epilog may not link: unneeded packages that start slowly, and packages that could start
 // programs or use a network as root.
-var forHooks = []string{"github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
+var forHooks = []string{e2e.Module + "policy/lint", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
 
 // forUsage are what the parts of gpu-usage may not link: it only reads GPUs, beside each job.
 var forUsage = []string{"github.com/hashicorp/", "github.com/zclconf/", "os/exec", "net/http", e2e.Module + "prolog",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package lint
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -30,24 +31,6 @@ type expectation struct {
 	grant  []policy.Setting // as Grant.Settings writes them
 }
 
-var expectAttributes = []attribute[expectation]{
-	stringAttribute("rule", anything, func(e *expectation, s string) { e.rule = &s }),
-	switched("asked", func(e *expectation, on bool) { e.asked = &on }),
-	{"denied", anyType, func(e *expectation, v cty.Value) (summary, detail string) {
-		switch v.Type() {
-		case cty.Bool:
-			denied := v.True()
-			e.denied = &denied
-		case cty.String:
-			reason := v.AsString()
-			e.reason = &reason
-		default:
-			return "Wrong type", "denied is true, false or a part of the reason"
-		}
-		return "", ""
-	}},
-}
-
 // Result is the outcome of a case.
 type Result struct {
 	Name   string   `json:"name"`
@@ -60,7 +43,7 @@ type Result struct {
 
 // LoadCases reads a file of cases of any owner.
 func LoadCases(path string) ([]Case, error) {
-	source, err := readAny(path)
+	source, err := policyfile.ReadAny(path)
 	if err != nil {
 		return nil, err
 	}
@@ -78,106 +61,113 @@ func LoadCases(path string) ([]Case, error) {
 //	  }
 //	}
 func ParseCases(source []byte, name string) ([]Case, error) {
-	f := file{name: name, source: source}
-	t := newTypeChecker()
-	cases := readCases(t, &f)
-	if err := complain(t.wrong, []file{f}); err != nil {
+	r, body := policyfile.NewReader(source, name)
+	var cases []Case
+	if body != nil {
+		cases = readCases(r, body, name)
+	}
+	if err := r.Err(); err != nil {
 		return nil, err
 	}
 	return cases, nil
 }
 
-func readCases(t *typeChecker, f *file) []Case {
-	if !t.open(f) {
-		return nil
-	}
-	content, diags := f.hcl.Body.Content(&hcl.BodySchema{
+func readCases(r *policyfile.Reader, body hcl.Body, name string) (cases []Case) {
+	content := r.Content(body, &hcl.BodySchema{
 		Attributes: []hcl.AttributeSchema{{Name: "version"}},
 		Blocks:     []hcl.BlockHeaderSchema{{Type: "case", LabelNames: []string{"name"}}},
 	})
-	t.wrong = append(t.wrong, diags...)
-	var cases []Case
 	seen := map[string]hcl.Range{}
 	for _, block := range content.Blocks {
-		c := Case{Name: block.Labels[0], File: f.name, Line: block.DefRange.Start.Line}
+		c := Case{Name: block.Labels[0], File: name, Line: block.DefRange.Start.Line}
 		if first, twice := seen[c.Name]; twice {
-			t.mistake(block.LabelRanges[0], "Duplicate case", "a case named %q stands at line %d already", c.Name, first.Start.Line)
+			r.Mistake(block.LabelRanges[0], "Duplicate case", "a case named %q stands at line %d already", c.Name, first.Start.Line)
 		}
 		seen[c.Name] = block.LabelRanges[0]
-		c.read(t, block)
+		c.read(r, block)
 		cases = append(cases, c)
 	}
-	if len(content.Blocks) == 0 && len(t.wrong) == 0 {
-		t.mistake(f.hcl.Body.MissingItemRange(), "No case", "a file of tests has case blocks")
+	if len(content.Blocks) == 0 && r.Err() == nil {
+		r.Mistake(body.MissingItemRange(), "No case", "a file of tests has case blocks")
 	}
 	return cases
 }
 
-func (c *Case) read(t *typeChecker, block *hcl.Block) {
-	content, diags := block.Body.Content(&hcl.BodySchema{
+func (c *Case) read(r *policyfile.Reader, block *hcl.Block) {
+	content := r.Content(block.Body, &hcl.BodySchema{
 		Blocks: []hcl.BlockHeaderSchema{{Type: "job"}, {Type: "node"}, {Type: "gpu"}, {Type: "expect"}},
 	})
-	t.wrong = append(t.wrong, diags...)
 	seen := map[string]bool{}
 	for _, part := range content.Blocks {
 		switch {
 		case seen[part.Type]:
-			t.mistake(part.DefRange, "Duplicate "+part.Type, "case %q has a %s block already", c.Name, part.Type)
+			r.Mistake(part.DefRange, "Duplicate "+part.Type, "case %q has a %s block already", c.Name, part.Type)
 		case part.Type == "expect":
-			c.expect.read(t, part)
+			c.expect.read(r, part)
 		default:
-			constants(t, requestAttributes(part.Type), part.Body, &c.Request)
+			r.Request(part.Type, part.Body, &c.Request)
 		}
 		seen[part.Type] = true
 	}
 	if !seen["expect"] {
-		t.mistake(block.DefRange, "Nothing expected", "case %q has no expect block", c.Name)
+		r.Mistake(block.DefRange, "Nothing expected", "case %q has no expect block", c.Name)
 	}
 }
 
-// requestAttributes are the variables of a namespace in the form in which a case sets them.
-func requestAttributes(root string) (table []attribute[policy.Request]) {
-	for _, v := range namespaces[root] {
-		table = append(table, v.attribute)
+func (e *expectation) read(r *policyfile.Reader, block *hcl.Block) {
+	content := r.Content(block.Body, &hcl.BodySchema{
+		Attributes: []hcl.AttributeSchema{{Name: "rule"}, {Name: "asked"}, {Name: "denied"}},
+		Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
+	})
+	for name, attr := range content.Attributes {
+		want := map[string]cty.Type{"rule": cty.String, "asked": cty.Bool, "denied": cty.DynamicPseudoType}[name]
+		v, ok := r.Constant(attr, want)
+		switch {
+		case !ok:
+		case name == "rule":
+			rule := v.AsString()
+			e.rule = &rule
+		case v.Type() == cty.String:
+			reason := v.AsString()
+			e.reason = &reason
+		case v.Type() != cty.Bool:
+			r.Mistake(attr.Expr.Range(), "Wrong type", "denied is true, false or a part of the reason")
+		case name == "asked":
+			asked := v.True()
+			e.asked = &asked
+		default:
+			denied := v.True()
+			e.denied = &denied
+		}
 	}
-	return table
-}
-
-func (e *expectation) read(t *typeChecker, block *hcl.Block) {
-	content, rest, diags := block.Body.PartialContent(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "grant"}}})
-	before := len(t.wrong)
-	t.wrong = append(t.wrong, diags...)
-	constants(t, expectAttributes, rest, e)
 	for _, grant := range content.Blocks {
-		e.readGrant(t, grant)
+		e.readGrant(r, grant)
 	}
-	nothing := e.rule == nil && e.asked == nil && e.denied == nil && e.reason == nil && len(content.Blocks) == 0
-	if nothing && len(t.wrong) == before {
-		t.mistake(block.DefRange, "Nothing expected", "expect names rule, asked, denied or a grant")
+	if len(content.Attributes)+len(content.Blocks) == 0 && r.Err() == nil {
+		r.Mistake(block.DefRange, "Nothing expected", "expect names rule, asked, denied or a grant")
 	}
 }
 
-func (e *expectation) readGrant(t *typeChecker, block *hcl.Block) {
+func (e *expectation) readGrant(r *policyfile.Reader, block *hcl.Block) {
 	var grant policy.Grant
-	constants(t, grantAttributes, block.Body, &grant)
-	content, _ := block.Body.Content(schemaOf(grantAttributes))
-	if content.Attributes["overlap"] != nil && content.Attributes["share"] == nil {
+	given := r.Grant(block.Body, &grant)
+	if given["overlap"] != nil && given["share"] == nil {
 		grant.Share = policy.ShareEven // overlap = F alone expects overlap:F
 	}
 	for _, s := range grant.Settings() {
-		if content.Attributes[s.Name] != nil || s.Name == "share" && grant.Share != "" {
+		if given[s.Name] != nil || s.Name == "share" && grant.Share != "" {
 			e.grant = append(e.grant, s)
 		}
 	}
 }
 
 // Run runs cases against the policy.
-func (c *Compiled) Run(cases []Case) []Result {
+func Run(c *policyfile.Compiled, cases []Case) []Result {
 	results := make([]Result, len(cases))
 	for i, test := range cases {
 		decision := c.Decide(test.Request)
 		wrong := test.expect.differences(decision)
-		if how, asks := c.policy.Requested(test.Request); !asks && len(wrong) > 0 && test.expect.asked == nil {
+		if how, asks := c.Policy().Requested(test.Request); !asks && len(wrong) > 0 && test.expect.asked == nil {
 			wrong = append(wrong, "the job does not ask for MPS: "+how)
 		}
 		results[i] = Result{test.Name, test.File, test.Line, len(wrong) == 0, decision.Rule, wrong}

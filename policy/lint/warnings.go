@@ -1,72 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package lint
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/zclconf/go-cty/cty"
 )
 
 // Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
 // job can meet. It also returns each overlap, because share has it.
-func (c *Compiled) Warnings() []Diagnostic {
-	found := c.neverTried()
-	for _, f := range c.files {
-		_ = hclsyntax.VisitAll(f.hcl.Body.(*hclsyntax.Body), func(n hclsyntax.Node) hcl.Diagnostics {
-			found = append(found, c.neverEqual(n)...)
-			found = append(found, c.olderWord(n)...)
+func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
+	found := neverTried(c)
+	for _, body := range c.Bodies() {
+		_ = hclsyntax.VisitAll(body, func(n hclsyntax.Node) hcl.Diagnostics {
+			found = append(found, neverEqual(c, n)...)
+			found = append(found, olderWord(c, n)...)
 			return nil
 		})
 	}
-	var all *Error
-	if !errors.As(complain(found, c.files), &all) {
-		return nil
-	}
-	for i := range all.diagnostics {
-		all.diagnostics[i].Warning = true
-	}
-	return all.diagnostics
+	return c.Warnings(found)
 }
 
 // neverTried returns the rules after a rule that matches every job.
-func (c *Compiled) neverTried() (found hcl.Diagnostics) {
-	var last *rule
-	for i := range c.rules {
-		r := &c.rules[i]
+func neverTried(c *policyfile.Compiled) (found hcl.Diagnostics) {
+	var last *policyfile.RuleInfo
+	for _, r := range c.Rules() {
 		if last != nil {
-			found = append(found, mistake(r.where, "Never tried",
+			found = append(found, policyfile.Mistake(r.Where, "Never tried",
 				"rule %q at %s:%d is for every job, and the first rule that holds decides: move this one before it",
-				last.name, last.where.Filename, last.where.Start.Line))
+				last.Name, last.File, last.Line))
 			continue
 		}
-		if always, ok, _ := constant(r.when, c.fixed, functions()); ok && always.True() {
-			last = r
+		if always, ok := c.Constant(r.When); ok && always.True() {
+			last = &r
 		}
 	}
 	return found
 }
 
 // olderWord returns a grant's attribute overlap.
-func (c *Compiled) olderWord(n hclsyntax.Node) hcl.Diagnostics {
+func olderWord(c *policyfile.Compiled, n hclsyntax.Node) hcl.Diagnostics {
 	a, ok := n.(*hclsyntax.Attribute)
 	if !ok || a.Name != "overlap" {
 		return nil
 	}
-	factor := "${" + lineBreaks.ReplaceAllString(c.sourceOf(a.Expr), " ") + "}"
-	if v, ok, _ := constant(a.Expr, c.fixed, functions()); ok {
-		factor = decimal(float(v))
+	factor := "${" + lineBreaks.ReplaceAllString(sourceOf(c, a.Expr), " ") + "}"
+	if v, ok := c.Constant(a.Expr); ok {
+		factor = v.AsBigFloat().Text('g', 15)
 	}
-	return hcl.Diagnostics{mistake(a.NameRange, "Older word", `write share = "overlap:%s"`, factor)}
+	return hcl.Diagnostics{policyfile.Mistake(a.NameRange, "Older word", `write share = "overlap:%s"`, factor)}
 }
 
 // neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.
-func (c *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
+func neverEqual(c *policyfile.Compiled, n hclsyntax.Node) (found hcl.Diagnostics) {
 	type pair struct{ variable, value hclsyntax.Expression }
 	var pairs []pair
 	switch e := n.(type) {
@@ -80,15 +72,15 @@ func (c *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
 		}
 	}
 	for _, p := range pairs {
-		variable := strings.TrimSpace(c.sourceOf(p.variable))
+		variable := strings.TrimSpace(sourceOf(c, p.variable))
 		root, name, _ := strings.Cut(variable, ".")
-		value, ok, _ := constant(p.value, c.fixed, functions())
-		if _, known := variableNamed(root, name); !known || !ok {
+		value, ok := c.Constant(p.value)
+		if !policyfile.IsVariable(root, name) || !ok {
 			continue
 		}
 		for _, text := range texts(value) {
 			if detail := never(variable, text); detail != "" {
-				found = append(found, mistake(p.value.Range(), "Never equal", "%s", detail))
+				found = append(found, policyfile.Mistake(p.value.Range(), "Never equal", "%s", detail))
 			}
 		}
 	}

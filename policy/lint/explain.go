@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+// Package lint tells the author of a policy what it does: why a job has its grant, which parts have no effect, and whether
+// the policy's own tests pass. The prolog needs none of this.
+package lint
 
 import (
 	"fmt"
@@ -12,6 +14,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/zclconf/go-cty/cty"
 )
@@ -71,23 +74,23 @@ func (c ConditionTrace) Leaves() []ConditionTrace {
 }
 
 // Explain answers a request and gives the reasons.
-func (c *Compiled) Explain(r policy.Request) Explanation {
-	how, asked := c.policy.Requested(r)
+func Explain(c *policyfile.Compiled, r policy.Request) Explanation {
+	how, asked := c.Policy().Requested(r)
 	x := Explanation{Asked: asked, How: how, Verdict: c.Decide(r)}
 	if !asked {
 		return x
 	}
-	if options, err := c.policy.OptionsOf(r); err == nil {
+	if options, err := c.Policy().OptionsOf(r); err == nil {
 		x.Options = options
 	}
-	e := c.bind(r.Truncated()).(*evidence)
-	for i := range c.rules {
-		r := &c.rules[i]
-		holds, _ := r.holds(e)
-		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, c.trace(r.when, e)})
-		if r.name == x.Verdict.Rule { // it holds, or it fails and denies
+	e := c.Bind(r.Truncated())
+	for _, rule := range c.Rules() {
+		v, err := e.Value(rule.When, cty.Bool)
+		holds := err == nil && v.True()
+		x.Rules = append(x.Rules, RuleTrace{rule.Name, rule.File, rule.Line, holds, trace(c, rule.When, e)})
+		if rule.Name == x.Verdict.Rule { // it holds, or it fails and denies
 			if x.Verdict.Granted() {
-				x.Grant = r.attributes(x.Verdict.Grant, e)
+				x.Grant = attributes(rule, x.Verdict.Grant, e)
 			}
 			break
 		}
@@ -96,13 +99,13 @@ func (c *Compiled) Explain(r policy.Request) Explanation {
 }
 
 // attributes lists the attributes of the grant of a rule.
-func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
+func attributes(rule policyfile.RuleInfo, g policy.Grant, e *policyfile.Evidence) (all []AttributeTrace) {
 	usual := policy.DefaultGrant().Settings()
 	for i, setting := range g.Settings() {
 		a := AttributeTrace{Setting: setting, Default: setting == usual[i]}
-		for _, s := range r.grant { // the last one counts
-			if s.name == a.Name || s.name == "overlap" && a.Name == "share" {
-				a.With = variablesIn(s.expr, e.ctx)
+		for _, name := range []string{a.Name, "overlap"} {
+			if expr := rule.Settings[name]; expr != nil && (name == a.Name || a.Name == "share") {
+				a.With = variablesIn(expr, e.Context)
 			}
 		}
 		all = append(all, a)
@@ -111,28 +114,30 @@ func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
 }
 
 // trace explains a condition with its values. It splits the condition at &&, || and !.
-func (c *Compiled) trace(expr hclsyntax.Expression, e *evidence) ConditionTrace {
+func trace(c *policyfile.Compiled, expr hclsyntax.Expression, e *policyfile.Evidence) ConditionTrace {
 	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
-		return c.trace(parentheses.Expression, e)
+		return trace(c, parentheses.Expression, e)
 	}
-	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(c.sourceOf(expr), " "), Value: e.rendered(expr)}
+	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(sourceOf(c, expr), " "), Value: rendered(expr, e)}
 	var operands []hclsyntax.Expression
 	switch expr := expr.(type) {
 	case *hclsyntax.UnaryOpExpr:
 		p.Op, operands = "!", []hclsyntax.Expression{expr.Val}
 	case *hclsyntax.BinaryOpExpr:
-		if expr.Op == hclsyntax.OpLogicalAnd || expr.Op == hclsyntax.OpLogicalOr {
-			p.Op, operands = operators[expr.Op].sign, chain(expr, expr.Op)
+		if p.Op = logical[expr.Op]; p.Op != "" {
+			operands = chain(expr, expr.Op)
 		}
 	}
 	if p.Op == "" {
-		p.With = variablesIn(expr, e.ctx)
+		p.With = variablesIn(expr, e.Context)
 	}
 	for _, operand := range operands {
-		p.Parts = append(p.Parts, c.trace(operand, e))
+		p.Parts = append(p.Parts, trace(c, operand, e))
 	}
 	return p
 }
+
+var logical = map[*hclsyntax.Operation]string{hclsyntax.OpLogicalAnd: "&&", hclsyntax.OpLogicalOr: "||"}
 
 var lineBreaks = regexp.MustCompile(`[ \t\r]*\n\s*`)
 
@@ -145,19 +150,19 @@ func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expressi
 }
 
 // sourceOf returns an expression as it was written.
-func (c *Compiled) sourceOf(e hclsyntax.Expression) string {
+func sourceOf(c *policyfile.Compiled, e hclsyntax.Expression) string {
 	where := e.Range()
-	for _, f := range c.files {
-		if f.name == where.Filename && where.CanSliceBytes(f.source) {
-			return string(where.SliceBytes(f.source))
+	for _, f := range c.Sources() {
+		if source := []byte(f.Text); f.Name == where.Filename && where.CanSliceBytes(source) {
+			return string(where.SliceBytes(source))
 		}
 	}
 	return ""
 }
 
 // rendered returns the value of an expression, or why it has none.
-func (e *evidence) rendered(expr hclsyntax.Expression) string {
-	v, err := e.value(expr, anyType)
+func rendered(expr hclsyntax.Expression, e *policyfile.Evidence) string {
+	v, err := e.Value(expr, cty.DynamicPseudoType)
 	if err != nil {
 		return err.Error()
 	}
@@ -166,12 +171,12 @@ func (e *evidence) rendered(expr hclsyntax.Expression) string {
 
 // variablesIn returns the variables that an expression names, each once, with their values.
 func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) (all []VariableValue) {
-	for _, n := range namesOf(e) {
-		space, known := ctx.Variables[n.root]
-		if !known || !space.Type().HasAttribute(n.attribute) {
+	for _, n := range policyfile.NamesOf(e) {
+		space, known := ctx.Variables[n.Root]
+		if !known || !space.Type().HasAttribute(n.Attribute) {
 			continue
 		}
-		v := VariableValue{Name: n.root + "." + n.attribute, Value: spell(space.GetAttr(n.attribute))}
+		v := VariableValue{Name: n.Root + "." + n.Attribute, Value: spell(space.GetAttr(n.Attribute))}
 		if !slices.Contains(all, v) {
 			all = append(all, v)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyfile
+package lint
 
 import (
 	"encoding/json"
@@ -9,7 +9,17 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 )
+
+func parsed(t *testing.T, source string) *policyfile.Compiled {
+	t.Helper()
+	compiled, err := policyfile.Parse([]byte(source), "policy.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compiled
+}
 
 // shown is an explanation as lines of text.
 func shown(x Explanation) string {
@@ -57,7 +67,7 @@ rule "rest" {
   allow = ["overlap"]
   grant {}
 }`)
-	x := compiled.Explain(policy.Request{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"})
+	x := Explain(compiled, policy.Request{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"})
 	want := `true: --constraint names "mps"
 policy.hcl:9 teaching false
   && is false
@@ -91,7 +101,7 @@ policy.hcl:18 rest true
 	if content, err := json.Marshal(x); err != nil || !strings.Contains(string(content), `"asked":true`) {
 		t.Errorf("%s, %v", content, err)
 	}
-	if got, want := shown(compiled.Explain(policy.Request{User: "anna"})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
+	if got, want := shown(Explain(compiled, policy.Request{User: "anna"})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -118,7 +128,7 @@ rule "r" {
     hold        = "5s"
   }
 }`)
-	x := compiled.Explain(policy.Request{Requested: []string{"mps"}, Account: "chem", GPUs: []int{0, 1}, GPU: policy.GPUFacts{Product: "NVIDIA H200"}})
+	x := Explain(compiled, policy.Request{Requested: []string{"mps"}, Account: "chem", GPUs: []int{0, 1}, GPU: policy.GPUFacts{Product: "NVIDIA H200"}})
 	want := map[string]string{
 		"memory": `16384M [{gpu.model "H200"} {local.sizes {chem = "16G"}} {job.account "chem"}] false`, "max_clients": "8 [{job.gpus [0, 1]}] false",
 		"priority": "normal [] true", "hold": "5s [] false", "on_failure": "run_without [] false", "share": "overlap:2 [] true",
@@ -129,7 +139,7 @@ rule "r" {
 		}
 		delete(want, a.Name)
 	}
-	if len(want) > 0 || len(x.Grant) != len(grantAttributes)-1 { // share has overlap
+	if len(want) > 0 || len(x.Grant) != len(policy.Attributes())-1 { // share has overlap
 		t.Errorf("%d attributes, and not %v", len(x.Grant), want)
 	}
 }
@@ -152,7 +162,7 @@ policy.hcl:2 first false
     job.gpus[0] == 0 is policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT) [{job.gpus []}]
 -> rule "first": denied: this site's policy cannot decide: policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT): tell the site's admins
 `
-	if got := shown(compiled.Explain(policy.Request{UID: 6})); got != want {
+	if got := shown(Explain(compiled, policy.Request{UID: 6})); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
@@ -164,7 +174,7 @@ func TestExplainIsBounded(t *testing.T) {
 	for i := range 300 {
 		r.Requested, r.GPUs = append(r.Requested, fmt.Sprint("name", i)), append(r.GPUs, 1000-i)
 	}
-	for _, leaf := range compiled.Explain(r).Rules[0].When.Leaves() {
+	for _, leaf := range Explain(compiled, r).Rules[0].When.Leaves() {
 		for _, named := range leaf.With {
 			if len(named.Value) > 1000 || strings.ContainsAny(named.Value, "\x1b\n") {
 				t.Errorf("%s is %d bytes: %q", named.Name, len(named.Value), named.Value)
@@ -192,4 +202,22 @@ rule "one" {
 			t.Errorf("%q: rule %q, want %q", comment, verdict.Rule, want)
 		}
 	}
+}
+
+// decision is a verdict in one line. It has only those settings of a grant that are not the default.
+func decision(v policy.Decision) string {
+	switch {
+	case !v.Requested:
+		return "not asked"
+	case v.Denied != "":
+		return fmt.Sprintf("rule %q: denied: %s", v.Rule, v.Denied)
+	}
+	line := fmt.Sprintf("rule %q: granted", v.Rule)
+	usual := policy.DefaultGrant().Settings()
+	for i, s := range v.Grant.Settings() {
+		if s != usual[i] {
+			line += " " + s.Name + "=" + s.Value
+		}
+	}
+	return line
 }

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lint
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Write writes diagnostics with their source lines.
+func Write(w io.Writer, all []policyfile.Diagnostic, colour bool) error {
+	texts := make([]string, len(all))
+	for i, d := range all {
+		texts[i] = long(d, colour)
+	}
+	_, err := io.WriteString(w, strings.Join(texts, "\n"))
+	return err
+}
+
+// long returns a mistake with its line, and marks the part of the line:
+//
+//	Error: Out of range
+//
+//	  on policy.hcl line 5, column 15, in rule "r":
+//	   5:     overlap = 99
+//	                    ^^
+//
+//	  overlap is 1 to 48, not 99
+func long(d policyfile.Diagnostic, colour bool) string {
+	red, bold, plain, severity, in := "", "", "", "Error", ""
+	if d.Warning {
+		severity = "Warning"
+	}
+	if colour {
+		red, bold, plain = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+	}
+	if d.In != "" {
+		in = ", in " + d.In
+	}
+	before, marked, after := parts(d)
+	number := fmt.Sprintf("%4d: ", d.Line)
+	indent := strings.Repeat(" ", len(number)+utf8.RuneCountInString(before))
+	carets := strings.Repeat("^", max(1, utf8.RuneCountInString(marked)))
+	return fmt.Sprintf("%s%s%s: %s%s%s\n\n  on %s line %d, column %d%s:\n%s%s\n%s%s%s%s\n\n  %s\n",
+		red, severity, plain, bold, d.Summary, plain, d.File, d.Line, d.Column, in,
+		number, before+marked+after, indent, red, carets, plain, d.Detail)
+}
+
+// parts divides the line for a terminal: the part of the mistake, and the text before and behind it.
+func parts(d policyfile.Diagnostic) (before, marked, after string) {
+	line := []rune(d.Source)
+	start, end := min(d.Column-1, len(line)), min(d.EndColumn-1, len(line))
+	if d.EndLine > d.Line {
+		end = len(line)
+	}
+	end = max(start, end)
+	shown := func(part []rune) string { return site.Printable(strings.ReplaceAll(string(part), "\t", "    ")) }
+	return shown(line[:start]), shown(line[start:end]), shown(line[end:])
+}
