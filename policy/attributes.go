@@ -45,7 +45,7 @@ type Attribute struct {
 // no access for unplaced processes need not start any.
 var attributes = []Attribute{
 	choice("scope", func(g *Grant) *Scope { return &g.Scope }, ScopeJob, ScopeGPU), // both are equally safe for other jobs
-	ordered("compute_mode", func(g *Grant) *ComputeModePolicy { return &g.Compute }, ComputeExclusive, ComputeUnchanged),
+	ordered("compute_mode", func(g *Grant) *computeMode { return &g.Compute }, computeExclusive, ComputeUnchanged),
 	{Name: "share", text: Grant.shareText, read: readShare, exceeds: shareExceeds},
 	overlap(),
 	number("ceiling", func(g *Grant) *float64 { return &g.Ceiling }, 100),
@@ -53,13 +53,13 @@ var attributes = []Attribute{
 	number("memory_overlap", func(g *Grant) *float64 { return &g.MemoryOverlap }, maxOverlap),
 	priority(),
 	count("max_clients", func(g *Grant) *int { return &g.MaxClients }, 1, MaxClients),
-	choice("share_gpu", func(g *Grant) *ShareGPU { return &g.ShareGPU }, ShareTurns, ShareUser), // a user may expose only own jobs
-	duration("hold", func(g *Grant) *time.Duration { return &g.Hold }, MaxHold),
-	duration("pause", func(g *Grant) *time.Duration { return &g.Pause }, MaxPause),
-	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, FailDrain, FailRunWithout)),
-	duration("drain_grace", func(g *Grant) *time.Duration { return &g.DrainGrace }, MaxDrainGrace),
-	ordered("keep_logs", func(g *Grant) *KeepLogs { return &g.KeepLogs }, KeepNever, KeepOnFailure, KeepAlways),
-	siteOnly(choice("unplaced", func(g *Grant) *Unplaced { return &g.Unplaced }, UnplacedShare, UnplacedDeny)),
+	choice("share_gpu", func(g *Grant) *ShareGPU { return &g.ShareGPU }, shareTurns, ShareUser), // a user may expose only own jobs
+	duration("hold", func(g *Grant) *time.Duration { return &g.Hold }, maxHold),
+	duration("pause", func(g *Grant) *time.Duration { return &g.Pause }, maxPause),
+	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, failDrain, FailRunWithout)),
+	duration("drain_grace", func(g *Grant) *time.Duration { return &g.DrainGrace }, maxDrainGrace),
+	ordered("keep_logs", func(g *Grant) *KeepLogs { return &g.KeepLogs }, keepNever, keepOnFailure, keepAlways),
+	siteOnly(choice("unplaced", func(g *Grant) *Unplaced { return &g.Unplaced }, unplacedShare, UnplacedDeny)),
 }
 
 // Attributes returns the table.
@@ -178,7 +178,7 @@ func priority() Attribute {
 	words := []string{"low", "normal"}
 	return Attribute{
 		Name: "priority", Kind: Word, Words: words,
-		text: func(g Grant) string { return Priority(g.Low) },
+		text: func(g Grant) string { return priorityText(g.Low) },
 		read: func(value string, g *Grant) error {
 			if !slices.Contains(words, value) {
 				return errors.New("want low or normal")
@@ -190,8 +190,8 @@ func priority() Attribute {
 	}
 }
 
-// Priority returns Grant.Low as a policy writes it.
-func Priority(low bool) string {
+// priorityText returns Grant.Low as a policy writes it.
+func priorityText(low bool) string {
 	if low {
 		return "low"
 	}

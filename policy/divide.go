@@ -53,9 +53,9 @@ func (p *Percent) UnmarshalJSON(content []byte) (err error) {
 	return err
 }
 
-// PercentOf returns the smallest percentage with six decimals that the driver rounds to exactly sms of the GPU's SMs.
+// percentOf returns the smallest percentage with six decimals that the driver rounds to exactly sms of the GPU's SMs.
 // The driver gives the largest multiple of a TPC that is at most SMs × p / 100. So 44 of 132 is 33.333334, not 33.33.
-func (g GPU) PercentOf(sms int) Percent {
+func (g GPU) percentOf(sms int) Percent {
 	return Percent((int64(sms)*100_000_000 + int64(g.SMs) - 1) / int64(g.SMs))
 }
 
@@ -130,5 +130,5 @@ func (g GPU) share(sms, most int) Share {
 	if sms >= g.SMs-g.SMs%g.SMsPerTPC {
 		return Share{SMs: g.SMs}
 	}
-	return Share{SMs: sms, Percent: g.PercentOf(sms)}
+	return Share{SMs: sms, Percent: g.percentOf(sms)}
 }

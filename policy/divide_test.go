@@ -67,7 +67,7 @@ func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
 	for _, gpu := range []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 40, SMsPerTPC: 2}, {SMs: 142, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}, {SMs: 56, SMsPerTPC: 2}} {
 		for sms := gpu.minShare(); sms <= gpu.SMs; sms += gpu.SMsPerTPC {
-			p := gpu.PercentOf(sms)
+			p := gpu.percentOf(sms)
 			if got := gpu.SMsAt(p); got != sms {
 				t.Errorf("%d of %d SMs: %s %% gives %d", sms, gpu.SMs, p, got)
 			}
@@ -76,10 +76,10 @@ func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
 			}
 		}
 	}
-	if got := h200.PercentOf(44).String(); got != "33.333334" {
+	if got := h200.percentOf(44).String(); got != "33.333334" {
 		t.Errorf("44 of 132 is %s, want 33.333334", got)
 	}
-	if got := h200.PercentOf(66).String(); got != "50" {
+	if got := h200.percentOf(66).String(); got != "50" {
 		t.Errorf("66 of 132 is %s, want 50", got)
 	}
 }

@@ -15,23 +15,23 @@ const (
 	ScopeGPU Scope = "gpu"
 )
 
-// ComputeModePolicy is what the prolog does with the compute mode of the job's GPUs.
-type ComputeModePolicy string
+// computeMode is what the prolog does with the compute mode of the job's GPUs.
+type computeMode string
 
-// ComputeExclusive sets the mode in which a process needs MPS to use the GPU. ComputeUnchanged leaves the mode as it
+// computeExclusive sets the mode in which a process needs MPS to use the GPU. ComputeUnchanged leaves the mode as it
 // is.
 const (
-	ComputeExclusive ComputeModePolicy = "exclusive_process"
-	ComputeUnchanged ComputeModePolicy = "unchanged"
+	computeExclusive computeMode = "exclusive_process"
+	ComputeUnchanged computeMode = "unchanged"
 )
 
 // OnFailure is what a node does if it cannot serve a grant.
 type OnFailure string
 
-// FailDrain drains the node and requeues the job. FailRunWithout runs the job without MPS, and its ticket has the
+// failDrain drains the node and requeues the job. FailRunWithout runs the job without MPS, and its ticket has the
 // reason.
 const (
-	FailDrain      OnFailure = "drain"
+	failDrain      OnFailure = "drain"
 	FailRunWithout OnFailure = "run_without"
 )
 
@@ -49,42 +49,42 @@ type KeepLogs string
 
 // The order is from no logs to all logs.
 const (
-	KeepNever     KeepLogs = "never"
-	KeepOnFailure KeepLogs = "on_failure"
-	KeepAlways    KeepLogs = "always"
+	keepNever     KeepLogs = "never"
+	keepOnFailure KeepLogs = "on_failure"
+	keepAlways    KeepLogs = "always"
 )
 
 // Unplaced is what processes get that neither a wrapper nor a launcher places: the batch script and its children.
 type Unplaced string
 
-// UnplacedShare is the share of one rank on all of the job's GPUs, UnplacedDeny is no access to MPS.
+// unplacedShare is the share of one rank on all of the job's GPUs, UnplacedDeny is no access to MPS.
 const (
-	UnplacedShare Unplaced = "share"
+	unplacedShare Unplaced = "share"
 	UnplacedDeny  Unplaced = "deny"
 )
 
 // ShareGPU is how the jobs that Slurm puts on one GPU, by gres/shard or gres/mps, use it.
 type ShareGPU string
 
-// ShareTurns gives each job a daemon of its own. The jobs' kernels take turns, and a wrong address in one job harms no
+// shareTurns gives each job a daemon of its own. The jobs' kernels take turns, and a wrong address in one job harms no
 // other job (measured). ShareUser gives the jobs of one user on a GPU one daemon: they compute at the same time.
 const (
-	ShareTurns ShareGPU = "turns"
+	shareTurns ShareGPU = "turns"
 	ShareUser  ShareGPU = "user"
 )
 
-// MaxDrainGrace is the maximum time that an epilog waits for clients. MaxHold is the maximum time that a guard holds
-// files, and MaxPause the maximum time that it pauses clients.
+// maxDrainGrace is the maximum time that an epilog waits for clients. maxHold is the maximum time that a guard holds
+// files, and maxPause the maximum time that it pauses clients.
 const (
-	MaxDrainGrace = 10 * time.Minute
-	MaxHold       = 10 * time.Minute
-	MaxPause      = time.Minute
+	maxDrainGrace = 10 * time.Minute
+	maxHold       = 10 * time.Minute
+	maxPause      = time.Minute
 )
 
 // Grant is what a rule grants a job.
 type Grant struct {
 	Scope      Scope
-	Compute    ComputeModePolicy
+	Compute    computeMode
 	Share      ShareMode
 	Overlap    float64 // 1 to 48: how many times the SMs are assigned; 2 is NVIDIA's 100/(0.5 n)
 	Ceiling    float64 // the daemon's own limit: no rank exceeds this percentage of a GPU, above 0 to 100
@@ -106,8 +106,8 @@ type Grant struct {
 // DefaultGrant is the grant of an empty block. Overlap 2 was the fastest with real programs (docs/rationale.md).
 func DefaultGrant() Grant {
 	return Grant{
-		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100, OnFailure: FailDrain,
-		DrainGrace: 10 * time.Second, Hold: 30 * time.Second, Pause: 5 * time.Second, KeepLogs: KeepNever,
-		Unplaced: UnplacedShare, ShareGPU: ShareTurns, MemoryOverlap: 1, MaxClients: MaxClients,
+		Scope: ScopeJob, Compute: computeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100, OnFailure: failDrain,
+		DrainGrace: 10 * time.Second, Hold: 30 * time.Second, Pause: 5 * time.Second, KeepLogs: keepNever,
+		Unplaced: unplacedShare, ShareGPU: shareTurns, MemoryOverlap: 1, MaxClients: MaxClients,
 	}
 }

@@ -127,7 +127,7 @@ func TestAListNarrows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := o.Narrow(rule, []string{"share"})
+			got, err := o.narrow(rule, []string{"share"})
 			if (err == nil) != allowed || allowed && got.Rule().String() != option {
 				t.Errorf("the rule gives %s, and the option is %s: %v, %v", given, option, got.Rule(), err)
 			}

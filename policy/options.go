@@ -127,9 +127,9 @@ func (o Options) String() string {
 	return strings.Join(items, ",")
 }
 
-// Narrow returns the grant with the options applied. The rule must allow each option, and none may ask for more than
+// narrow returns the grant with the options applied. The rule must allow each option, and none may ask for more than
 // the rule gives. The error is a sentence for the job's ticket.
-func (o Options) Narrow(given Grant, allow []string) (Grant, error) {
+func (o Options) narrow(given Grant, allow []string) (Grant, error) {
 	g := given
 	for _, s := range o {
 		if !slices.Contains(allow, s.Name) {

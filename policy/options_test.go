@@ -75,7 +75,7 @@ func TestBadOptions(t *testing.T) {
 
 func TestNarrow(t *testing.T) {
 	given := DefaultGrant()
-	given.Memory, given.MaxClients, given.Ceiling, given.KeepLogs = MemoryRule{mib: 8192}, 16, 80, KeepOnFailure
+	given.Memory, given.MaxClients, given.Ceiling, given.KeepLogs = MemoryRule{mib: 8192}, 16, 80, keepOnFailure
 	with := func(change func(*Grant)) Grant { g := given; change(&g); return g }
 	for _, c := range []struct {
 		text string
@@ -87,7 +87,7 @@ func TestNarrow(t *testing.T) {
 		{"overlap=1.5,share=even", with(func(g *Grant) { g.Overlap = 1.5 }), ""},
 		{"ceiling=80,max_clients=1,scope=gpu", with(func(g *Grant) { g.MaxClients, g.Scope = 1, ScopeGPU }), ""},
 		{"mem=1.5G", with(func(g *Grant) { g.Memory.mib = 1536 }), ""},
-		{"keep_logs=never,drain_grace=0s,hold=0s,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Hold, g.Low = KeepNever, 0, 0, true }), ""},
+		{"keep_logs=never,drain_grace=0s,hold=0s,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Hold, g.Low = keepNever, 0, 0, true }), ""},
 		{"hold=5s", with(func(g *Grant) { g.Hold = 5 * time.Second }), ""},
 		{"hold=30.1s", Grant{}, "cannot take hold=30.1s: the rule gives 30s, and an option can only narrow that"},
 		{"share=none", Grant{}, "cannot take share=none: the rule gives overlap:2, and an option can only narrow that"},
@@ -106,7 +106,7 @@ func TestNarrow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := o.Narrow(given, OptionNames())
+		got, err := o.narrow(given, OptionNames())
 		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
 			t.Errorf("%q: %+v, %v; want %+v, %s", c.text, got, err, c.want, c.err)
 		}
@@ -119,7 +119,7 @@ func TestNarrow(t *testing.T) {
 		"cannot take share=even: this site's policy lets this job set scope alone": {"scope"},
 		"cannot take scope=gpu: this site's policy lets this job set no option":    nil,
 	} {
-		if _, err := o.Narrow(given, allow); err == nil || err.Error() != want {
+		if _, err := o.narrow(given, allow); err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
@@ -141,8 +141,8 @@ func FuzzOptions(f *testing.F) {
 		if again, err := ParseOptions(o.String()); err != nil || again.String() != o.String() {
 			t.Errorf("%q is read as %q, and that as %q, %v", text, o, again, err)
 		}
-		for _, given := range []Grant{DefaultGrant(), {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: KeepNever, Compute: ComputeExclusive, Low: true}} {
-			g, err := o.Narrow(given, OptionNames())
+		for _, given := range []Grant{DefaultGrant(), {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: keepNever, Compute: computeExclusive, Low: true}} {
+			g, err := o.narrow(given, OptionNames())
 			if err == nil && isWider(g, given) {
 				t.Errorf("%q makes %+v of %+v", text, g, given)
 			}

@@ -219,7 +219,7 @@ func (p Policy) apply(rule Rule, evidence Input, r Request) Decision {
 	}
 	options, err := p.OptionsOf(r)
 	if err == nil {
-		verdict.Grant, err = options.Narrow(grant, rule.Allow)
+		verdict.Grant, err = options.narrow(grant, rule.Allow)
 	}
 	if err != nil {
 		verdict.Denied = err.Error()

@@ -32,7 +32,7 @@ type Explanation struct {
 // AttributeTrace is an attribute of a grant, with the values that it was computed from.
 type AttributeTrace struct {
 	policy.Setting
-	With    []VariableValue `json:"with,omitempty"`
+	With    []variableValue `json:"with,omitempty"`
 	Default bool            `json:"default,omitempty"` // it has its default value
 }
 
@@ -42,31 +42,31 @@ type RuleTrace struct {
 	File  string         `json:"file"`
 	Line  int            `json:"line"`
 	Holds bool           `json:"holds"`
-	When  ConditionTrace `json:"when"`
+	When  conditionTrace `json:"when"`
 }
 
-// ConditionTrace is a condition or an operand of one. The operands of &&, || and ! are Parts. Any other expression is
+// conditionTrace is a condition or an operand of one. The operands of &&, || and ! are Parts. Any other expression is
 // a leaf, with the values that it was computed from.
-type ConditionTrace struct {
+type conditionTrace struct {
 	Op     string           `json:"op,omitempty"` // "&&", "||", "!", or "" for a leaf
 	Source string           `json:"source"`       // in one line
 	Value  string           `json:"value"`        // "true", "false", or why there is no value
-	With   []VariableValue  `json:"with,omitempty"`
-	Parts  []ConditionTrace `json:"parts,omitempty"`
+	With   []variableValue  `json:"with,omitempty"`
+	Parts  []conditionTrace `json:"parts,omitempty"`
 }
 
-// VariableValue is a variable and its value as a policy writes it.
-type VariableValue struct {
+// variableValue is a variable and its value as a policy writes it.
+type variableValue struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
 // Leaves returns the leaves of a condition in their order.
-func (c ConditionTrace) Leaves() []ConditionTrace {
+func (c conditionTrace) Leaves() []conditionTrace {
 	if c.Op == "" {
-		return []ConditionTrace{c}
+		return []conditionTrace{c}
 	}
-	var leaves []ConditionTrace
+	var leaves []conditionTrace
 	for _, part := range c.Parts {
 		leaves = append(leaves, part.Leaves()...)
 	}
@@ -114,11 +114,11 @@ func attributes(rule policyfile.RuleInfo, g policy.Grant, e *policyfile.Evidence
 }
 
 // trace explains a condition with its values. It splits the condition at &&, || and !.
-func trace(c *policyfile.Compiled, expr hclsyntax.Expression, e *policyfile.Evidence) ConditionTrace {
+func trace(c *policyfile.Compiled, expr hclsyntax.Expression, e *policyfile.Evidence) conditionTrace {
 	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
 		return trace(c, parentheses.Expression, e)
 	}
-	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(sourceOf(c, expr), " "), Value: rendered(expr, e)}
+	p := conditionTrace{Source: lineBreaks.ReplaceAllString(sourceOf(c, expr), " "), Value: rendered(expr, e)}
 	var operands []hclsyntax.Expression
 	switch expr := expr.(type) {
 	case *hclsyntax.UnaryOpExpr:
@@ -170,13 +170,13 @@ func rendered(expr hclsyntax.Expression, e *policyfile.Evidence) string {
 }
 
 // variablesIn returns the variables that an expression names, each once, with their values.
-func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) (all []VariableValue) {
+func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) (all []variableValue) {
 	for _, n := range policyfile.NamesOf(e) {
 		space, known := ctx.Variables[n.Root]
 		if !known || !space.Type().HasAttribute(n.Attribute) {
 			continue
 		}
-		v := VariableValue{Name: n.Root + "." + n.Attribute, Value: spell(space.GetAttr(n.Attribute))}
+		v := variableValue{Name: n.Root + "." + n.Attribute, Value: spell(space.GetAttr(n.Attribute))}
 		if !slices.Contains(all, v) {
 			all = append(all, v)
 		}

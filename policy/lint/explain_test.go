@@ -33,7 +33,7 @@ func shown(x Explanation) string {
 	return b.String()
 }
 
-func showPart(b *strings.Builder, p ConditionTrace, indent string) {
+func showPart(b *strings.Builder, p conditionTrace, indent string) {
 	if p.Op != "" {
 		fmt.Fprintf(b, "%s%s is %s\n", indent, p.Op, p.Value)
 	} else {

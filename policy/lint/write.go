@@ -24,13 +24,13 @@ func Write(w io.Writer, all []policyfile.Diagnostic, colour bool) error {
 
 // long returns a mistake with its line, and marks the part of the line:
 //
-//	Error: Out of range
+//	Error: Unusable value 99
 //
 //	  on policy.hcl line 5, column 15, in rule "r":
 //	   5:     overlap = 99
 //	                    ^^
 //
-//	  overlap is 1 to 48, not 99
+//	  overlap: want a number from 1 to 48
 func long(d policyfile.Diagnostic, colour bool) string {
 	red, bold, plain, severity, in := "", "", "", "Error", ""
 	if d.Warning {

@@ -34,39 +34,25 @@ func grantTable() (table []attribute[policy.Grant]) {
 	return table
 }
 
-// grantAttribute checks a value by its kind, so that a mistake can say which value is wrong and why.
+// grantAttribute reads a value as package policy does, so that a mistake says what is wanted.
 func grantAttribute(a policy.Attribute) attribute[policy.Grant] {
-	read := func(g *policy.Grant, text string) (summary, detail string) {
-		if err := a.Read(text, g); err != nil {
-			return fmt.Sprintf("Unknown value %q", text), a.Name + ": " + err.Error() + meant(text, []string{"none", "even"})
-		}
-		return "", ""
-	}
-	set := func(g *policy.Grant, text string) { read(g, text) }
+	typ, decimals := cty.String, -1
 	switch a.Kind {
-	case policy.Word:
-		return choice(a.Name, a.Words, set)
 	case policy.Number:
-		return within(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, f float64) { set(g, policy.PercentFrom(f).String()) })
+		typ, decimals = cty.Number, 6
 	case policy.Count:
-		return wholeWithin(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, n int) { set(g, strconv.Itoa(n)) })
-	case policy.Duration:
-		return durationAttribute(a.Name, 0, a.Longest, func(g *policy.Grant, d time.Duration) { set(g, d.String()) })
+		typ = cty.Number
 	}
-	return attribute[policy.Grant]{a.Name, cty.String, func(g *policy.Grant, v cty.Value) (summary, detail string) {
-		return read(g, v.AsString())
-	}}
-}
-
-// choice is an attribute whose value is one of some words.
-func choice[T any](name string, words []string, set func(*T, string)) attribute[T] {
-	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
-		word := v.AsString()
-		if !slices.Contains(words, word) {
-			list := `"` + strings.Join(words, `" or "`) + `"`
-			return fmt.Sprintf("Unknown value %q", word), name + " is " + list + meant(word, words)
+	return attribute[policy.Grant]{a.Name, typ, func(g *policy.Grant, v cty.Value) (summary, detail string) {
+		text, written := "", ""
+		if typ == cty.Number {
+			text, written = strconv.FormatFloat(float(v), 'f', decimals, 64), decimal(float(v))
+		} else {
+			text, written = v.AsString(), strconv.Quote(v.AsString())
 		}
-		set(into, word)
+		if err := a.Read(text, g); err != nil {
+			return "Unusable value " + written, a.Name + ": " + err.Error() + meant(text, append(slices.Clone(a.Words), "none", "even"))
+		}
 		return "", ""
 	}}
 }
@@ -109,27 +95,18 @@ func durationOrZero[T any](name string, lowest, highest time.Duration, set func(
 	}}
 }
 
-// within is an attribute whose value is a number in a range.
-func within[T any](name string, lowest, highest float64, set func(*T, float64)) attribute[T] {
+// wholeWithin is an attribute whose value is a whole number in a range.
+func wholeWithin[T any](name string, lowest, highest float64, set func(*T, int)) attribute[T] {
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
 		f := float(v)
-		if f < lowest || f > highest {
+		switch {
+		case f < lowest || f > highest:
 			return "Out of range", fmt.Sprintf("%s is %s to %s, not %s", name, decimal(lowest), decimal(highest), decimal(f))
+		case !v.AsBigFloat().IsInt():
+			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(f))
 		}
-		set(into, f)
+		set(into, int(f))
 		return "", ""
-	}}
-}
-
-// wholeWithin is within for whole numbers.
-func wholeWithin[T any](name string, lowest, highest float64, set func(*T, int)) attribute[T] {
-	ranged := within(name, lowest, highest, func(into *T, f float64) { set(into, int(f)) })
-	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
-		if summary, detail = ranged.set(into, v); summary == "" && !v.AsBigFloat().IsInt() {
-			detail = fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(float(v)))
-			return "Not a whole number", detail
-		}
-		return summary, detail
 	}}
 }
 

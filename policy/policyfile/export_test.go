@@ -24,3 +24,5 @@ func VariableNames() map[string][]string {
 
 // FunctionNames returns the functions of the language.
 func FunctionNames() []string { return sortedKeys(builtins) }
+
+var ParseConfig = parseConfig

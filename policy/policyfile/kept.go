@@ -76,7 +76,7 @@ func KeepPolicy(paths site.Paths, compiled *Compiled) error {
 // defaults.
 func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
 	parse := func(content []byte) (site.Config, error) {
-		return ParseConfig(content, paths.ConfigFile(), site.DefaultConfig())
+		return parseConfig(content, paths.ConfigFile(), site.DefaultConfig())
 	}
 	content, err := site.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {

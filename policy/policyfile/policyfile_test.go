@@ -190,7 +190,7 @@ func TestBadCases(t *testing.T) {
 		{"version = 1\ncase \"x\" {\n  gpu { mig = job.user }\n  expect { asked = true }\n}\n", "c:3:15: Wrong type: mig is true or false, not a string"},
 		{"version = 1\ncase \"x\" {\n  expect { denied = 3 }\n}\n", "c:3:21: Wrong type: denied is true, false or a part of the reason"},
 		{"version = 1\ncase \"x\" {\n  expect { rule = job.user }\n}\n", "c:3:19: Variables not allowed: rule is constant: it cannot depend on a job"},
-		{"version = 1\ncase \"x\" {\n  expect {\n    grant { overlap = 99 }\n  }\n}\n", "c:4:23: Out of range: overlap is 1 to 48, not 99"},
+		{"version = 1\ncase \"x\" {\n  expect {\n    grant { overlap = 99 }\n  }\n}\n", "c:4:23: Unusable value 99: overlap: want a number from 1 to 48"},
 	} {
 		_, err := lint.ParseCases([]byte(c.source), "c")
 		if err == nil || err.Error() != c.want {
@@ -382,7 +382,7 @@ func TestComplaints(t *testing.T) {
 	}
 	want := []string{
 		`b.hcl:3:10: Unknown variable: There is no variable named "user". Did you mean job.user?`,
-		"b.hcl:5:15: Out of range: overlap is 1 to 48, not 99",
+		"b.hcl:5:15: Unusable value 99: overlap: want a number from 1 to 48",
 		`a.hcl:3:12: Unsupported attribute: there is no local named "y".`,
 		`a.hcl:5:1: Unsupported block type: Blocks of type "quota" are not expected here.`,
 	}

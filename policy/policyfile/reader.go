@@ -44,7 +44,7 @@ func (r *Reader) Constant(attr *hcl.Attribute, want cty.Type) (v cty.Value, ok b
 func (r *Reader) Request(root string, body hcl.Body, into *policy.Request) {
 	var table []attribute[policy.Request]
 	for _, v := range namespaces[root] {
-		table = append(table, v.attribute)
+		table = append(table, v.attribute())
 	}
 	constants(r.check, table, body, into)
 }

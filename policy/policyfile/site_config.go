@@ -23,11 +23,11 @@ var configAttributes = []attribute[config]{
 	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(c *config, d time.Duration) { c.EpilogDeadline = d }),
 }
 
-// ParseConfig reads site.hcl. Settings that it does not have keep the given defaults.
+// parseConfig reads site.hcl. Settings that it does not have keep the given defaults.
 //
 //	nvml_library    = "/usr/lib64/libnvidia-ml.so.1"
 //	prolog_deadline = "50s"
-func ParseConfig(source []byte, name string, defaults site.Config) (site.Config, error) {
+func parseConfig(source []byte, name string, defaults site.Config) (site.Config, error) {
 	f := file{name: name, source: source}
 	c := newTypeChecker()
 	if c.wrong = parse(&f); !c.wrong.HasErrors() {

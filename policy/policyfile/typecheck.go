@@ -83,7 +83,7 @@ func (c *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 func constant(
 	e hclsyntax.Expression, locals map[string]cty.Value, functions map[string]function.Function,
 ) (v cty.Value, ok bool, failed *hcl.Diagnostic) {
-	variable := func(n VariableName) bool {
+	variable := func(n variableName) bool {
 		_, known := locals[n.Attribute]
 		return n.Root != "local" || !known
 	}
@@ -95,13 +95,13 @@ func constant(
 	return v, failed == nil, failed
 }
 
-// VariableName is the name of a variable in an expression, like job.user. The attribute is "" if it is not constant.
-type VariableName struct{ Root, Attribute string }
+// variableName is the name of a variable in an expression, like job.user. The attribute is "" if it is not constant.
+type variableName struct{ Root, Attribute string }
 
 // NamesOf returns the variables of an expression.
-func NamesOf(e hclsyntax.Expression) (names []VariableName) {
+func NamesOf(e hclsyntax.Expression) (names []variableName) {
 	for _, traversal := range e.Variables() {
-		n := VariableName{Root: traversal.RootName()}
+		n := variableName{Root: traversal.RootName()}
 		if len(traversal) > 1 {
 			n.Attribute, _ = attributeOf(traversal[1])
 		}
@@ -229,7 +229,7 @@ func (c *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	if v.needs != nil {
 		*v.needs(&c.needs) = true
 	}
-	return c.steps(v.typ, e.Traversal[2:])
+	return c.steps(v.typ(), e.Traversal[2:])
 }
 
 // attributeOf returns the name of a step: .name or ["name"].

@@ -9,12 +9,14 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// variable is a row of the tables below: an attribute of job, node or gpu. set is how a case of a policy's tests sets
-// it.
+// variable is a row of the tables below: an attribute of job, node or gpu. A case of a policy's tests can set it.
 type variable struct {
-	attribute[policy.Request]
-	value func(*policy.Request) cty.Value
-	needs func(*policy.Lookups) *bool // the look-up that it needs, nil for none
+	name    string
+	field   func(*policy.Request) any   // a pointer to a string, a bool, a number or a list
+	highest float64                     // of a number, and of each number of a list
+	needs   func(*policy.Lookups) *bool // the look-up that it needs, nil for none
+	shown   func(string) string         // what rules see of a string, nil for the string itself
+	given   func(*policy.Request)       // what follows if a case sets it, nil for nothing
 }
 
 // maxID is the highest number of a Slurm id.
@@ -23,119 +25,97 @@ const maxID = math.MaxUint32
 // namespaces are the roots of the names in expressions, beside local.
 var namespaces = map[string][]variable{
 	"job": {
-		count("id", maxID, func(r *policy.Request) *uint32 { return &r.JobID }),
-		str("user", func(r *policy.Request) *string { return &r.User }),
-		count("uid", maxID, func(r *policy.Request) *uint32 { return &r.UID }),
-		count("gid", maxID, func(r *policy.Request) *uint32 { return &r.GID }),
-		lookedUp(strs("groups", func(r *policy.Request) *[]string { return &r.Groups }), func(n *policy.Lookups) *bool { return &n.Groups }),
-		str("account", func(r *policy.Request) *string { return &r.Account }),
-		str("partition", func(r *policy.Request) *string { return &r.Partition }),
-		str("qos", func(r *policy.Request) *string { return &r.QOS }),
-		str("reservation", func(r *policy.Request) *string { return &r.Reservation }),
-		str("comment", func(r *policy.Request) *string { return &r.Comment }),
-		strs("requested", func(r *policy.Request) *[]string { return &r.Requested }),
-		optionVariable(),
-		positions("gpus", func(r *policy.Request) *[]int { return &r.GPUs }),
-		count("ntasks", maxID, func(r *policy.Request) *int { return &r.NTasks }),
-		count("nodes", maxID, func(r *policy.Request) *int { return &r.Nodes }),
-		count("array", maxID, func(r *policy.Request) *uint32 { return &r.Array }),
-		count("restart", maxID, func(r *policy.Request) *int { return &r.Restart }),
+		{name: "id", field: func(r *policy.Request) any { return &r.JobID }, highest: maxID},
+		{name: "user", field: func(r *policy.Request) any { return &r.User }},
+		{name: "uid", field: func(r *policy.Request) any { return &r.UID }, highest: maxID},
+		{name: "gid", field: func(r *policy.Request) any { return &r.GID }, highest: maxID},
+		{name: "groups", field: func(r *policy.Request) any { return &r.Groups }, needs: func(n *policy.Lookups) *bool { return &n.Groups }},
+		{name: "account", field: func(r *policy.Request) any { return &r.Account }},
+		{name: "partition", field: func(r *policy.Request) any { return &r.Partition }},
+		{name: "qos", field: func(r *policy.Request) any { return &r.QOS }},
+		{name: "reservation", field: func(r *policy.Request) any { return &r.Reservation }},
+		{name: "comment", field: func(r *policy.Request) any { return &r.Comment }},
+		{name: "requested", field: func(r *policy.Request) any { return &r.Requested }},
+		{name: "option", field: func(r *policy.Request) any { return &r.Option }, given: func(r *policy.Request) { r.HasOption = true }},
+		{name: "gpus", field: func(r *policy.Request) any { return &r.GPUs }, highest: maxGPUs - 1},
+		{name: "ntasks", field: func(r *policy.Request) any { return &r.NTasks }, highest: maxID},
+		{name: "nodes", field: func(r *policy.Request) any { return &r.Nodes }, highest: maxID},
+		{name: "array", field: func(r *policy.Request) any { return &r.Array }, highest: maxID},
+		{name: "restart", field: func(r *policy.Request) any { return &r.Restart }, highest: maxID},
 	},
 	"node": {
-		str("name", func(r *policy.Request) *string { return &r.Node }),
-		lookedUp(strs("features", func(r *policy.Request) *[]string { return &r.Features }), func(n *policy.Lookups) *bool { return &n.Features }),
-		lookedUp(count("gpus", maxGPUs, func(r *policy.Request) *int { return &r.NodeGPUs }), func(n *policy.Lookups) *bool { return &n.Devices }),
-		lookedUp(str("driver", func(r *policy.Request) *string { return &r.Driver }), func(n *policy.Lookups) *bool { return &n.Driver }),
+		{name: "name", field: func(r *policy.Request) any { return &r.Node }},
+		{name: "features", field: func(r *policy.Request) any { return &r.Features }, needs: func(n *policy.Lookups) *bool { return &n.Features }},
+		{name: "gpus", field: func(r *policy.Request) any { return &r.NodeGPUs }, highest: maxGPUs, needs: func(n *policy.Lookups) *bool { return &n.Devices }},
+		{name: "driver", field: func(r *policy.Request) any { return &r.Driver }, needs: func(n *policy.Lookups) *bool { return &n.Driver }},
 	},
 	"gpu": {
-		ofGPU(model()),
-		ofGPU(str("product", func(r *policy.Request) *string { return &r.GPU.Product })),
-		ofGPU(count("sms", 1e6, func(r *policy.Request) *int { return &r.GPU.SMs })),
-		ofGPU(count("memory", 1e12, func(r *policy.Request) *int { return &r.GPU.MemoryMiB })),
-		ofGPU(yesOrNo("mig", func(r *policy.Request) *bool { return &r.GPU.MIG })),
+		{name: "model", field: func(r *policy.Request) any { return &r.GPU.Product }, needs: ofGPU, shown: policy.ModelName},
+		{name: "product", field: func(r *policy.Request) any { return &r.GPU.Product }, needs: ofGPU},
+		{name: "sms", field: func(r *policy.Request) any { return &r.GPU.SMs }, highest: 1e6, needs: ofGPU},
+		{name: "memory", field: func(r *policy.Request) any { return &r.GPU.MemoryMiB }, highest: 1e12, needs: ofGPU},
+		{name: "mig", field: func(r *policy.Request) any { return &r.GPU.MIG }, needs: ofGPU},
 	},
 }
 
 // maxGPUs is Slurm's bound on the devices of one kind on a node.
 const maxGPUs = 1024
 
-func lookedUp(v variable, needs func(*policy.Lookups) *bool) variable {
-	v.needs = needs
-	return v
-}
+func ofGPU(n *policy.Lookups) *bool { return &n.GPU }
 
-func ofGPU(v variable) variable {
-	return lookedUp(v, func(n *policy.Lookups) *bool { return &n.GPU })
-}
+func (v variable) typ() cty.Type { return v.value(&policy.Request{}).Type() }
 
-// count bounds the value, whatever the request has.
-func count[T int | uint32](name string, highest float64, field func(*policy.Request) *T) variable {
-	return variable{
-		attribute: wholeWithin(name, 0, highest, func(r *policy.Request, n int) { *field(r) = T(n) }),
-		value: func(r *policy.Request) cty.Value {
-			return cty.NumberIntVal(int64(min(max(float64(*field(r)), 0), highest)))
-		},
+// value returns the value for a request. A number is bounded, whatever the request has.
+func (v variable) value(r *policy.Request) cty.Value {
+	number := func(n float64) cty.Value { return cty.NumberIntVal(int64(min(max(n, 0), v.highest))) }
+	switch field := v.field(r).(type) {
+	case *bool:
+		return cty.BoolVal(*field)
+	case *int:
+		return number(float64(*field))
+	case *uint32:
+		return number(float64(*field))
+	case *[]string:
+		return listValue(cty.String, *field, cty.StringVal)
+	case *[]int:
+		return listValue(cty.Number, (*field)[:min(len(*field), maxGPUs)], func(n int) cty.Value { return number(float64(n)) })
+	case *string:
+		if v.shown != nil {
+			return cty.StringVal(v.shown(*field))
+		}
+		return cty.StringVal(*field)
 	}
+	return cty.NilVal
 }
 
-func str(name string, field func(*policy.Request) *string) variable {
-	return variable{
-		attribute: stringAttribute(name, anything, func(r *policy.Request, s string) { *field(r) = s }),
-		value:     func(r *policy.Request) cty.Value { return cty.StringVal(*field(r)) },
-	}
-}
-
-// optionVariable is the value of --mps. A case that sets it gives the option.
-func optionVariable() variable {
-	v := str("option", func(r *policy.Request) *string { r.HasOption = true; return &r.Option })
-	v.value = func(r *policy.Request) cty.Value { return cty.StringVal(r.Option) }
-	return v
-}
-
-// model is the short name of the product. A case that sets it may set either.
-func model() variable {
-	v := str("model", func(r *policy.Request) *string { return &r.GPU.Product })
-	v.value = func(r *policy.Request) cty.Value { return cty.StringVal(policy.ModelName(r.GPU.Product)) }
-	return v
-}
-
-func yesOrNo(name string, field func(*policy.Request) *bool) variable {
-	return variable{
-		attribute: switched(name, func(r *policy.Request, on bool) { *field(r) = on }),
-		value:     func(r *policy.Request) cty.Value { return cty.BoolVal(*field(r)) },
-	}
-}
-
-func strs(name string, field func(*policy.Request) *[]string) variable {
-	return variable{
-		attribute: each(str(name, func(r *policy.Request) *string { return added(field(r)) }).attribute),
-		value:     func(r *policy.Request) cty.Value { return listValue(cty.String, *field(r), cty.StringVal) },
-	}
-}
-
-func positions(name string, field func(*policy.Request) *[]int) variable {
-	return variable{
-		attribute: each(count(name, maxGPUs-1, func(r *policy.Request) *int { return added(field(r)) }).attribute),
-		value: func(r *policy.Request) cty.Value {
-			return listValue(cty.Number, (*field(r))[:min(len(*field(r)), maxGPUs)], func(n int) cty.Value {
-				return cty.NumberIntVal(int64(min(max(n, 0), maxGPUs-1)))
-			})
-		},
-	}
-}
-
-// added returns a new element of a list.
-func added[T any](list *[]T) *T {
-	*list = append(*list, *new(T))
-	return &(*list)[len(*list)-1]
-}
-
-// each makes a list of an attribute. Setting it sets each element in turn.
-func each[T any](elem attribute[T]) attribute[T] {
-	return attribute[T]{elem.name, cty.List(elem.typ), func(into *T, v cty.Value) (summary, detail string) {
-		for _, item := range v.AsValueSlice() {
-			if summary, detail = elem.set(into, item); summary != "" {
-				break
+// attribute is the variable as a case sets it.
+func (v variable) attribute() attribute[policy.Request] {
+	return attribute[policy.Request]{v.name, v.typ(), func(r *policy.Request, given cty.Value) (summary, detail string) {
+		if v.given != nil {
+			v.given(r)
+		}
+		number := wholeWithin(v.name, 0, v.highest, func(into *int, n int) { *into = n })
+		n := 0
+		switch field := v.field(r).(type) {
+		case *bool:
+			*field = given.True()
+		case *string:
+			*field = given.AsString()
+		case *int:
+			return number.set(field, given)
+		case *uint32:
+			summary, detail = number.set(&n, given)
+			*field = uint32(n)
+		case *[]string:
+			for _, item := range given.AsValueSlice() {
+				*field = append(*field, item.AsString())
+			}
+		case *[]int:
+			for _, item := range given.AsValueSlice() {
+				if summary, detail = number.set(&n, item); summary != "" {
+					return summary, detail
+				}
+				*field = append(*field, n)
 			}
 		}
 		return summary, detail

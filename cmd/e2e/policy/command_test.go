@@ -197,7 +197,7 @@ case "wrong" {
 		{[]string{"check", never}, 0, "Warning: Never equal\n\n  on " + never + " line 9, column 23, in rule \"teaching\":"},
 		{[]string{"check", "--json", never}, 0, `"warnings":[{"file":"` + never + `","line":9,`},
 		{[]string{"check", bad}, 1, "   3:   when = job.gpu == 1\n                  ^^^^"},
-		{[]string{"check", bad}, 1, `scope is "job" or "gpu"`},
+		{[]string{"check", bad}, 1, `scope: want job or gpu`},
 		{[]string{"check", "--json", bad}, 1, `{"ok":false,"diagnostics":[{"file":"` + bad + `","line":3,"column":13`},
 		{[]string{"check", dir + "/none.hcl"}, 1, "mpsctl: cannot read " + dir + "/none.hcl: no such file or directory\n"},
 		{[]string{"test", cases}, 0, "1 case passed, 0 failed\n"},

@@ -201,7 +201,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
 	}
 	p.Must(0, p.Job(8, "0"), "epilog")
-	want := `"error":"` + more + ":5:15: Out of range: overlap is 1 to 48, not 49\""
+	want := `"error":"` + more + ":5:15: Unusable value 49: overlap: want a number from 1 to 48\""
 	if log := p.Log(); strings.Count(log, want) != 1 {
 		t.Errorf("the log has it %d times, want once: %s\n%s", strings.Count(log, want), want, log)
 	}
@@ -213,7 +213,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 func TestARuleThatFailsForAJob(t *testing.T) {
 	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
 	p.Must(0, p.Job(7, "0,1"), "prolog")
-	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Out of range: overlap is 1 to 48, not 51: tell the site's admins"
+	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Unusable value 51: overlap: want a number from 1 to 48: tell the site's admins"
 	if ticket := p.Ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
 		t.Errorf("rule %q, refused %q, want %q", ticket.Rule, ticket.RefusalReason, want)
 	}

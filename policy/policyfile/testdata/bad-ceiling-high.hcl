@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Out of range
+Error: Unusable value 101
 
   on policy.hcl line 5, column 15, in rule "r":
    5:     ceiling = 101
                     ^^^
 
-  ceiling is 1 to 100, not 101
+  ceiling: want a number from 1 to 100

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Out of range
+Error: Unusable value "1h"
 
   on policy.hcl line 5, column 19, in rule "r":
    5:     drain_grace = "1h"
                         ^^^^
 
-  drain_grace is 0s to 10m0s, not 1h0m0s
+  drain_grace: want a time like 10s, up to 10m0s

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Out of range
+Error: Unusable value "-1s"
 
   on policy.hcl line 5, column 19, in rule "r":
    5:     drain_grace = "-1s"
                         ^^^^^
 
-  drain_grace is 0s to 10m0s, not -1s
+  drain_grace: want a time like 10s, up to 10m0s

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Not a duration
+Error: Unusable value "10"
 
   on policy.hcl line 5, column 19, in rule "r":
    5:     drain_grace = "10"
                         ^^^^
 
-  drain_grace is written like "10s" or "1m30s", not "10"
+  drain_grace: want a time like 10s, up to 10m0s

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Out of range
+Error: Unusable value "601s"
 
   on policy.hcl line 5, column 12, in rule "r":
    5:     hold = "601s"
                  ^^^^^^
 
-  hold is 0s to 10m0s, not 10m1s
+  hold: want a time like 10s, up to 10m0s

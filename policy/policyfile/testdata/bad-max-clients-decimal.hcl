@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Not a whole number
+Error: Unusable value 2.5
 
   on policy.hcl line 5, column 19, in rule "r":
    5:     max_clients = 2.5
                         ^^^
 
-  max_clients has no decimals, and this can be 2.5: write floor(…)
+  max_clients: want a whole number from 1 to 60

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Out of range
+Error: Unusable value 49
 
   on policy.hcl line 5, column 22, in rule "r":
    5:     memory_overlap = 49
                            ^^
 
-  memory_overlap is 1 to 48, not 49
+  memory_overlap: want a number from 1 to 48

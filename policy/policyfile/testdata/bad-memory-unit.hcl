@@ -6,7 +6,7 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "8"
+Error: Unusable value "8"
 
   on policy.hcl line 5, column 14, in rule "r":
    5:     memory = "8"

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "retry"
+Error: Unusable value "retry"
 
   on policy.hcl line 5, column 18, in rule "r":
    5:     on_failure = "retry"
                        ^^^^^^^
 
-  on_failure is "drain" or "run_without"
+  on_failure: want drain or run_without

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Out of range
+Error: Unusable value 0.5
 
   on policy.hcl line 5, column 15, in rule "r":
    5:     overlap = 0.5
                     ^^^
 
-  overlap is 1 to 48, not 0.5
+  overlap: want a number from 1 to 48

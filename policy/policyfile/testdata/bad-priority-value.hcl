@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "high"
+Error: Unusable value "high"
 
   on policy.hcl line 5, column 16, in rule "r":
    5:     priority = "high"
                      ^^^^^^
 
-  priority is "low" or "normal"
+  priority: want low or normal

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "node"
+Error: Unusable value "node"
 
   on policy.hcl line 5, column 13, in rule "r":
    5:     scope = "node"
                   ^^^^^^
 
-  scope is "job" or "gpu"
+  scope: want job or gpu. Did you mean "none"?

@@ -6,7 +6,7 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "odd"
+Error: Unusable value "odd"
 
   on policy.hcl line 5, column 36, in rule "r":
    5:     share = job.uid > 5 ? "even" : "odd"

@@ -6,7 +6,7 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "70%,40%"
+Error: Unusable value "70%,40%"
 
   on policy.hcl line 5, column 13, in rule "r":
    5:     share = "70%,40%"

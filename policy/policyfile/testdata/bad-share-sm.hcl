@@ -6,7 +6,7 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value "20sm"
+Error: Unusable value "20sm"
 
   on policy.hcl line 5, column 13, in rule "r":
    5:     share = "20sm"

@@ -31,7 +31,7 @@ Error: Unsupported attribute
 
   job has no attribute named "gpu". Did you mean "gpus"?
 
-Error: Unknown value "odd"
+Error: Unusable value "odd"
 
   on policy.hcl line 7, column 19, in rule "a":
    7:   grant { share = "odd" }

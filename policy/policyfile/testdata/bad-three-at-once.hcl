@@ -15,15 +15,15 @@ Error: Unknown variable
 
   There is no variable named "jbo". Did you mean "job"?
 
-Error: Out of range
+Error: Unusable value 99
 
   on policy.hcl line 5, column 15, in rule "r":
    5:     overlap = 99
                     ^^
 
-  overlap is 1 to 48, not 99
+  overlap: want a number from 1 to 48
 
-Error: Unknown value "odd"
+Error: Unusable value "odd"
 
   on policy.hcl line 6, column 15, in rule "r":
    6:     share   = "odd"

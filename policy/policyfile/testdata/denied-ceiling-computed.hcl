@@ -8,4 +8,4 @@ rule "r" {
 === job {"GPUs": [0, 1]}
 rule "r": granted
 === job {"GPUs": [0]}
-rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: ceiling is 1 to 100, not 200: tell the site's admins
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Unusable value 200: ceiling: want a number from 1 to 100: tell the site's admins

@@ -38,4 +38,4 @@ rule "tried": denied: this site's policy cannot decide: policy.hcl:6:20: Invalid
 === job {"HasOption": true, "User": "bob", "GPUs": [4]}
 rule "rest": granted max_clients=4
 === job {"HasOption": true, "User": "bob", "GPUs": [0]}
-rule "rest": denied: this site's policy cannot decide: policy.hcl:25:19: Out of range: max_clients is 1 to 60, not 0: tell the site's admins
+rule "rest": denied: this site's policy cannot decide: policy.hcl:25:19: Unusable value 0: max_clients: want a whole number from 1 to 60: tell the site's admins

@@ -8,4 +8,4 @@ rule "r" {
 === job {"NTasks": 6}
 rule "r": granted max_clients=3
 === job {"NTasks": 7}
-rule "r": denied: this site's policy cannot decide: policy.hcl:5:19: Not a whole number: max_clients has no decimals, and this can be 3.5: write floor(…): tell the site's admins
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:19: Unusable value 3.5: max_clients: want a whole number from 1 to 60: tell the site's admins

@@ -11,4 +11,4 @@ rule "r" {
 === job {"HasOption": true, "GPU": {"MemoryMiB": 143771}}
 rule "r": granted memory=143771M
 === job {"HasOption": true}
-rule "r": denied: this site's policy cannot decide: policy.hcl:8:14: Unknown value "0M": memory: want none, even, or a size of whole MiB, like 8G or 16384M: tell the site's admins
+rule "r": denied: this site's policy cannot decide: policy.hcl:8:14: Unusable value "0M": memory: want none, even, or a size of whole MiB, like 8G or 16384M: tell the site's admins

@@ -16,6 +16,6 @@ Warning: Older word
 === job {"NTasks": 3}
 rule "r": granted share=overlap:3
 === job {}
-rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 0: tell the site's admins
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Unusable value 0: overlap: want a number from 1 to 48: tell the site's admins
 === job {"NTasks": 49}
-rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 49: tell the site's admins
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Unusable value 49: overlap: want a number from 1 to 48: tell the site's admins
