@@ -114,12 +114,7 @@ func ParsePercent(s string) (Percent, error) {
 // PercentFrom returns f percent, to the nearest millionth.
 func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
 
-// EvenShares divides g among ranks by the grant: element i is rank i's share of its GPU. It is SplitSMs with the
-// grant's rule for each rank.
-//
-// Even shares are whole TPCs. The remainder goes one TPC each to the first ranks, so with overlap 1 the shares add up
-// to the GPU. Overlap multiplies the shares. No share is above the grant's ceiling or the GPU. None is below the
-// driver's minimum, so many ranks with small shares add up to more than the GPU.
+// EvenShares is SplitSMs by the grant's rule and ceiling.
 func EvenShares(g GPU, ranks int, grant Grant) ([]Share, error) {
 	return SplitSMs(g, grant.Rule(), ranks, PercentFrom(grant.Ceiling))
 }

@@ -63,10 +63,6 @@ rule "rest" {
   when = !gpu.mig && contains(node.features, "a") || node.driver == "1" || node.gpus == 3
   grant { memory = gpu.model == "H200" ? "16G" : "8G" }
 }
-rule "mig" {
-  when = gpu.mig
-  grant { memory = "4G" }
-}
 `
 	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
 		t.Fatal(err)
@@ -80,12 +76,10 @@ rule "mig" {
 		{"--user root --gpu H200",
 			[]string{`Granted by rule "students"`, "share          = 25%\n", "ceiling        = 100                default\n", "\n\n" + others}, "job.groups is taken"},
 		{"--user nobody-knows-me",
-			[]string{"\n! cannot look up user \"nobody-knows-me\": user: unknown user nobody-knows-me: give --uid, --gid and --groups\n! job.groups is taken as []: give --user or --groups\n"}, "students\" decides"},
+			[]string{"\n! cannot look up user \"nobody-knows-me\": user: unknown user nobody-knows-me: give --groups\n! job.groups is taken as []: give --user or --groups\n"}, "students\" decides"},
 		{"--groups root --features a --gpu H200", []string{`Granted by rule "students"`}, "job.groups is taken"},
 		{"--groups none --features a --gpu H200",
 			[]string{`Granted by rule "rest"`, "memory         = 16384M             gpu.model = \"H200\"\n"}, "features is taken"},
-		{"--groups none --features a --gpu H200 --mig",
-			[]string{`Granted by rule "mig"`, "! gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less\n"}, ""},
 		{"--groups none", []string{"! gpu.model and gpu.product are taken as \"\", gpu.sms and gpu.memory as 0: give --gpu\n"}, ""},
 	} {
 		code, out, complaint := runRoot(policyCommand, strings.Fields("policy explain --constraint mps --policy "+file+" "+c.args)...)

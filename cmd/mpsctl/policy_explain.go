@@ -27,7 +27,8 @@ const explainHelp = `explain prints what a job would get: how it asks for MPS, w
 prints why the rule does not match, with the values of the parts of its condition. With --ranks it also prints the
 placement of the ranks.
 
-Flags describe the job. A value that is not given is empty, except for one GPU, one task and one node. The groups of --user
+Flags describe the job. A value that is not given is empty, except for one GPU, one task and one node. What no flag gives,
+such as a MIG instance, is for a case of policy_test.hcl. The groups of --user
 are looked up as for a job. With --job, explain takes a job that has MPS on this node now, as its prolog recorded it (only
 root can read that).`
 
@@ -55,8 +56,6 @@ func explain(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&q.policy, "policy", "", "explain the policy in this `FILE|DIR`")
 	flags.Uint32Var(&q.job, "job", 0, "explain job `ID` of this node")
 	flags.StringVar(&r.User, "user", "", "the user's `NAME`")
-	flags.Uint32Var(&r.UID, "uid", 0, "the user's `NUMBER`")
-	flags.Uint32Var(&r.GID, "gid", 0, "the `NUMBER` of the user's group")
 	flags.StringSliceVar(&r.Groups, "groups", nil, "the `NAMES` of all of the user's groups")
 	flags.StringVar(&r.Account, "account", "", "the account's `NAME`")
 	flags.StringVar(&r.Partition, "partition", "", "the partition's `NAME`")
@@ -69,13 +68,10 @@ func explain(call *command.Invocation) *cobra.Command {
 	flags.IntVar(&q.gpus, "gpus", 1, "the job has `N` GPUs on the node")
 	flags.IntVar(&r.NTasks, "ntasks", 1, "the job has `N` tasks")
 	flags.IntVar(&r.Nodes, "nodes", 1, "the job has `N` nodes")
-	flags.Uint32Var(&r.Array, "array", 0, "the `NUMBER` of the job's array")
-	flags.IntVar(&r.Restart, "restart", 0, "the job was requeued `N` times")
 	flags.StringVar(&r.Node, "node", "", "the node's `NAME`")
 	flags.StringSliceVar(&r.Features, "features", nil, "the `NAMES` of the node's features")
 	flags.StringVar(&r.Driver, "driver", "", "the driver's `VERSION`")
 	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, as for mpsctl plan")
-	flags.BoolVar(&q.mig, "mig", false, "the GPU is a MIG instance")
 	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of `N` ranks on the node")
 	completeJobs(call, c)
 	command.CompleteValues(c, "gpu", modelNames()...)
@@ -87,7 +83,6 @@ type query struct {
 	policy, constraint, gpu string
 	job                     uint32
 	gpus, ranks             int
-	mig                     bool
 	given                   func(flag string) bool
 	request                 policy.Request
 }
@@ -145,15 +140,11 @@ func (q query) ask(call *command.Invocation) (r policy.Request, decided string, 
 		r.GPUs = append(r.GPUs, i)
 	}
 	r.NodeGPUs = q.gpus
-	r.GPU.MIG = q.mig
-	if q.mig && q.ranks > 0 {
-		return r, "", errors.New("cannot place ranks on a MIG instance: its SMs are not known here: leave out --ranks")
-	}
 	if q.gpu == "" {
 		return r, "", nil
 	}
 	model, err := policy.FindModel(q.gpu)
-	r.GPU = policy.GPUFacts{Product: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB, MIG: q.mig}
+	r.GPU = policy.GPUFacts{Product: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB}
 	return r, "", err
 }
 
@@ -164,8 +155,8 @@ func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string
 		return nil
 	}
 	if r.User != "" && !q.given("groups") {
-		if err := identify(r, q.given("uid"), q.given("gid")); err != nil {
-			assumed = append(assumed, err.Error()+": give --uid, --gid and --groups")
+		if err := identify(r); err != nil {
+			assumed = append(assumed, err.Error()+": give --groups")
 		}
 	}
 	for _, look := range []struct {
@@ -177,7 +168,6 @@ func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string
 		{needs.Driver && !q.given("driver"), `node.driver is taken as "": give --driver`},
 		{needs.Devices, fmt.Sprintf("node.gpus is taken as %d, the job's GPUs: no flag gives a number", r.NodeGPUs)},
 		{needs.GPU && q.gpu == "", `gpu.model and gpu.product are taken as "", gpu.sms and gpu.memory as 0: give --gpu`},
-		{needs.GPU && q.gpu != "" && q.mig, "gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less"},
 	} {
 		if look.missing {
 			assumed = append(assumed, look.what)
@@ -186,26 +176,18 @@ func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string
 	return assumed
 }
 
-// identify looks up a user's numbers that were not given, and the names of the groups.
-func identify(r *policy.Request, uid, gid bool) error {
+// identify looks up a user's numbers, and the names of the groups.
+func identify(r *policy.Request) error {
 	known, err := user.Lookup(r.User)
 	if err != nil {
 		return fmt.Errorf("cannot look up user %q: %w", r.User, err)
 	}
-	for _, id := range []struct {
-		given bool
-		text  string
-		into  *uint32
-	}{{uid, known.Uid, &r.UID}, {gid, known.Gid, &r.GID}} {
-		if id.given {
-			continue
-		}
-		n, err := strconv.ParseUint(id.text, 10, 32)
-		if err != nil {
-			return fmt.Errorf("cannot look up user %q: its number is %q", r.User, id.text)
-		}
-		*id.into = uint32(n)
+	uid, err1 := strconv.ParseUint(known.Uid, 10, 32)
+	gid, err2 := strconv.ParseUint(known.Gid, 10, 32)
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("cannot look up user %q: %w", r.User, err)
 	}
+	r.UID, r.GID = uint32(uid), uint32(gid)
 	r.Groups, err = frame.UserGroupNames(context.Background(), r.UID, r.GID)
 	return err
 }

@@ -65,33 +65,22 @@ func meant(word string, words []string) string {
 	return ""
 }
 
-// durationAttribute is an attribute whose value is a duration.
-func durationAttribute[T any](name string, lowest, highest time.Duration, set func(*T, time.Duration)) attribute[T] {
+// duration is an attribute whose value is a duration, or 0 for never if the lowest is negative.
+func duration[T any](name string, lowest, highest time.Duration, set func(*T, time.Duration)) attribute[T] {
+	never := ""
+	if lowest < 0 {
+		lowest, never = -lowest, ", or 0s for never"
+	}
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		d, err := time.ParseDuration(v.AsString())
 		switch {
 		case err != nil:
 			return "Not a duration", fmt.Sprintf("%s is written like \"10s\" or \"1m30s\", not %q", name, v.AsString())
-		case d < lowest || d > highest:
-			return "Out of range", fmt.Sprintf("%s is %v to %v, not %v", name, lowest, highest, d)
+		case (d < lowest || d > highest) && (d != 0 || never == ""):
+			return "Out of range", fmt.Sprintf("%s is %v to %v, not %v%s", name, lowest, highest, d, never)
 		}
 		set(into, d)
 		return "", ""
-	}}
-}
-
-// durationOrZero is a duration that may also be 0, for never.
-func durationOrZero[T any](name string, lowest, highest time.Duration, set func(*T, time.Duration)) attribute[T] {
-	ranged := durationAttribute(name, lowest, highest, set)
-	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
-		if d, err := time.ParseDuration(v.AsString()); err == nil && d == 0 {
-			set(into, 0)
-			return "", ""
-		}
-		if summary, detail = ranged.set(into, v); summary == "Out of range" {
-			detail += ", or 0s for never"
-		}
-		return summary, detail
 	}}
 }
 

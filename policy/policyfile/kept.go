@@ -40,9 +40,7 @@ const (
 	keptConfig = "site.hcl"
 )
 
-// copies is the form in which a policy is kept:
-//
-//	{"files": [{"name": "/etc/slurm-mps/policy.hcl", "text": "version = 1\n…"}]}
+// copies is the form in which a policy is kept: {"files": [{"name": "/etc/…/policy.hcl", "text": "version = 1\n…"}]}
 type copies struct {
 	Files []Source `json:"files"`
 }

@@ -17,10 +17,10 @@ var configAttributes = []attribute[config]{
 	stringAttribute("mps_control", absolute, func(c *config, s string) { c.Control = s }),
 	stringAttribute("library_path", anything, func(c *config, s string) { c.LibraryPath = s }),
 	stringAttribute("gres_conf", absolute, func(c *config, s string) { c.GresConf = s }),
-	durationAttribute("prolog_deadline", time.Second, time.Hour, func(c *config, d time.Duration) { c.PrologDeadline = d }),
+	duration("prolog_deadline", time.Second, time.Hour, func(c *config, d time.Duration) { c.PrologDeadline = d }),
 	stringAttribute("hpc_job_mapping_dir", absolute, func(c *config, s string) { c.JobMappingDir = filepath.Clean(s) }),
-	durationOrZero("usage_interval", time.Second, time.Hour, func(c *config, d time.Duration) { c.UsageInterval = d }),
-	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(c *config, d time.Duration) { c.EpilogDeadline = d }),
+	duration("usage_interval", -time.Second, time.Hour, func(c *config, d time.Duration) { c.UsageInterval = d }),
+	duration("epilog_deadline", 5*time.Second, time.Hour, func(c *config, d time.Duration) { c.EpilogDeadline = d }),
 }
 
 // parseConfig reads site.hcl. Settings that it does not have keep the given defaults.
