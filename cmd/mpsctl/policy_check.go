@@ -29,7 +29,10 @@ func check(call *command.Invocation) *cobra.Command {
 			if err != nil {
 				return refused(call, err)
 			}
-			answer := checked{true, compiled.Files(), compiled.Rules(), lint.Warnings(compiled)}
+			answer := checked{OK: true, Rules: compiled.Rules(), Warnings: lint.Warnings(compiled)}
+			for _, source := range compiled.Sources() {
+				answer.Files = append(answer.Files, source.Name)
+			}
 			return call.Print("policy", answer, answer.text)
 		},
 	}

@@ -199,16 +199,15 @@ func spell(v cty.Value) string {
 	case t == cty.Bool:
 		return fmt.Sprint(v.True())
 	}
-	object := v.Type().IsObjectType()
 	var items []string
 	for key, item := range v.Elements() {
-		text := spell(item)
-		if object {
-			text = key.AsString() + " = " + text
+		name := ""
+		if v.Type().IsObjectType() {
+			name = key.AsString() + " = "
 		}
-		items = append(items, text)
+		items = append(items, name+spell(item))
 	}
-	if object {
+	if v.Type().IsObjectType() {
 		return bracketed("{", items, "}")
 	}
 	return bracketed("[", items, "]")

@@ -14,13 +14,12 @@ import (
 )
 
 // Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
-// job can meet. It also returns each overlap, because share has it.
+// job can meet.
 func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
 	found := neverTried(c)
 	for _, body := range c.Bodies() {
 		_ = hclsyntax.VisitAll(body, func(n hclsyntax.Node) hcl.Diagnostics {
 			found = append(found, neverEqual(c, n)...)
-			found = append(found, olderWord(c, n)...)
 			return nil
 		})
 	}
@@ -42,19 +41,6 @@ func neverTried(c *policyfile.Compiled) (found hcl.Diagnostics) {
 		}
 	}
 	return found
-}
-
-// olderWord returns a grant's attribute overlap.
-func olderWord(c *policyfile.Compiled, n hclsyntax.Node) hcl.Diagnostics {
-	a, ok := n.(*hclsyntax.Attribute)
-	if !ok || a.Name != "overlap" {
-		return nil
-	}
-	factor := "${" + lineBreaks.ReplaceAllString(sourceOf(c, a.Expr), " ") + "}"
-	if v, ok := c.Constant(a.Expr); ok {
-		factor = v.AsBigFloat().Text('g', 15)
-	}
-	return hcl.Diagnostics{policyfile.Mistake(a.NameRange, "Older word", `write share = "overlap:%s"`, factor)}
 }
 
 // neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.

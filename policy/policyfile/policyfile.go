@@ -45,15 +45,6 @@ func (c *Compiled) Policy() policy.Policy { return c.policy }
 // Decide answers a request.
 func (c *Compiled) Decide(r policy.Request) policy.Decision { return c.policy.Decide(r) }
 
-// Files returns the names of the files that the policy was read from.
-func (c *Compiled) Files() []string {
-	names := make([]string, len(c.files))
-	for i, f := range c.files {
-		names[i] = f.name
-	}
-	return names
-}
-
 // Rules returns the policy's rules in their order.
 func (c *Compiled) Rules() []RuleInfo {
 	infos := make([]RuleInfo, len(c.rules))

@@ -23,7 +23,7 @@ func NewReader(source []byte, name string) (r *Reader, body hcl.Body) {
 	return r, r.file.hcl.Body
 }
 
-// Content returns the attributes and blocks of a body. What the schema lacks is a mistake, except for a part.
+// Content returns the attributes and blocks of a body. What the schema lacks is a mistake.
 func (r *Reader) Content(body hcl.Body, schema *hcl.BodySchema) *hcl.BodyContent {
 	content, diags := body.Content(schema)
 	r.check.wrong = append(r.check.wrong, diags...)

@@ -4,6 +4,7 @@ package policyfile
 
 import (
 	"math"
+	"slices"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/zclconf/go-cty/cty"
@@ -140,20 +141,16 @@ func float(v cty.Value) float64 {
 }
 
 // variableNamed finds a row.
-func variableNamed(root, name string) (variable, bool) {
-	for _, v := range namespaces[root] {
-		if v.name == name {
-			return v, true
-		}
+func variableNamed(root, name string) (v variable, known bool) {
+	i := slices.IndexFunc(namespaces[root], func(v variable) bool { return v.name == name })
+	if i >= 0 {
+		v = namespaces[root][i]
 	}
-	return variable{}, false
+	return v, i >= 0
 }
 
 // IsVariable reports whether job, node or gpu has an attribute.
-func IsVariable(root, name string) bool {
-	_, known := variableNamed(root, name)
-	return known
-}
+func IsVariable(root, name string) bool { return slices.Contains(variableNames(root), name) }
 
 func variableNames(root string) (names []string) {
 	for _, v := range namespaces[root] {

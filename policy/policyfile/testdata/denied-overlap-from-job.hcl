@@ -5,14 +5,6 @@ rule "r" {
     overlap = job.ntasks
   }
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 5, column 5, in rule "r":
-   5:     overlap = job.ntasks
-          ^^^^^^^
-
-  write share = "overlap:${job.ntasks}"
 === job {"NTasks": 3}
 rule "r": granted share=overlap:3
 === job {}

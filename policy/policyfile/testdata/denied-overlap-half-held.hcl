@@ -5,14 +5,6 @@ rule "r" {
     overlap = min(job.ntasks, 48)
   }
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 5, column 5, in rule "r":
-   5:     overlap = min(job.ntasks, 48)
-          ^^^^^^^
-
-  write share = "overlap:${min(job.ntasks, 48)}"
 === job {"NTasks": 3}
 rule "r": granted share=overlap:3
 === job {"NTasks": 4000}

@@ -10,14 +10,6 @@ rule "r" {
     ceiling     = 100 - 10 * (job.ntasks % 3)
   }
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 8, column 5, in rule "r":
-   8:     overlap     = min(48, max(1, floor(job.ntasks / max(1, length(job.gpus)) / 2)))
-          ^^^^^^^
-
-  write share = "overlap:${min(48, max(1, floor(job.ntasks / max(1, length(job.gpus)) / 2)))}"
 === job {"HasOption": true}
 rule "r": granted share=even max_clients=1
 === job {"HasOption": true, "NTasks": 7, "GPUs": [0, 1]}

@@ -23,22 +23,6 @@ rule "all" {
   when = true
   grant {}
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 6, column 3, in defaults:
-   6:   overlap     = 1
-        ^^^^^^^
-
-  write share = "overlap:1"
-
-Warning: Older word
-
-  on policy.hcl line 13, column 5, in rule "own":
-  13:     overlap = 3
-          ^^^^^^^
-
-  write share = "overlap:3"
 === job {"HasOption": true, "User": "a"}
 rule "own": granted share=overlap:3 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "User": "b"}

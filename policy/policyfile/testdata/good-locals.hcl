@@ -16,14 +16,6 @@ rule "r" {
     overlap     = try(local.limit[job.account], 1)
   }
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 16, column 5, in rule "r":
-  16:     overlap     = try(local.limit[job.account], 1)
-          ^^^^^^^
-
-  write share = "overlap:${try(local.limit[job.account], 1)}"
 === job {"HasOption": true, "User": "anna", "Account": "chem"}
 rule "r": granted share=overlap:4 max_clients=4
 === job {"HasOption": true, "User": "eve", "NTasks": 17, "Account": "phys"}

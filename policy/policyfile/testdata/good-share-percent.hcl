@@ -25,22 +25,6 @@ rule "overlap" {
   when = true
   grant { share = "overlap:1.5" }
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 6, column 3, in defaults:
-   6:   overlap = 3
-        ^^^^^^^
-
-  write share = "overlap:3"
-
-Warning: Older word
-
-  on policy.hcl line 21, column 5, in rule "twice":
-  21:     overlap = 2
-          ^^^^^^^
-
-  write share = "overlap:2"
 === job {"HasOption": true, "User": "ada"}
 rule "courses": granted share=25%
 === job {"HasOption": true, "User": "bob", "GPUs": [0]}

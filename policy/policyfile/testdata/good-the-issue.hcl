@@ -29,14 +29,6 @@ rule "ensembles" {
     keep_logs      = "on_failure"
   }
 }
-=== warned
-Warning: Older word
-
-  on policy.hcl line 20, column 5, in rule "ensembles":
-  20:     overlap        = 2
-          ^^^^^^^
-
-  write share = "overlap:2"
 === job {"Requested": ["mps"], "Account": "chem-a", "Partition": "gpu"}
 rule "ensembles": granted scope=gpu memory=even memory_overlap=1.5 max_clients=48 on_failure=run_without keep_logs=on_failure
 === job {"Requested": ["mps"], "Account": "phys"}
