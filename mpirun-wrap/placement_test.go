@@ -182,3 +182,23 @@ func TestPrograms(t *testing.T) {
 		}
 	}
 }
+
+// No entry of a list is for a process that is no rank: it has an even share, as a single rank has.
+func TestAProcessWithoutAPlaceTakesNoEntry(t *testing.T) {
+	rank := Rank{Task: slurm.Task{LocalSize: 1}}
+	if err := rank.Options.Set("share", "3:1"); err != nil {
+		t.Fatal(err)
+	}
+	ticket := ticketOf(2, policy.ScopeJob, 1)
+	placement, err := placeNonRank(ticket, rank)
+	if err != nil || placement.Share.SMs != 132 {
+		t.Errorf("by the user's list: %+v, %v", placement.Share, err)
+	}
+	ticket.Grant.Share = "70%,30%"
+	if placement, err = placeNonRank(ticket, Rank{Task: slurm.Task{LocalSize: 1}}); err != nil || placement.Share.SMs != 132 {
+		t.Errorf("by the policy's list: %+v, %v", placement.Share, err)
+	}
+	if _, err := Place(ticket, Rank{Task: slurm.Task{LocalSize: 1}}); err == nil || !strings.Contains(err.Error(), "for 2 ranks on a GPU, and this GPU has 1") {
+		t.Errorf("a single rank: %v", err)
+	}
+}

@@ -88,6 +88,8 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H200 --ranks 1 --clients -1", "cannot plan for -1 clients: give --clients 1 or more"},
 		{"plan --gpu H200 --ranks 2 --share evn", `cannot read share "evn": want none, even, overlap:F, PCT%, Nsm or a list like 3:1: did you mean even?`},
 		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, PCT%, Nsm or a list like 3:1`},
+		{"plan --gpu H200 --ranks 3 --gpus 2 --share 3:1",
+			"cannot give share 3:1: the list is for 2 ranks on a GPU, and this GPU has 1: give as many entries as ranks"},
 		{"plan --gpu H200 --ranks 2 --share 200sm", "cannot give share 200sm: the GPU has 132 SMs: ask for 132sm or less"},
 		{"plan --gpu H200 --ranks 2 --mem 8", `cannot read memory "8": want none, even, or a size of whole MiB, like 8G or 16384M`},
 		{"plan --gpu H200 --ranks 2 --mem 200G", "cannot give a rank 204800 MiB: the GPU has 142562 MiB beside the rank's context: ask for 142562M or less"},

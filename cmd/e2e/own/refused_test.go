@@ -111,7 +111,7 @@ func TestOptions(t *testing.T) {
 	}{
 		{"--share=even --gpu=block", 3, []string{"sm=66 ", "sm=66 ", "sm=132 "}},
 		{"--share=25% --gpu=cyclic", 2, []string{"sm=32 ", "sm=32 "}},
-		{"--share=4:3:2:1", 4, []string{"sm=52 ", "sm=40 ", "sm=26 ", "sm=14 "}},
+		{"--share=3:1", 4, []string{"sm=100 ", "sm=100 ", "sm=32 ", "sm=32 "}},
 		{"--mem=8G", 1, []string{"free=8271MiB"}},
 		{"--share=none --gpu=all", 2, []string{"ndev=2", "ndev=2"}},
 	} {
