@@ -179,13 +179,13 @@ func TestDecide(t *testing.T) {
 	}{
 		{"no trigger, no rule", Policy{Bind: gather, Rules: []Rule{grant("a", false)}}, Request{}, Decision{}},
 		{"no trigger", Policy{Bind: gather, Rules: []Rule{grant("a", false), grant("b", true)}}, Request{}, Decision{Requested: true, Rule: "b", Grant: DefaultGrant()}},
-		{"not asked", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"nomps"}, Comment: "mpsx"}, Decision{}},
-		{"asked, no rule", Policy{Trigger: asks, Bind: gather}, Request{HasOption: true}, Decision{Requested: true, Denied: "no rule of this site's policy is for this job"}},
-		{"by constraint", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"x", "mps"}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
-		{"by comment", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Comment: "mps:overlap=1"}, Decision{Requested: true, Rule: "a", Grant: narrowed}},
-		{"by option", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Option: "overlap=3"},
+		{"not asked", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Requested: []string{"nomps"}, Comment: "mpsx"}}, Decision{}},
+		{"asked, no rule", Policy{Trigger: asks, Bind: gather}, Request{Job: Job{HasOption: true}}, Decision{Requested: true, Denied: "no rule of this site's policy is for this job"}},
+		{"by constraint", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Requested: []string{"x", "mps"}}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
+		{"by comment", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Comment: "mps:overlap=1"}}, Decision{Requested: true, Rule: "a", Grant: narrowed}},
+		{"by option", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Option: "overlap=3"}},
 			Decision{Requested: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
-		{"a comment that no trigger reads", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
+		{"a comment that no trigger reads", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Comment: "mps:overlap=9"}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
 	} {
 		if got := c.policy.Decide(c.r); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
@@ -194,7 +194,7 @@ func TestDecide(t *testing.T) {
 }
 
 func TestBounded(t *testing.T) {
-	r := Request{Comment: strings.Repeat("x", 5000), Requested: slices.Repeat([]string{strings.Repeat("y", 5000)}, 300)}
+	r := Request{Job: Job{Comment: strings.Repeat("x", 5000), Requested: slices.Repeat([]string{strings.Repeat("y", 5000)}, 300)}}
 	b := r.Truncated()
 	if len(b.Comment) != 4096 || len(b.Requested) != 256 || len(b.Requested[0]) != 4096 {
 		t.Errorf("%d, %d, %d", len(b.Comment), len(b.Requested), len(b.Requested[0]))

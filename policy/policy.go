@@ -20,33 +20,36 @@ import (
 	"strings"
 )
 
-// Request is what a job asks of a node. It has the values that Slurm passes, and the values that were looked up
-// because the policy mentions them (Needs). A user can write every string in it.
-type Request struct {
-	JobID       uint32
+// Job is Slurm's report of a job to a node. A user can write every string in it.
+type Job struct {
+	ID          uint32
 	User        string
 	UID         uint32
 	GID         uint32
-	Groups      []string // looked up: the names of all groups of the user
 	Account     string
 	Partition   string
-	QOS         string
+	QOS         string // "" if the release of Slurm does not report it
 	Reservation string
-	Comment     string
-	Requested   []string // whole names in --constraint
-	Option      string   // the value of --mps
+	Comment     string   // the user's
+	Requested   []string // the user's: the feature names in --constraint, in its order, each once
+	Option      string   // the user's: the value of the option --mps of the SPANK plugin, "" without a value
 	HasOption   bool     // --mps was given, with or without a value
-	GPUs        []int    // the job's GPUs, or MIG instances, on this node: positions in Slurm's list
-	NTasks      int
-	Nodes       int
-	Array       uint32 // the array's number, 0 for a job outside of an array
-	Restart     int    // times requeued
+	GPUs        []int    // the job's GPUs, or MIG instances, on this node: positions in Slurm's list (Gres)
+	NTasks      int      // ranks of the whole job
+	Nodes       int      // of the whole job
+	Array       uint32   // the array's number, 0 for a job outside of an array
+	Restart     int      // times requeued; the epilog of a requeue counts it already
+	Node        string   // NodeName of slurm.conf, which need not be the host's name
+}
 
-	Node     string
-	Features []string // looked up: the features of the node
-	NodeGPUs int      // looked up: the number of GPUs of the node
-	Driver   string   // looked up: the version of the driver
-	GPU      GPUFacts // looked up: the first GPU of the job
+// Request is what a job asks of a node, with what was looked up because the policy mentions it (Lookups).
+type Request struct {
+	Job
+	Groups   []string // the names of all groups of the user
+	Features []string // of the node
+	NodeGPUs int      // the number of GPUs of the node
+	Driver   string   // its version
+	GPU      GPUFacts // the first GPU of the job
 }
 
 // These bound the part of a user's text that is read, so that no job can slow a node down.

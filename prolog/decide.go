@@ -12,7 +12,7 @@ import (
 // decide asks the policy, after it has looked up what the rules mention. A look-up that fails is the node's failure.
 // No rule has matched by then, so no rule can let the job run without MPS.
 func (p Prolog) decide(ctx context.Context, a *admission, rules policy.Policy) error {
-	a.request = request(a.job)
+	a.request = policy.Request{Job: a.job.Job}
 	refusal, err := p.lookUp(ctx, a, rules.Lookups, &a.request)
 	if err != nil {
 		return err
@@ -76,13 +76,4 @@ func positions(job slurm.Job) []int {
 		return nil
 	}
 	return job.GPUs
-}
-
-func request(job slurm.Job) policy.Request {
-	return policy.Request{
-		JobID: job.ID, User: job.User, UID: job.UID, GID: job.GID, Account: job.Account, Partition: job.Partition,
-		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Requested: job.Constraints,
-		Option: job.Option, HasOption: job.HasOption, GPUs: job.GPUs, NTasks: job.NTasks, Nodes: job.NumNodes,
-		Array: job.ArrayJobID, Restart: job.RestartCount, Node: job.Node,
-	}
 }

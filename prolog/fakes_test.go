@@ -88,7 +88,7 @@ func (n *node) mustOpen(job slurm.Job) {
 
 // job is job 7 of user hpc1, which asks for MPS and has the node's GPUs at these places.
 func job(places ...int) slurm.Job {
-	return slurm.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1", Node: "n1", Constraints: []string{"mps"}, GPUs: places}
+	return slurm.Job{Job: policy.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1", Node: "n1", Requested: []string{"mps"}, GPUs: places}}
 }
 
 // oneDaemon is a grant of one daemon and a guard.

@@ -125,9 +125,9 @@ func (p Prolog) admit(ctx context.Context, a admission) (Outcome, error) {
 // Requested reports whether a job asks for MPS. Without a trigger only the rules decide that, and they need no
 // look-up for that.
 func Requested(job slurm.Job, rules policy.Policy) bool {
-	_, asks := rules.Requested(request(job))
+	_, asks := rules.Requested(policy.Request{Job: job.Job})
 	if asks && rules.Trigger == nil {
-		return rules.Decide(request(job)).Requested
+		return rules.Decide(policy.Request{Job: job.Job}).Requested
 	}
 	return asks
 }

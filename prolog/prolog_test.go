@@ -16,7 +16,7 @@ import (
 
 func TestAJobThatDoesNotAskForMPS(t *testing.T) {
 	asksNot := job(0)
-	asksNot.Constraints = nil
+	asksNot.Requested = nil
 	rulesAlone := granting(oneDaemon())
 	rulesAlone.Trigger = nil
 	rulesAlone.Rules[0].When = func(policy.Input) (bool, error) { return false, nil }

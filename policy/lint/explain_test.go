@@ -67,7 +67,7 @@ rule "rest" {
   allow = ["overlap"]
   grant {}
 }`)
-	x := Explain(compiled, policy.Request{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"})
+	x := Explain(compiled, policy.Request{Job: policy.Job{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"}})
 	want := `true: --constraint names "mps"
 policy.hcl:9 teaching false
   && is false
@@ -101,7 +101,7 @@ policy.hcl:18 rest true
 	if content, err := json.Marshal(x); err != nil || !strings.Contains(string(content), `"asked":true`) {
 		t.Errorf("%s, %v", content, err)
 	}
-	if got, want := shown(Explain(compiled, policy.Request{User: "anna"})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
+	if got, want := shown(Explain(compiled, policy.Request{Job: policy.Job{User: "anna"}})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -128,7 +128,7 @@ rule "r" {
     hold        = "5s"
   }
 }`)
-	x := Explain(compiled, policy.Request{Requested: []string{"mps"}, Account: "chem", GPUs: []int{0, 1}, GPU: policy.GPUFacts{Product: "NVIDIA H200"}})
+	x := Explain(compiled, policy.Request{Job: policy.Job{Requested: []string{"mps"}, Account: "chem", GPUs: []int{0, 1}}, GPU: policy.GPUFacts{Product: "NVIDIA H200"}})
 	want := map[string]string{
 		"memory": `16384M [{gpu.model "H200"} {local.sizes {chem = "16G"}} {job.account "chem"}] false`, "max_clients": "8 [{job.gpus [0, 1]}] false",
 		"priority": "normal [] true", "hold": "5s [] false", "on_failure": "run_without [] false", "share": "overlap:2 [] true",
@@ -162,7 +162,7 @@ policy.hcl:2 first false
     job.gpus[0] == 0 is policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT) [{job.gpus []}]
 -> rule "first": denied: this site's policy cannot decide: policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT): tell the site's admins
 `
-	if got := shown(Explain(compiled, policy.Request{UID: 6})); got != want {
+	if got := shown(Explain(compiled, policy.Request{Job: policy.Job{UID: 6}})); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
@@ -170,7 +170,7 @@ policy.hcl:2 first false
 // An explanation is short and can be printed, even if a user's text is long or odd.
 func TestExplainIsBounded(t *testing.T) {
 	compiled := parsed(t, "version = 1\nrule \"r\" {\n  when = job.comment == \"\" || contains(job.requested, \"x\") || contains(job.gpus, 7)\n  grant {}\n}\n")
-	r := policy.Request{Comment: strings.Repeat("\x1b\n", 3000)}
+	r := policy.Request{Job: policy.Job{Comment: strings.Repeat("\x1b\n", 3000)}}
 	for i := range 300 {
 		r.Requested, r.GPUs = append(r.Requested, fmt.Sprint("name", i)), append(r.GPUs, 1000-i)
 	}
@@ -198,7 +198,7 @@ rule "one" {
   grant {}
 }`)
 	for comment, want := range map[string]string{"a b": "one", "a  b": "two"} {
-		if verdict := compiled.Decide(policy.Request{Comment: comment}); verdict.Rule != want {
+		if verdict := compiled.Decide(policy.Request{Job: policy.Job{Comment: comment}}); verdict.Rule != want {
 			t.Errorf("%q: rule %q, want %q", comment, verdict.Rule, want)
 		}
 	}

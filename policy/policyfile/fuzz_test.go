@@ -116,7 +116,7 @@ func benchmarkDecide(b *testing.B, when string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	request := policy.Request{Partition: "p199", Requested: []string{"mps"}, GPUs: []int{0, 1}}
+	request := policy.Request{Job: policy.Job{Partition: "p199", Requested: []string{"mps"}, GPUs: []int{0, 1}}}
 	for b.Loop() {
 		if verdict := compiled.Decide(request); !verdict.Granted() || verdict.Rule != "r199" {
 			b.Fatal(verdict)
@@ -163,9 +163,11 @@ func BenchmarkParse(b *testing.B) {
 var oddRequests = []policy.Request{
 	{},
 	{
-		JobID: math.MaxUint32, User: "\xff\xfe", UID: math.MaxUint32, Comment: strings.Repeat("\x00a\u0301", 5000),
-		Requested: []string{"", "mps", "\xc3\x28"}, Option: "${job.user}", HasOption: true, GPUs: []int{-1, 1 << 40, 0},
-		NTasks: math.MaxInt64, Nodes: math.MinInt64, Restart: -1, Groups: []string{""}, Node: "\u2028", Features: []string{"mps"},
-		NodeGPUs: -5, Driver: "%!s", GPU: policy.GPUFacts{Product: "\x7f", SMs: -1, MemoryMiB: math.MaxInt64, MIG: true},
+		Job: policy.Job{
+			ID: math.MaxUint32, User: "\xff\xfe", UID: math.MaxUint32, Comment: strings.Repeat("\x00a\u0301", 5000),
+			Requested: []string{"", "mps", "\xc3\x28"}, Option: "${job.user}", HasOption: true, GPUs: []int{-1, 1 << 40, 0},
+			NTasks: math.MaxInt64, Nodes: math.MinInt64, Restart: -1, Node: "\u2028",
+		},
+		Groups: []string{""}, Features: []string{"mps"}, NodeGPUs: -5, Driver: "%!s", GPU: policy.GPUFacts{Product: "\x7f", SMs: -1, MemoryMiB: math.MaxInt64, MIG: true},
 	},
 }

@@ -232,10 +232,13 @@ func (a *author) request() policy.Request {
 		return all
 	}
 	r := policy.Request{
-		JobID: a.Uint32(), User: word(), UID: a.Uint32N(3), GID: a.Uint32(), Groups: words(), Account: word(), Partition: word(),
-		QOS: word(), Reservation: word(), Comment: word(), Requested: words(), HasOption: true,
-		NTasks: count(), Nodes: count(), Array: a.Uint32N(2), Restart: count(), Node: word(), Features: words(), NodeGPUs: count(),
-		Driver: word(), GPU: policy.GPUFacts{Product: word(), SMs: count(), MemoryMiB: count(), MIG: a.IntN(2) == 0},
+		Job: policy.Job{
+			ID: a.Uint32(), User: word(), UID: a.Uint32N(3), GID: a.Uint32(), Account: word(), Partition: word(), QOS: word(),
+			Reservation: word(), Comment: word(), Requested: words(), HasOption: true, NTasks: count(), Nodes: count(),
+			Array: a.Uint32N(2), Restart: count(), Node: word(),
+		},
+		Groups: words(), Features: words(), NodeGPUs: count(), Driver: word(),
+		GPU: policy.GPUFacts{Product: word(), SMs: count(), MemoryMiB: count(), MIG: a.IntN(2) == 0},
 	}
 	for range a.IntN(5) {
 		r.GPUs = append(r.GPUs, count())

@@ -26,7 +26,7 @@ const maxID = math.MaxUint32
 // namespaces are the roots of the names in expressions, beside local.
 var namespaces = map[string][]variable{
 	"job": {
-		{name: "id", field: func(r *policy.Request) any { return &r.JobID }, highest: maxID},
+		{name: "id", field: func(r *policy.Request) any { return &r.ID }, highest: maxID},
 		{name: "user", field: func(r *policy.Request) any { return &r.User }},
 		{name: "uid", field: func(r *policy.Request) any { return &r.UID }, highest: maxID},
 		{name: "gid", field: func(r *policy.Request) any { return &r.GID }, highest: maxID},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/prolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -48,7 +49,7 @@ const (
 )
 
 func runOn(paths site.Paths, constraints ...string) (prolog.Outcome, error) {
-	return runJob(paths, io.Discard, zerolog.Nop(), slurm.Job{ID: 7, UID: 2001, GID: 2001, Constraints: constraints})
+	return runJob(paths, io.Discard, zerolog.Nop(), slurm.Job{Job: policy.Job{ID: 7, UID: 2001, GID: 2001, Requested: constraints}})
 }
 
 // A job that does not ask for MPS fails for no file of ours, and its prolog makes none.
@@ -139,7 +140,7 @@ func TestGresAndFeatures(t *testing.T) {
 	write(t, filepath.Join(dir, "slurm.conf"), "NodeName=n1 Gres=gpu:2,shard:8 Feature=mps,avx\n")
 	write(t, filepath.Join(dir, "gres.conf"), "Name=gpu File=/dev/nvidia[0-1]\n")
 	write(t, filepath.Join(dir, "other.conf"), "Name=gpu File=/dev/nvidia3\n")
-	job := slurm.Job{ID: 7, Node: "n1", Conf: filepath.Join(dir, "slurm.conf")}
+	job := slurm.Job{Job: policy.Job{ID: 7, Node: "n1"}, Conf: filepath.Join(dir, "slurm.conf")}
 	gres, err := node{}.Gres(job)
 	if err != nil || len(gres.Entries) != 2 || !slices.Equal(gres.Shared, []string{"shard"}) {
 		t.Errorf("%+v, %v", gres, err)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -323,7 +324,7 @@ func (d *diagnosis) gresAgrees() {
 
 // match finds the device at a position. It is an error if slurmd has another one there.
 func (s Slurm) match(position int, devices []site.Device) error {
-	refs, err := slurm.ResolvePositions(*s.Gres, slurm.Job{GPUs: []int{position}})
+	refs, err := slurm.ResolvePositions(*s.Gres, slurm.Job{Job: policy.Job{GPUs: []int{position}}})
 	if err != nil {
 		return cmp.Or(errors.Unwrap(err), err) // without a job number, because there is no job
 	}

@@ -160,7 +160,7 @@ func (f *gresFile) addNode(line confLine, all []pair) error {
 
 // hasHost reports whether the hostlist names the node.
 func hasHost(list, node string) (bool, error) {
-	hosts, err := ExpandHostlist(list)
+	hosts, err := expandHostlist(list)
 	return slices.Contains(hosts, node), err
 }
 
@@ -301,7 +301,7 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	if _, ok := l.values["multiplefiles"]; ok && !multiple {
 		return nil, fmt.Errorf("cannot read %s: File= and MultipleFiles= on one line: keep one", l.conf)
 	}
-	paths, err := ExpandHostlist(list)
+	paths, err := expandHostlist(list)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", l.conf, err)
 	}
@@ -321,7 +321,7 @@ func (l gresLine) entries() ([]GresEntry, error) {
 
 // deviceMinors returns the numbers of a list of devices, "/dev/nvidia[0-1]".
 func deviceMinors(list string) (minors []int, err error) {
-	paths, err := ExpandHostlist(list)
+	paths, err := expandHostlist(list)
 	for _, path := range paths {
 		minor, err := deviceMinor(path)
 		if err != nil {

@@ -11,9 +11,9 @@ import (
 // hostsMax bounds the expansion of one expression. Slurm's own bound for one range is 65536 (MAX_RANGE).
 const hostsMax = 65536
 
-// ExpandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers have the width of
+// expandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers have the width of
 // their range's lower bound. An error names the expression and the fault.
-func ExpandHostlist(list string) ([]string, error) {
+func expandHostlist(list string) ([]string, error) {
 	items, err := splitHosts(list)
 	if err != nil {
 		return nil, err

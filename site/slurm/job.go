@@ -8,43 +8,22 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // Job is slurmd's report to a prolog or an epilog of a job on this node. A zero value means that this release
-// of Slurm does not report it. The fields that a user writes are marked. They may contain any byte, even newlines, so
-// a caller must make them safe before it logs them.
+// of Slurm does not report it. The user's fields may contain any byte, even newlines, so a caller must make them safe
+// before it logs them.
 type Job struct {
-	ID   uint32 // never 0
-	UID  uint32
-	GID  uint32
-	User string // the user's name in Slurm
-
-	Node  string // NodeName of slurm.conf, which need not be the host's name
-	SLUID string // names the job's control groups since Slurm 26.05
-	Conf  string // path of slurm.conf; gres.conf is in the same folder
-
-	Partition   string
-	Account     string
-	QOS         string // Slurm 26.05 on
-	Reservation string
-	Comment     string   // the user's
-	Constraints []string // the user's: the feature names in the expression, in its order, each once
-
-	RestartCount int // number of requeues; the epilog of a requeue counts it already
-	NTasks       int // ranks of the whole job
-	NumNodes     int // nodes of the whole job
-	ArrayJobID   uint32
-
-	GPUs    []int       // positions in this node's list of GPUs (Gres), not indices of nvidia-smi; none: no GPU here
+	policy.Job
+	SLUID   string      // names the job's control groups since Slurm 26.05
+	Conf    string      // path of slurm.conf; gres.conf is in the same folder
 	Visible []string    // the items of CUDA_VISIBLE_DEVICES, unchanged
 	MIG     []site.UUID // the MIG instances in Visible
 	UUIDs   []site.UUID // the whole GPUs in Visible, with Flags=env_uuid in gres.conf
 
 	MPSPercent int // the job's part of its GPU by Slurm's gres/mps, in percent; 0 if it has none
-
-	Option    string // the user's: the value of the option --mps of the SPANK plugin, "" without a value
-	HasOption bool   // whether the option was given
 }
 
 // need is the effect if a variable of a prolog's job is missing or malformed.
@@ -81,11 +60,11 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_QOS", checked, text(&j.QOS, maxName)},
 		{"SLURM_JOB_RESERVATION", checked, text(&j.Reservation, maxName)},
 		{"SLURM_JOB_COMMENT", optional, usersText(&j.Comment)},
-		{"SLURM_JOB_CONSTRAINTS", optional, func(value string) error { j.Constraints = Features(value); return nil }},
-		{"SLURM_JOB_RESTART_COUNT", checked, count(&j.RestartCount)},
+		{"SLURM_JOB_CONSTRAINTS", optional, func(value string) error { j.Requested = Features(value); return nil }},
+		{"SLURM_JOB_RESTART_COUNT", checked, count(&j.Restart)},
 		{"SLURM_JOB_NTASKS", checked, count(&j.NTasks)},
-		{"SLURM_JOB_NUM_NODES", checked, count(&j.NumNodes)},
-		{"SLURM_ARRAY_JOB_ID", checked, number(&j.ArrayJobID, 0, "a job's number")},
+		{"SLURM_JOB_NUM_NODES", checked, count(&j.Nodes)},
+		{"SLURM_ARRAY_JOB_ID", checked, number(&j.Array, 0, "a job's number")},
 		{"SLURM_JOB_GPUS", checked, positions(&j.GPUs)},
 		{"CUDA_VISIBLE_DEVICES", checked, j.setVisible},
 		// slurmd sets this only for the prolog of a job with gres/mps (recorded on 24.11).

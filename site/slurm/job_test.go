@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
@@ -22,25 +23,24 @@ func TestNewEnviron(t *testing.T) {
 
 // wantJob is the job of a recording: the common values, and the values that differ by folder.
 func wantJob(folder string, id uint32) Job {
-	job := Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Conf: "/lab/c1/etc/slurm.conf",
-		Partition: "main", NumNodes: 1, Constraints: []string{"mps"}}
+	job := Job{Job: policy.Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Partition: "main", Nodes: 1, Requested: []string{"mps"}}, Conf: "/lab/c1/etc/slurm.conf"}
 	switch folder {
 	case "a-gres2-n4":
 		job.NTasks, job.GPUs = 4, []int{0, 1}
 	case "b-gpt1":
 		job.NTasks, job.GPUs = 4, []int{0, 1, 2, 3}
 	case "c-gpubind":
-		job.NTasks, job.GPUs, job.Constraints = 4, []int{0, 1, 2, 3}, nil
+		job.NTasks, job.GPUs, job.Requested = 4, []int{0, 1, 2, 3}, nil
 	case "cg-a":
 		job.NTasks, job.GPUs = 1, []int{0, 1}
 	case "d-comment":
-		job.NTasks, job.GPUs, job.Constraints, job.Comment = 2, []int{0}, nil, "mps:pct=50 x=y"
+		job.NTasks, job.GPUs, job.Requested, job.Comment = 2, []int{0}, nil, "mps:pct=50 x=y"
 	case "e-array":
 		job.NTasks, job.GPUs = 1, []int{0}
 	case "f-srun", "g-salloc", "g2-salloc-nosrun":
 		job.NTasks, job.GPUs = 2, []int{0, 1}
 	case "i-nogpu":
-		job.NTasks, job.Constraints = 1, nil
+		job.NTasks, job.Requested = 1, nil
 	}
 	return job
 }
@@ -101,19 +101,19 @@ func TestReadJobValues(t *testing.T) {
 			j.GPUs, j.Visible, j.UUIDs = []int{3}, []string{gpu}, []site.UUID{gpu}
 		}},
 		{"what a user may write", Env{"SLURM_JOB_COMMENT": "a\nb\x1b[31m", "SPANK_MPS": "off\n", "SLURM_JOB_CONSTRAINTS": "mps&\x00", "SLURM_JOB_EXTRA": long}, func(j *Job) {
-			j.Comment, j.Option, j.HasOption, j.Constraints = "a\nb\x1b[31m", "off\n", true, []string{"mps", "\x00"}
+			j.Comment, j.Option, j.HasOption, j.Requested = "a\nb\x1b[31m", "off\n", true, []string{"mps", "\x00"}
 		}},
 		{"the option without a value", Env{"SPANK_MPS": ""}, func(j *Job) { j.HasOption = true }},
 		{"(null)", Env{"SLURM_JOB_CONSTRAINTS": "(null)", "SLURM_JOB_COMMENT": "(null)", "SLURM_JOB_RESERVATION": "(null)"}, func(*Job) {}},
 		{"not said", Env{"SLURM_JOB_NTASKS": "4294967294", "SLURM_JOB_NUM_NODES": "4294967295"}, func(*Job) {}},
 		{"the rest", Env{"SLURM_JOB_QOS": "high", "SLURM_JOB_ACCOUNT": "phys", "SLURM_JOB_RESERVATION": "r1", "SLURM_JOB_RESTART_COUNT": "2",
 			"SLURM_HET_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}, func(j *Job) {
-			j.QOS, j.Account, j.Reservation, j.RestartCount, j.ArrayJobID = "high", "phys", "r1", 2, 5
+			j.QOS, j.Account, j.Reservation, j.Restart, j.Array = "high", "phys", "r1", 2, 5
 		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			want := Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}
+			want := Job{Job: policy.Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}}
 			tt.want(&want)
 			got, err := ReadJob(with(prologEnv(), tt.set), Prolog)
 			if err != nil {
@@ -191,7 +191,7 @@ func TestReadJobEpilogIsLenient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Job{ID: 7}); !reflect.DeepEqual(job, want) {
+	if want := (Job{Job: policy.Job{ID: 7}}); !reflect.DeepEqual(job, want) {
 		t.Errorf("got %+v, want %+v", job, want)
 	}
 	_, err = ReadJob(with(env, Env{"SLURM_JOB_ID": "0"}), Epilog)

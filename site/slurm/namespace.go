@@ -61,7 +61,7 @@ func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
 		case line[0] != ' ' && line[0] != '-': // a section
 			applies = key == "defaults"
 		case key == "nodes":
-			nodes, err := ExpandHostlist(strings.Join(values, ","))
+			nodes, err := expandHostlist(strings.Join(values, ","))
 			if err != nil {
 				return found, fmt.Errorf("%s:%d: %w", path, number, err)
 			}

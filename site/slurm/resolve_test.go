@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
@@ -50,19 +51,19 @@ func TestResolve(t *testing.T) {
 		want             []DeviceRef
 	}{
 		{"nothing asked, nothing known", "", "-", Job{}, nil},
-		{"in the middle", "Name=gpu File=/dev/nvidia[2-3]\n", "-", Job{GPUs: []int{0, 1}}, minors(2, 3)},
-		{"against the numbers", "Name=gpu File=/dev/nvidia3\nName=gpu File=/dev/nvidia1\n", "-", Job{GPUs: []int{0}}, minors(3)},
-		{"the job's order", "Name=gpu File=/dev/nvidia[0-3]\n", "-", Job{GPUs: []int{3, 0}}, minors(3, 0)},
-		{"one type", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "-", Job{GPUs: []int{1}}, minors(1)},
-		{"slurm.conf agrees", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "gpu:A:4", Job{GPUs: []int{1}}, minors(1)},
-		{"slurm.conf drops a type", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "gpu:b:1", Job{GPUs: []int{0}}, minors(1)},
+		{"in the middle", "Name=gpu File=/dev/nvidia[2-3]\n", "-", Job{Job: policy.Job{GPUs: []int{0, 1}}}, minors(2, 3)},
+		{"against the numbers", "Name=gpu File=/dev/nvidia3\nName=gpu File=/dev/nvidia1\n", "-", Job{Job: policy.Job{GPUs: []int{0}}}, minors(3)},
+		{"the job's order", "Name=gpu File=/dev/nvidia[0-3]\n", "-", Job{Job: policy.Job{GPUs: []int{3, 0}}}, minors(3, 0)},
+		{"one type", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "-", Job{Job: policy.Job{GPUs: []int{1}}}, minors(1)},
+		{"slurm.conf agrees", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "gpu:A:4", Job{Job: policy.Job{GPUs: []int{1}}}, minors(1)},
+		{"slurm.conf drops a type", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "gpu:b:1", Job{Job: policy.Job{GPUs: []int{0}}}, minors(1)},
 		{"slurm.conf without types takes them away", "Name=gpu Type=a File=/dev/nvidia1\nName=gpu Type=b " +
-			"File=/dev/nvidia0\n", "gpu:2", Job{GPUs: []int{0, 1}}, minors(1, 0)},
-		{"nvml", "AutoDetect=nvml\n", "-", Job{GPUs: []int{2, 0}}, []DeviceRef{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
-		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{GPUs: []int{3}}, []DeviceRef{{By: ByMinorOrder, N: 3}}},
+			"File=/dev/nvidia0\n", "gpu:2", Job{Job: policy.Job{GPUs: []int{0, 1}}}, minors(1, 0)},
+		{"nvml", "AutoDetect=nvml\n", "-", Job{Job: policy.Job{GPUs: []int{2, 0}}}, []DeviceRef{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
+		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{Job: policy.Job{GPUs: []int{3}}}, []DeviceRef{{By: ByMinorOrder, N: 3}}},
 		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7",
-			Job{GPUs: []int{3, 4}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
-		{"env_uuid", "AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{1}, UUIDs: []site.UUID{gpuA}, Visible: []string{gpuA}}, []DeviceRef{{By: ByUUID, UUID: gpuA}}},
+			Job{Job: policy.Job{GPUs: []int{3, 4}}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
+		{"env_uuid", "AutoDetect=nvml\n", "gpu:2", Job{Job: policy.Job{GPUs: []int{1}}, UUIDs: []site.UUID{gpuA}, Visible: []string{gpuA}}, []DeviceRef{{By: ByUUID, UUID: gpuA}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,30 +85,30 @@ func TestResolveRefuses(t *testing.T) {
 		job        Job
 		want       string
 	}{
-		{"", "-", Job{GPUs: []int{0}}, pre + "/e/gres.conf has neither File= of a GPU nor AutoDetect= for node n1: add " +
+		{"", "-", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "/e/gres.conf has neither File= of a GPU nor AutoDetect= for node n1: add " +
 			"Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
-		{"AutoDetect=off\nName=gpu Count=2\n", "-", Job{GPUs: []int{0}}, pre + "/e/gres.conf has neither File= of a GPU " +
+		{"AutoDetect=off\nName=gpu Count=2\n", "-", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "/e/gres.conf has neither File= of a GPU " +
 			"nor AutoDetect= for node n1: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
-		{files4, "-", Job{GPUs: []int{4}}, pre + "position 4, but node n1 has 4 GPUs in /e/gres.conf"},
-		{files4, "gpu:2", Job{GPUs: []int{2}}, pre + "position 2, but node n1 has 2 GPUs in /e/gres.conf"},
-		{files4, "gpu:a:4", Job{GPUs: []int{0}}, pre + "of the GPUs in /e/gres.conf none has a File= and a type that " +
+		{files4, "-", Job{Job: policy.Job{GPUs: []int{4}}}, pre + "position 4, but node n1 has 4 GPUs in /e/gres.conf"},
+		{files4, "gpu:2", Job{Job: policy.Job{GPUs: []int{2}}}, pre + "position 2, but node n1 has 2 GPUs in /e/gres.conf"},
+		{files4, "gpu:a:4", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "of the GPUs in /e/gres.conf none has a File= and a type that " +
 			"slurm.conf gives node n1: make Type= and Gres= agree"},
-		{files4, "-", Job{GPUs: []int{1, 0, 1}}, pre + "SLURM_JOB_GPUS names position 1 twice"},
-		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{GPUs: []int{1}}, pre +
+		{files4, "-", Job{Job: policy.Job{GPUs: []int{1, 0, 1}}}, pre + "SLURM_JOB_GPUS names position 1 twice"},
+		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{Job: policy.Job{GPUs: []int{1}}}, pre +
 			"node n1 has GPU types a and b in gres.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
-		{"AutoDetect=nvml\n", "gpu:b:1,gpu:a:1", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in slurm.conf, " +
+		{"AutoDetect=nvml\n", "gpu:b:1,gpu:a:1", Job{Job: policy.Job{GPUs: []int{1}}}, pre + "node n1 has GPU types a and b in slurm.conf, " +
 			"and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
-		{"AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{2}}, pre + "position 2, but slurm.conf gives node n1 2 GPUs"},
-		{"AutoDetect=rsmi\n", "-", Job{GPUs: []int{0}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position " +
+		{"AutoDetect=nvml\n", "gpu:2", Job{Job: policy.Job{GPUs: []int{2}}}, pre + "position 2, but slurm.conf gives node n1 2 GPUs"},
+		{"AutoDetect=rsmi\n", "-", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position " +
 			"means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later"},
-		{"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1\n", "-", Job{GPUs: []int{0}}, pre +
+		{"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1\n", "-", Job{Job: policy.Job{GPUs: []int{0}}}, pre +
 			"position 0 is MultipleFiles= (/e/gres.conf:1), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml"},
-		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, Visible: []string{migA, "1"}}, pre +
+		{"AutoDetect=nvml\n", "-", Job{Job: policy.Job{GPUs: []int{0, 1}}, MIG: []site.UUID{migA}, Visible: []string{migA, "1"}}, pre +
 			`CUDA_VISIBLE_DEVICES is "` + migA + `,1", a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
 		{"AutoDetect=nvml\n", "-",
-			Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, UUIDs: []site.UUID{gpuA}, Visible: []string{migA, gpuA}}, pre +
+			Job{Job: policy.Job{GPUs: []int{0, 1}}, MIG: []site.UUID{migA}, UUIDs: []site.UUID{gpuA}, Visible: []string{migA, gpuA}}, pre +
 				`CUDA_VISIBLE_DEVICES is "` + migA + `,` + gpuA[:23] + `"…, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
-		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, pre +
+		{"AutoDetect=nvml\n", "-", Job{Job: policy.Job{GPUs: []int{0}}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, pre +
 			"SLURM_JOB_GPUS names 1 devices and CUDA_VISIBLE_DEVICES 2"},
 		{"AutoDetect=nvml\n", "-", Job{MIG: []site.UUID{migA, migA}, Visible: []string{migA, migA}}, pre + "CUDA_VISIBLE_DEVICES names " + migA + " twice"},
 	}

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
 )
 
 // These lists were printed by slurmd -G of 22.05 and 26.05, and 24.11 prints as 22.05 does. A list in an unknown form
@@ -209,7 +211,7 @@ func ourList(dir string) ([]int, error) {
 	gres.Add(node)
 	var list []int
 	for {
-		refs, err := ResolvePositions(gres, Job{ID: 1, GPUs: []int{len(list)}})
+		refs, err := ResolvePositions(gres, Job{Job: policy.Job{ID: 1, GPUs: []int{len(list)}}})
 		if err != nil && len(list) > 0 && strings.Contains(err.Error(), "position") {
 			return list, nil
 		}

@@ -112,7 +112,7 @@ rule "max": granted
 rule "index": granted
 === job {"HasOption": true, "ID": 0, "UID": 9, "Array": 3, "Restart": 1}
 rule "choice": granted
-=== job {"HasOption": true, "ID": 0, "UID": 9, "JobID": 5}
+=== job {"HasOption": true, "UID": 9, "ID": 5}
 rule "not": granted
 === job {"HasOption": true, "ID": 0, "UID": 9, "Node": "n7"}
 rule "node": granted

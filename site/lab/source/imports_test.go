@@ -26,7 +26,7 @@ var packages = map[string][]string{
 	"site":            {"site/proc", "golang.org/x/sys/unix"},
 	"site/proc":       {"golang.org/x/sys/unix"},
 	"site/cgroup":     {"site", "site/proc", "golang.org/x/sys/unix"},
-	"site/slurm":      {"site"},
+	"site/slurm":      {"policy", "site"},
 	"site/serverlog":  {"golang.org/x/sys/unix"},
 	"site/usage":      {"site", "site/lease", "golang.org/x/sys/unix"},
 	"site/usage/page": {"site", "site/usage"},
