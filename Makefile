@@ -231,7 +231,7 @@ gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
 gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
 	site/lab/gpu-room.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
 
-# Jobs that share a GPU by gres/mps, and fault domains (see site/lab/gpu-shared.sh).
+# Jobs that share a GPU by gres/mps (see site/lab/gpu-shared.sh).
 gpu-shared: gpu-room-pack ## try jobs that share a GPU, in turns and together
 	site/lab/gpu-shared.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
 
