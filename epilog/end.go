@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // daemonEnd is the end of one daemon, or of all daemons of a lease together.
@@ -50,7 +51,7 @@ func (e Epilog) endDaemons(
 	ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool,
 ) (all daemonEnd, failed error) {
 	ends := make([]daemonEnd, len(l.Daemons))
-	failed = site.Each(len(l.Daemons), func(n int) (err error) {
+	failed = wait.Each(len(l.Daemons), func(n int) (err error) {
 		ends[n], err = e.endDaemon(ctx, l, was, l.Daemons[n], drained)
 		return errors.Join(err, e.emptyGroup(ctx, l.Daemons[n]))
 	})
@@ -183,7 +184,7 @@ func (e Epilog) await(
 	for {
 		left, err = e.Daemons.Clients(ctx, l.Job, d)
 		first = max(first, len(left))
-		if err != nil || len(left) == 0 || !site.Sleep(bound, pause) {
+		if err != nil || len(left) == 0 || !wait.Sleep(bound, pause) {
 			return first, left, err
 		}
 		pause = min(2*pause, 500*time.Millisecond)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
@@ -124,7 +125,7 @@ func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 // A daemon that is gone is not asked. The epilog looks for processes that it has left.
 func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	n := newNode(t)
-	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = site.Process{} })
+	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = proc.Process{} })
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
@@ -141,8 +142,8 @@ func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 // If the lease names no pid because its prolog was killed, the epilog finds the daemon by its properties and ends it.
 func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n := newNode(t)
-	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, site.Process{} })
-	n.leftover = []site.Process{n.Self}
+	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, proc.Process{} })
+	n.leftover = []proc.Process{n.Self}
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}

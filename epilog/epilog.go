@@ -16,6 +16,8 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +27,7 @@ type Daemons interface {
 	Terminate(context.Context, lease.Job, lease.Daemon, site.Client) error
 	Quit(context.Context, lease.Job, lease.Daemon) error
 	Kill(context.Context, lease.Job, lease.Daemon) error
-	Processes(lease.Job, lease.Daemon) ([]site.Process, error)
+	Processes(lease.Job, lease.Daemon) ([]proc.Process, error)
 }
 
 // Guards is what the epilog needs of guards.
@@ -108,7 +110,7 @@ func (e Epilog) closeUnleased(ctx context.Context, job uint32) error {
 // lockJob waits for a prolog of the same job and then ends it, because the lease lists everything that it has done.
 // It waits for another epilog of the job, which an admin may have started, and never ends it.
 func (e Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
-	first, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lockTimeout))
+	first, cancel := context.WithTimeout(ctx, wait.AtMostThird(ctx, lockTimeout))
 	lock, err := e.Store.Lock(first, job)
 	cancel()
 	var busy *lease.BusyError

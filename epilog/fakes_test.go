@@ -18,7 +18,9 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // node is a node whose parts are fakes.
@@ -29,7 +31,7 @@ type node struct {
 	pretend  bool           // SetMode gives no error and sets nothing
 	clients  []site.Client  // of each daemon
 	leave    bool           // the clients end after the first question
-	leftover []site.Process // processes of daemons that do not run any more
+	leftover []proc.Process // processes of daemons that do not run any more
 	beside   string         // the event that the daemon waits for before it quits, "" for none
 	quits    func()         // is called when a daemon quits, nil for nothing
 }
@@ -149,7 +151,7 @@ func (d daemons) Terminate(_ context.Context, _ lease.Job, _ lease.Daemon, clien
 }
 
 func (d daemons) Quit(ctx context.Context, _ lease.Job, _ lease.Daemon) error {
-	for d.n.beside != "" && !d.n.has(d.n.beside) && site.Sleep(ctx, time.Millisecond) {
+	for d.n.beside != "" && !d.n.has(d.n.beside) && wait.Sleep(ctx, time.Millisecond) {
 	}
 	if d.n.quits != nil {
 		d.n.quits()
@@ -160,7 +162,7 @@ func (d daemons) Kill(context.Context, lease.Job, lease.Daemon) error {
 	return d.n.Event("kill daemon")
 }
 
-func (d daemons) Processes(lease.Job, lease.Daemon) ([]site.Process, error) {
+func (d daemons) Processes(lease.Job, lease.Daemon) ([]proc.Process, error) {
 	return d.n.leftover, d.n.Event("look for processes")
 }
 
@@ -168,7 +170,7 @@ type guards struct{ n *node }
 
 // End takes longer than the end of the daemon, so that the order of the events is known.
 func (g guards) End(ctx context.Context, _ uint32) error {
-	for g.n.beside == "" && strings.HasPrefix(g.n.Records(), "lease") && !g.n.has("empty group-7-0") && site.Sleep(ctx, time.Millisecond) {
+	for g.n.beside == "" && strings.HasPrefix(g.n.Records(), "lease") && !g.n.has("empty group-7-0") && wait.Sleep(ctx, time.Millisecond) {
 	}
 	return g.n.Event("end guard")
 }

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // leave ends a job's part in the daemons that it shares with other jobs of its user. The last member ends them, and
@@ -48,7 +48,7 @@ func (e Epilog) checkUnused(shared uint32) error {
 	members, err := e.Store.Members(shared)
 	if err == nil && len(members) > 0 {
 		err = fmt.Errorf("cannot close %s: %s of its user use it: the epilog of the last one closes it",
-			lease.Name(shared), site.Count(len(members), "job"))
+			lease.Name(shared), words.Count(len(members), "job"))
 	}
 	return err
 }

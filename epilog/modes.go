@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // startNVML asks for a mode before it is needed: NVML takes 8 ms to start (measured), and can do that while the
@@ -24,7 +24,7 @@ func (e Epilog) startNVML(l lease.Lease) {
 // restoreModes restores the modes that the record lists. It leaves a device that belongs to another job by now. It
 // leaves a mode that is neither the one that was set nor the one before, because an admin has set it since.
 func (e Epilog) restoreModes(l lease.Lease) error {
-	return site.Each(len(l.GPUs), func(i int) error {
+	return wait.Each(len(l.GPUs), func(i int) error {
 		if l.GPUs[i].NewMode == "" {
 			return nil
 		}

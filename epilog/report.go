@@ -14,8 +14,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -92,9 +92,9 @@ func finished(r usage.Report, guard *lease.GuardState, now time.Time) usage.Repo
 
 func (e Epilog) keepReportOf(uid uint32, r usage.Report) error {
 	if err := os.MkdirAll(e.Reports, 0o755); err != nil {
-		return fmt.Errorf("cannot keep report: %w", site.ExplainFull(e.Reports, err))
+		return fmt.Errorf("cannot keep report: %w", osfile.ExplainFull(e.Reports, err))
 	}
-	dir, err := site.OpenFolder(e.Reports)
+	dir, err := osfile.OpenFolder(e.Reports)
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -75,7 +75,7 @@ func TestReportsInAFolderOfAUser(t *testing.T) {
 		if err := prepare(folder); err != nil {
 			t.Fatal(err)
 		}
-		if err := (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}); !errors.Is(err, site.ErrNotRootOwned) {
+		if err := (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}); !errors.Is(err, osfile.ErrNotRootOwned) {
 			t.Errorf("a folder %s: %v", name, err)
 		}
 		if entries, _ := os.ReadDir(folder); len(entries) > 0 {

@@ -24,7 +24,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -84,7 +86,7 @@ func newRank(t *testing.T) *rank {
 	r.root, err = os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(r.root) })
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	must(t, err)
 	store, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
 	must(t, err)
@@ -96,7 +98,7 @@ func newRank(t *testing.T) *rank {
 }
 
 func (r *rank) ticket() lease.Ticket {
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	must(r.t, err)
 	ticket := ticketOf(1, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: r.root, LogDir: r.root, Proc: self}
@@ -161,20 +163,20 @@ func (r *rank) signal(s syscall.Signal) {
 }
 
 // proc returns the process that wrote its pid into a file of the folder.
-func (r *rank) proc(name string) site.Process {
+func (r *rank) proc(name string) proc.Process {
 	r.t.Helper()
-	var proc site.Process
+	var found proc.Process
 	r.until("pid in "+name, func() bool {
 		content, _ := os.ReadFile(filepath.Join(r.dir, name))
 		pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
 		if err != nil || !bytes.HasSuffix(content, []byte("\n")) {
 			return false
 		}
-		stat, err := site.ReadStat(pid)
-		proc = stat.Process
+		stat, err := proc.ReadStat(pid)
+		found = stat.Process
 		return err == nil
 	})
-	return proc
+	return found
 }
 
 func (r *rank) until(what string, done func() bool) {
@@ -182,14 +184,14 @@ func (r *rank) until(what string, done func() bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeLimit)
 	defer cancel()
 	for !done() {
-		if !site.Sleep(ctx, time.Millisecond) {
+		if !wait.Sleep(ctx, time.Millisecond) {
 			r.t.Fatalf("no %s", what)
 		}
 	}
 }
 
-func stateOf(p site.Process) byte {
-	stat, err := site.ReadStat(p.PID)
+func stateOf(p proc.Process) byte {
+	stat, err := proc.ReadStat(p.PID)
 	if err != nil || stat.Start != p.Start {
 		return 'X'
 	}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // errHelp is the result of --help.
@@ -67,5 +67,5 @@ func suggestion(name string, settings []Setting) string {
 	for _, s := range settings {
 		known = append(known, s.Flag)
 	}
-	return site.Suggest("--", name, known, "mpirun-wrap")
+	return words.Suggest("--", name, known, "mpirun-wrap")
 }

@@ -13,8 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,7 +34,7 @@ func (r *run) messages() messages {
 
 // print prints a message in a line.
 func (m messages) print(message error) {
-	fmt.Fprintf(m.out, "mpirun-wrap: %s\n", site.OneLine(message))
+	fmt.Fprintf(m.out, "mpirun-wrap: %s\n", words.OneLine(message))
 }
 
 // once prints the message about a thing, unless another rank of the launch on this node has printed one about it.
@@ -59,7 +61,7 @@ func (m messages) waits(thing string) func(why string) {
 // a variable is misspelt. Ranks with the same options print each message once.
 func (m messages) remark(env slurm.Env, placement Placement, options Options) {
 	for _, name := range unknownVariables(env) {
-		advice := site.Suggest("", name, variableNames(), "mpirun-wrap")
+		advice := words.Suggest("", name, variableNames(), "mpirun-wrap")
 		m.once("variable "+name, fmt.Errorf("ignoring variable %s: no flag has it: %s", name, advice))
 	}
 	if placement.Remark != "" {
@@ -87,7 +89,7 @@ func (m messages) warnOfNeighbour(placement Placement) {
 func (r *run) complain(err error) {
 	r.readTask()
 	m, reason := r.messages(), reasonOf(err, r.task)
-	if told(r.told, r.Env, reason) && !site.IsTerminal(r.Err) {
+	if told(r.told, r.Env, reason) && !osfile.IsTerminal(r.Err) {
 		return
 	}
 	launch, noLaunch := r.launchID()
@@ -147,7 +149,7 @@ func printOnce(name string, report func()) {
 		if errors.Is(err, unix.EADDRINUSE) && printed(socket, address) {
 			return
 		}
-		if !errors.Is(err, unix.EADDRINUSE) || !site.Sleep(ctx, time.Millisecond) {
+		if !errors.Is(err, unix.EADDRINUSE) || !wait.Sleep(ctx, time.Millisecond) {
 			report()
 			return
 		}

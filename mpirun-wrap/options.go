@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Options are a user's options for a rank. The zero value leaves everything to Slurm and the policy.
@@ -159,7 +159,7 @@ func (s Setting) invalid(name, value string, err error) error {
 	text := err.Error()
 	text = text[max(strings.LastIndex(text, "want "), 0):]
 	word, rest, found := strings.Cut(value, ":")
-	like := site.Nearest(word, s.words)
+	like := words.Nearest(word, s.words)
 	needs := like == "overlap" // a number
 	switch {
 	case like != "" && like != word && found:

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -166,7 +166,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 }
 
 func TestTwoLaunchesHaveTwoNames(t *testing.T) {
-	parent := site.Process{PID: 1, Start: 2}
+	parent := proc.Process{PID: 1, Start: 2}
 	names := map[string]bool{}
 	for _, name := range []string{
 		launchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
@@ -174,7 +174,7 @@ func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 		launchID(slurm.Env{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
 		launchID(slurm.Env{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
 		launchID(slurm.Env{}, slurm.Task{}, parent),
-		launchID(slurm.Env{}, slurm.Task{}, site.Process{PID: 1, Start: 3}),
+		launchID(slurm.Env{}, slurm.Task{}, proc.Process{PID: 1, Start: 3}),
 	} {
 		if names[name] || strings.ContainsAny(name, "/ ") {
 			t.Errorf("launch %q", name)

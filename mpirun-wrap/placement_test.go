@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -123,7 +124,7 @@ func TestNoPlacement(t *testing.T) {
 
 // Contract: K1
 func TestCheckAsksTheNode(t *testing.T) {
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"golang.org/x/sys/unix"
@@ -52,7 +52,7 @@ func (r *run) readRank() (err error) {
 }
 
 func (r *run) canOpen(minor int) bool {
-	return site.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
+	return osfile.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
 }
 
 // readTask reads the rank's place on its node, once. The variables of launchers that have not started this process are
@@ -86,7 +86,7 @@ func (r *run) findTask() (slurm.Task, error) {
 }
 
 func readOrigin(pid int, pmi string) slurm.Origin {
-	found := proc.Variables(context.Background(), site.Process{PID: pid}, slurm.OriginVariables()...)
+	found := proc.Variables(context.Background(), proc.Process{PID: pid}, slurm.OriginVariables()...)
 	if found.Err != nil {
 		found.Values = nil // a part proves nothing
 	}
@@ -128,7 +128,7 @@ func (r *run) launchID() (string, error) {
 
 // launchID names one launch on this node, so that two launches of a job do not share messages. A launcher's own
 // name for the launch comes first, because behind a shell the parent is not the launcher.
-func launchID(env slurm.Env, task slurm.Task, parent site.Process) string {
+func launchID(env slurm.Env, task slurm.Task, parent proc.Process) string {
 	switch {
 	case task.Source == slurm.SourceStepd:
 		return "step" + task.StepID
@@ -136,7 +136,7 @@ func launchID(env slurm.Env, task slurm.Task, parent site.Process) string {
 		return "pmix" + clean(env["PMIX_NAMESPACE"])
 	case env["OMPI_MCA_ess_base_jobid"] != "":
 		return "ompi" + clean(env["OMPI_MCA_ess_base_jobid"])
-	case parent == site.Process{}: // the first process of a container
+	case parent == proc.Process{}: // the first process of a container
 		return "step" + task.StepID
 	}
 	return fmt.Sprintf("pid%d.%d", parent.PID, parent.Start)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // unavailableError means that a placement cannot use MPS. Do is the advice for the user.
@@ -131,7 +132,7 @@ func (p Placement) recovered(ctx context.Context, ask serverStatus, waits func(w
 			waits(fmt.Sprintf("waiting up to %v for the MPS server of %s, which recovers from a fatal GPU error%s", recovery, p.Device.UUID, f.living()))
 			waits = nil
 		}
-		if site.Sleep(ctx, jittered(pause)) {
+		if wait.Sleep(ctx, jittered(pause)) {
 			continue
 		}
 		if answered {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 func TestOneRankOfALaunchSaysIt(t *testing.T) {
@@ -60,7 +61,7 @@ func TestTheEnvironmentWithoutMPS(t *testing.T) {
 // placementHere is a placement whose daemon is this process.
 func placementHere(t *testing.T) (Placement, serverLogFile) {
 	t.Helper()
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	must(t, err)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must(t, err)

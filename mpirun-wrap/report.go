@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // row is a placement in JSON: the fields of a rank in mpsctl plan, and more.
@@ -103,7 +103,7 @@ func (g gpuShare) String() string {
 	}
 	uuid := string(g.Device.UUID)
 	return fmt.Sprintf("GPU %d (%s), %d of %d SMs (%s)%s, %s on it", g.GPU, uuid[:min(shortUUID, len(uuid))],
-		g.Share.SMs, g.Device.SMs, share, memory, site.Count(g.RanksOnGPU, "rank"))
+		g.Share.SMs, g.Device.SMs, share, memory, words.Count(g.RanksOnGPU, "rank"))
 }
 
 // why returns the reasons for a placement.

@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 const (
@@ -34,10 +35,10 @@ func (p Placement) waitRoom(ctx context.Context, read func() (lease.Room, error)
 		}
 		if waits != nil && waited > tellRoom {
 			waits(fmt.Sprintf("waiting for GPU %d: %s that ended may have work there (%v more at most)",
-				gpu.Minor, site.Count(gpu.Dead, "rank"), min(left, time.Until(gpu.Until)).Round(time.Second)))
+				gpu.Minor, words.Count(gpu.Dead, "rank"), min(left, time.Until(gpu.Until)).Round(time.Second)))
 			waits = nil
 		}
-		if !site.Sleep(ctx, roomPause) {
+		if !wait.Sleep(ctx, roomPause) {
 			return time.Since(began)
 		}
 	}

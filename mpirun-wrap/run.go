@@ -11,6 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -118,7 +119,7 @@ func (r *run) readTicket() (err error) {
 }
 
 func (r *run) findTicket() (lease.Ticket, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return lease.Ticket{}, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -31,8 +32,8 @@ func newJob(t *testing.T) (paths site.Paths, store *lease.Store, ticket lease.Ti
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	boot, err1 := site.BootID()
-	self, err2 := site.CurrentProcess()
+	boot, err1 := proc.BootID()
+	self, err2 := proc.Current()
 	listener, err3 := net.Listen("unixpacket", filepath.Join(dir, "control"))
 	paths = site.Paths{Root: dir}
 	store, err4 := lease.Open(paths.Run(), boot)

@@ -12,14 +12,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
 // slotHolder is who has a slot: the process that took it, or one that it has left behind.
 type slotHolder struct {
-	site.Process      // zero if it is not known
+	proc.Process      // zero if it is not known
 	left         bool // the process that took the slot has ended
 }
 
@@ -48,7 +48,7 @@ var namespaces = sync.OnceValue(func() string {
 
 // writeTaker writes that this process takes a slot, or is alone on a GPU, and its namespaces.
 func writeTaker(file *slotFile, where string) error {
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		return err
 	}
@@ -56,28 +56,28 @@ func writeTaker(file *slotFile, where string) error {
 }
 
 // readTaker reads what writeTaker has written. It is not known in other namespaces, or if its file is empty.
-func readTaker(file *slotFile, where string) (taker site.Process, known bool) {
+func readTaker(file *slotFile, where string) (taker proc.Process, known bool) {
 	content, _ := file.read()
 	fields := strings.Fields(content)
 	if len(fields) < 2 || strings.Join(fields[2:], " ") != where {
-		return site.Process{}, false
+		return proc.Process{}, false
 	}
 	pid, err1 := strconv.Atoi(fields[0])
 	start, err2 := strconv.ParseUint(fields[1], 10, 64)
-	return site.Process{PID: pid, Start: start}, err1 == nil && err2 == nil && pid > 0
+	return proc.Process{PID: pid, Start: start}, err1 == nil && err2 == nil && pid > 0
 }
 
 // lives reports whether the process that took a slot runs. A process in an exec does not answer, and runs.
-func (t *slotTable) lives(taker site.Process) bool {
+func (t *slotTable) lives(taker proc.Process) bool {
 	if !proc.Exists(taker.PID) {
 		return false
 	}
-	return !t.looks || len(proc.Left([]site.Process{taker})) > 0
+	return !t.looks || len(proc.Left([]proc.Process{taker})) > 0
 }
 
 // leftover is what the processes with a slot's lock are, after the process that took the slot has ended.
 type leftover struct {
-	site.Process      // one that uses the GPU, or that may begin to; otherwise any
+	proc.Process      // one that uses the GPU, or that may begin to; otherwise any
 	mayUse       bool // the slot's part of the GPU
 }
 
@@ -96,7 +96,7 @@ const searchTime = time.Second
 func findLeftovers(ctx context.Context, prefix string) (leftovers, error) {
 	ctx, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
-	return site.Within(ctx, func() (leftovers, error) {
+	return wait.Within(ctx, func() (leftovers, error) {
 		found := leftovers{all: map[string]leftover{}}
 		pids, err := proc.PIDs()
 		for _, pid := range pids {
@@ -126,7 +126,7 @@ func (l *leftovers) add(pid int, prefix string) {
 		usesGPU = usesGPU || strings.HasSuffix(path, "/dev/nvidia-uvm")
 		return true
 	})
-	stat, noStat := site.ReadStat(pid)
+	stat, noStat := proc.ReadStat(pid)
 	if noStat != nil && !proc.Exists(pid) {
 		return
 	}
@@ -148,7 +148,7 @@ func (l *leftovers) add(pid int, prefix string) {
 // processor since its start. A program that starts is busier: it reads its libraries.
 const idleAge, idlePart = 300, 10
 
-func isIdle(stat site.Stat) bool {
+func isIdle(stat proc.Stat) bool {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return false
@@ -163,7 +163,7 @@ func isIdle(stat site.Stat) bool {
 // A slot has two witnesses: the lock, which the program and its children inherit, and the process that took the slot.
 // The slot is taken while that process runs, because a program may close files that it has not opened. After its end,
 // the lock counts if a process that has it uses the GPU or may begin to, or if this is not known.
-func (t *slotTable) judge(ctx context.Context, slot int, taker site.Process, known, locked bool) (slotHolder, bool) {
+func (t *slotTable) judge(ctx context.Context, slot int, taker proc.Process, known, locked bool) (slotHolder, bool) {
 	switch {
 	case known && t.lives(taker):
 		return slotHolder{Process: taker}, true

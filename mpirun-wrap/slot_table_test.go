@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // A slot's file has one name, because root may run a rank, and a user can link to a file of root's.
@@ -95,12 +95,12 @@ func closeKept(folder string) {
 //
 // Contract: K6
 func TestWhoMayHaveASlot(t *testing.T) {
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	must(t, err)
-	ended := site.Process{PID: self.PID, Start: self.Start - 1}
+	ended := proc.Process{PID: self.PID, Start: self.Start - 1}
 	for _, c := range []struct {
 		name          string
-		taker         site.Process
+		taker         proc.Process
 		known, locked bool
 		left          leftover
 		hidden        uint64

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -75,7 +75,7 @@ func takeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 		if waits != nil && rank.Options.SlotsWait > minSlotWait {
 			waits(table.holders())
 		}
-		if !site.Sleep(ctx, pause) {
+		if !wait.Sleep(ctx, pause) {
 			break
 		}
 	}
@@ -122,7 +122,7 @@ func (t *slotTable) lock(ctx context.Context) (*slotFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return site.Within(ctx, func() (*slotFile, error) { return file, flock(file) }) // a late call ends with the process
+	return wait.Within(ctx, func() (*slotFile, error) { return file, flock(file) }) // a late call ends with the process
 }
 
 // flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the
@@ -276,7 +276,7 @@ func ancestors(pid int) map[int]bool {
 	found := make(map[int]bool)
 	for pid > 1 && !found[pid] {
 		found[pid] = true
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		if err != nil {
 			break
 		}

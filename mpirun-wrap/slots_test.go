@@ -22,6 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // members is a job on a node. Its processes have no launcher.
@@ -42,9 +43,9 @@ func newMembers(t *testing.T, gpus int) *members {
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	must(t, err)
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	must(t, err)
 	ticket := ticketOf(gpus, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: dir, LogDir: dir, Proc: self}
@@ -246,7 +247,7 @@ func TestWhatAWaitCosts(t *testing.T) {
 	other := exec.Command("sleep", "60")
 	must(t, other.Start())
 	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
-	stat, err := site.ReadStat(other.Process.Pid)
+	stat, err := proc.ReadStat(other.Process.Pid)
 	must(t, err)
 	taker := fmt.Sprintf("%d %d %s", stat.PID, stat.Start, namespaces())
 	for slot := range 64 {

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog=. It prints the environment of
@@ -66,7 +66,7 @@ func (r *run) printReason(err error) {
 	if toldByBatch(r.told, r.Env, reason) {
 		return
 	}
-	printed := site.OneLine(err)
+	printed := words.OneLine(err)
 	if r.isFirst() {
 		fmt.Fprintf(r.Out, "print slurm-mps: %.*s\n", maxReason, printed)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
@@ -76,8 +77,8 @@ func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
 func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))
-	n.rewrite(func(l *lease.Lease) { l.Guard = site.Process{PID: n.Self.PID, Start: 1} })
-	n.guard = site.Process{}
+	n.rewrite(func(l *lease.Lease) { l.Guard = proc.Process{PID: n.Self.PID, Start: 1} })
+	n.guard = proc.Process{}
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -26,7 +27,7 @@ type node struct {
 	asUser   error        // the error of a daemon's start as any user except nobody
 	pings    error        // what Ping returns
 	pinged   func()       // called by Ping
-	guard    site.Process // what Running returns
+	guard    proc.Process // what Running returns
 	fit      int          // what Fit returns
 	driver   string       // what Driver returns, with noDriver
 	noDriver error
@@ -135,16 +136,16 @@ func (d daemons) UserGroups(context.Context, lease.Job) ([]uint32, error) {
 	return []uint32{2001, 3000}, nil
 }
 
-func (d daemons) Start(_ context.Context, job lease.Job, daemon lease.Daemon) (site.Process, error) {
+func (d daemons) Start(_ context.Context, job lease.Job, daemon lease.Daemon) (proc.Process, error) {
 	var of string
 	for _, uuid := range daemon.Devices {
 		of += fakenode.Letter(uuid)
 	}
 	if err := d.n.Event("start daemon of %s as %s", of, job.User); err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
 	if job.User != "nobody" && d.n.asUser != nil {
-		return site.Process{}, d.n.asUser
+		return proc.Process{}, d.n.asUser
 	}
 	return d.n.Self, nil
 }
@@ -177,11 +178,11 @@ func (d daemons) Fit(int) (int, error) {
 
 type guards struct{ n *node }
 
-func (g guards) Start(context.Context, uint32) (site.Process, error) {
+func (g guards) Start(context.Context, uint32) (proc.Process, error) {
 	return g.n.Self, g.n.Event("start guard")
 }
 
-func (g guards) Running(uint32) (site.Process, error) { return g.n.guard, nil }
+func (g guards) Running(uint32) (proc.Process, error) { return g.n.guard, nil }
 
 type controlGroups struct{ n *node }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // undoTime bounds the undo of a prolog that failed. The undo may go on when the prolog's own time is over.
@@ -374,7 +375,7 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	if l.Hold > 0 {
 		all++
 	}
-	err := site.Each(all, func(n int) (err error) {
+	err := wait.Each(all, func(n int) (err error) {
 		if n == daemons {
 			l.Guard, err = p.Guards.Start(ctx, job)
 			return err
@@ -386,7 +387,7 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 }
 
 func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease) error {
-	return site.Each(len(l.Daemons), func(n int) error {
+	return wait.Each(len(l.Daemons), func(n int) error {
 		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], l.Limits[n])
 	})
 }

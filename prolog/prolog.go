@@ -16,13 +16,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Daemons is what the prolog needs of control daemons. Every call ends by ctx's deadline.
 type Daemons interface {
 	UserGroups(context.Context, lease.Job) ([]uint32, error)
-	Start(context.Context, lease.Job, lease.Daemon) (site.Process, error)
+	Start(context.Context, lease.Job, lease.Daemon) (proc.Process, error)
 	Configure(context.Context, lease.Job, lease.Daemon, lease.Limits) error
 	Ping(context.Context, lease.Job, lease.Daemon) error
 	// Fit returns how many clients fit on each GPU of a daemon with so many GPUs. It fails if none fits.
@@ -31,8 +32,8 @@ type Daemons interface {
 
 // Guards is what the prolog needs of guards. Every call ends by ctx's deadline.
 type Guards interface {
-	Start(ctx context.Context, job uint32) (site.Process, error)
-	Running(job uint32) (site.Process, error)
+	Start(ctx context.Context, job uint32) (proc.Process, error)
+	Running(job uint32) (proc.Process, error)
 }
 
 // ControlGroups is what the prolog needs of the node's control groups.

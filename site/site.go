@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package site holds the types that all packages share (devices, modes, processes) and the node's paths and
-// deadlines. All of them are values, and the package reads no environment variable.
+// Package site holds the types that all packages share (devices, modes) and the node's paths and deadlines. All of them are values, and the package reads no environment variable.
 package site
 
 import (

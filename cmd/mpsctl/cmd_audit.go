@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -118,8 +118,8 @@ func printAudit(call *command.Invocation, r auditReport) error {
 func (r auditReport) text(screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
-		site.Count(r.Seen.GPUs, "GPU"), site.Count(r.Seen.Jobs, "job"), site.Count(r.Seen.Clients, "client"),
-		site.Count(r.Seen.Processes, "compute process"))
+		words.Count(r.Seen.GPUs, "GPU"), words.Count(r.Seen.Jobs, "job"), words.Count(r.Seen.Clients, "client"),
+		words.Count(r.Seen.Processes, "compute process"))
 	b.WriteString(findingsText(r.Findings, screen))
 	b.WriteString(unseenText(r.Unseen, screen))
 	switch {

@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/doctor"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -104,8 +104,8 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 		driver = "driver " + r.Checked.Driver
 	}
 	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
-		site.Count(r.Checked.Checks, "check"), site.Count(r.Checked.Programs, "program"),
-		cmp.Or(r.Checked.SlurmConf, "no slurm.conf"), driver, site.Count(r.Checked.GPUs, "GPU"))
+		words.Count(r.Checked.Checks, "check"), words.Count(r.Checked.Programs, "program"),
+		cmp.Or(r.Checked.SlurmConf, "no slurm.conf"), driver, words.Count(r.Checked.GPUs, "GPU"))
 	for _, c := range r.Checks {
 		sign := screen.Faint("? ")
 		switch c.Result {
@@ -122,10 +122,10 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 	b.WriteString(unseenText(r.Unseen, screen))
 	var parts []string
 	if faults := r.Count(inspect.Fault); faults > 0 {
-		parts = append(parts, screen.Red("! "+site.Count(faults, "fault")))
+		parts = append(parts, screen.Red("! "+words.Count(faults, "fault")))
 	}
 	if warnings := r.Count(inspect.Warning); warnings > 0 {
-		parts = append(parts, screen.Yellow("~ "+site.Count(warnings, "warning")))
+		parts = append(parts, screen.Yellow("~ "+words.Count(warnings, "warning")))
 	}
 	if len(parts) > 0 {
 		fmt.Fprintf(&b, "\n%s\n", strings.Join(parts, ", "))

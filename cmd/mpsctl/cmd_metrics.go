@@ -20,10 +20,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/spf13/cobra"
 )
 
@@ -90,7 +90,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 
 // replaceMetrics opens the folder of the file and writes the file in it. Only root can have made that folder.
 func replaceMetrics(path, text string) error {
-	dir, err := site.OpenTrustedFolder(filepath.Dir(path))
+	dir, err := osfile.OpenTrustedFolder(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: make the folder: mkdir -p %s", err, filepath.Dir(path))
 	}
@@ -98,7 +98,7 @@ func replaceMetrics(path, text string) error {
 		return err
 	}
 	defer dir.Close()
-	return site.Replace(dir, filepath.Base(path), []byte(text), 0o644)
+	return osfile.Replace(dir, filepath.Base(path), []byte(text), 0o644)
 }
 
 // readTotals reads the log. A missing log is no failure, because no job has ended yet.

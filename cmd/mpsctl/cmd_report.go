@@ -24,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/page"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -135,7 +136,7 @@ func hasGone(c usage.Client) bool { return c.End.IsZero() && !proc.Exists(c.PID)
 
 // findReport reads the report of a running job, or else of an ended job.
 func findReport(paths site.Paths, job uint32) (usage.Report, error) {
-	boot, _ := site.BootID() // without it no ticket is read
+	boot, _ := proc.BootID() // without it no ticket is read
 	store := lease.OpenReadOnly(paths.Run(), boot)
 	folder, joined := store.JobDir(job), uint32(0)
 	if ticket, err := store.ReadTicket(job); err == nil && ticket.Joined != 0 {
@@ -185,7 +186,7 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 		b.WriteString(screen.Wrap("", "The job shared its daemon with other jobs of its user ("+others+")."))
 	}
 	b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
-		site.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
+		words.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
 	energy := ""
 	if r.EnergyJ > 0 {
 		energy = ", " + usage.Energy(r.EnergyJ)
@@ -201,7 +202,7 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 			b.WriteString("\n")
 		}
 		if n == maxIncidents {
-			fmt.Fprintf(&b, "%s more: see --json.\n", site.Count(len(r.Incidents())-n, "incident"))
+			fmt.Fprintf(&b, "%s more: see --json.\n", words.Count(len(r.Incidents())-n, "incident"))
 			break
 		}
 		b.WriteString(screen.Wrap("", clockOf(incident.At, r.Begin)+"  "+incident.Text))

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // unified returns the difference of two texts as diff -u prints it, "" if there is none.
@@ -23,7 +23,7 @@ func unified(oldName, old, newName, updated string) (text string) {
 	for i := 0; i < len(all); {
 		hunk, oldLines, newLines := "", 0, 0
 		for visible := shown[i]; i < len(all) && shown[i] == visible; i++ {
-			hunk += site.Printable(strings.ReplaceAll(all[i], "\t", "    ")) + "\n"
+			hunk += words.Printable(strings.ReplaceAll(all[i], "\t", "    ")) + "\n"
 			oldLines += strings.Count(" -", all[i][:1])
 			newLines += strings.Count(" +", all[i][:1])
 		}

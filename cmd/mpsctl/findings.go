@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // findingsText prints findings for people, with their number.
@@ -16,7 +16,7 @@ func findingsText(found []inspect.Finding, screen command.Screen) string {
 	if len(found) == 0 {
 		return ""
 	}
-	text := "\n" + screen.Red(site.Count(len(found), "finding")) + "\n"
+	text := "\n" + screen.Red(words.Count(len(found), "finding")) + "\n"
 	for _, f := range found {
 		text += findingText(f, screen)
 	}

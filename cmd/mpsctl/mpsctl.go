@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/spf13/cobra"
 )
 
@@ -66,7 +66,7 @@ func versionCommand(call *command.Invocation) *cobra.Command {
 // completeJobs completes --job with the jobs that have a lease on this node.
 func completeJobs(call *command.Invocation, c *cobra.Command) {
 	_ = c.RegisterFlagCompletionFunc("job", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		boot, _ := site.BootID()
+		boot, _ := proc.BootID()
 		jobs, _ := lease.OpenReadOnly(call.Paths.Run(), boot).Jobs()
 		var ids []string
 		for _, id := range slices.Sorted(slices.Values(jobs)) {

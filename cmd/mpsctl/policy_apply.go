@@ -14,9 +14,10 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -73,7 +74,7 @@ func applyFile(call *command.Invocation, file string, dryRun bool) error {
 		text := func(s command.Screen) string { return a.Tests.text(s) + a.unchanged() }
 		return call.PrintFindings("policy", a, text, true)
 	}
-	old, err := site.ReadRootOwned(path)
+	old, err := osfile.ReadRootOwned(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cli.RuntimeError{Err: err}
 	}
@@ -122,7 +123,7 @@ func casesBeside(policy string) (text []byte, cases []lint.Case, err error) {
 	if err := foreign(casesStat.Uid); err != nil { // it may be a link
 		return nil, nil, err
 	}
-	text, owner, err := site.ReadAny(file)
+	text, owner, err := osfile.ReadAny(file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot read cases: %w", err)
 	}
@@ -138,16 +139,16 @@ func install(path string, content []byte) error {
 	mode := fs.FileMode(0o644)
 	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
 		mode = info.Mode().Perm() &^ 0o022
-		if old, err := site.ReadRootOwned(path); err == nil && bytes.Equal(old, content) {
+		if old, err := osfile.ReadRootOwned(path); err == nil && bytes.Equal(old, content) {
 			return nil
 		}
 	}
-	dir, err := site.OpenFolder(filepath.Dir(path))
+	dir, err := osfile.OpenFolder(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return site.Replace(dir, filepath.Base(path), content, mode)
+	return osfile.Replace(dir, filepath.Base(path), content, mode)
 }
 
 func (a applied) unchanged() string { return "Nothing has changed: " + a.File + " stays as it is.\n" }
@@ -156,7 +157,7 @@ func (a applied) text(screen command.Screen) string {
 	var b strings.Builder
 	b.WriteString(cmp.Or(a.Diff, "No line changes.\n"))
 	if n := len(a.Tests.Results); n > 0 {
-		fmt.Fprintf(&b, "%s passed\n", site.Count(n, "case"))
+		fmt.Fprintf(&b, "%s passed\n", words.Count(n, "case"))
 	}
 	writeWarnings(&b, a.Warnings, screen.Colour)
 	if !a.Applied {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -57,7 +57,7 @@ func (c checked) text(screen command.Screen) string {
 		fmt.Fprintf(&b, "%3d  %-24q %s  %s:%d\n", i+1, rule.Name, does, rule.File, rule.Line)
 	}
 	writeWarnings(&b, c.Warnings, screen.Colour)
-	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), site.Count(len(c.Rules), "rule"))
+	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), words.Count(len(c.Rules), "rule"))
 	return b.String()
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/spf13/cobra"
 )
@@ -194,7 +195,7 @@ func identify(r *policy.Request) error {
 
 // recorded returns the request of a job's prolog to the policy, and the rule that decided.
 func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return r, "", cli.RuntimeError{Err: err}
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -87,6 +87,6 @@ func (t tested) text(command.Screen) string {
 			fmt.Fprintf(&b, "     %s\n", difference)
 		}
 	}
-	fmt.Fprintf(&b, "%s passed, %d failed\n", site.Count(len(t.Results)-t.Failed, "case"), t.Failed)
+	fmt.Fprintf(&b, "%s passed, %d failed\n", words.Count(len(t.Results)-t.Failed, "case"), t.Failed)
 	return b.String()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // view is the text of mpsctl status, to which its methods append.
@@ -41,7 +42,7 @@ func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) 
 
 func (v *view) head() {
 	v.line("%s  %s  %s, %s, %s", v.screen.Bold(v.Name), v.Time.Format("2006-01-02 15:04:05"),
-		site.Count(len(v.GPUs), "GPU"), site.Count(len(v.Jobs), "job"), site.Count(v.Clients(), "client"))
+		words.Count(len(v.GPUs), "GPU"), words.Count(len(v.Jobs), "job"), words.Count(v.Clients(), "client"))
 }
 
 func (v *view) job(j inspect.Job) {
@@ -81,7 +82,7 @@ func (v *view) job(j inspect.Job) {
 	}
 	if j.Report.BadEnds > 0 {
 		v.line("  ended    %s", v.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
-			site.Count(j.Report.ClientsSeen, "client"), j.ID)))
+			words.Count(j.Report.ClientsSeen, "client"), j.ID)))
 	}
 	if text := pausesOf(j).PauseText(); text != "" {
 		v.WriteString(v.screen.Wrap("  ", text))
@@ -111,15 +112,15 @@ func (v *view) guard(j inspect.Job, g inspect.Guard) {
 	case g.Stalled != nil:
 		state = v.screen.Red("stalled since " + g.Stalled.In(v.Time.Location()).Format("15:04:05"))
 	}
-	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, site.Count(g.Clients, "client"))
+	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, words.Count(g.Clients, "client"))
 	if g.Dead > 0 {
 		line += fmt.Sprintf("  holds files of %d that ended", g.Dead)
 	}
 	if g.OutsideSeen > 0 {
-		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", site.Count(g.OutsideSeen, "process"))
+		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", words.Count(g.OutsideSeen, "process"))
 	}
 	if g.Silent > 0 {
-		line += fmt.Sprintf("  no answer of %s in an exec", site.Count(g.Silent, "process"))
+		line += fmt.Sprintf("  no answer of %s in an exec", words.Count(g.Silent, "process"))
 	}
 	v.line("%s%s", line, v.processMarks(j, g.PID))
 }

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -111,7 +110,7 @@ func removeDead(dir string) {
 }
 
 // registered returns the ranks of a folder that live.
-func registered(dir string) (living []site.Process) {
+func registered(dir string) (living []proc.Process) {
 	entries, _ := os.ReadDir(filepath.Join(dir, ranksFolder))
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
@@ -123,7 +122,7 @@ func registered(dir string) (living []site.Process) {
 		if err != nil {
 			continue // the rank is about to write it
 		}
-		left := proc.Left([]site.Process{{PID: pid, Start: start}}) // a rank in the middle of an exec may not answer
+		left := proc.Left([]proc.Process{{PID: pid, Start: start}}) // a rank in the middle of an exec may not answer
 		if living = append(living, left...); len(left) == 0 {
 			_ = os.Remove(filepath.Join(dir, ranksFolder, entry.Name()))
 		}

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -117,7 +117,7 @@ func TestRemoveStaleBesideStrangers(t *testing.T) {
 func TestRegistered(t *testing.T) {
 	dir := base(t)
 	ranks := filepath.Join(dir, ranksFolder)
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -148,7 +150,7 @@ type keeper struct {
 	program mps.ControlProgram
 	job     lease.Job
 	folders lease.Daemon // the daemon without its process
-	process atomic.Pointer[site.Process]
+	process atomic.Pointer[proc.Process]
 	control sync.Mutex // of the control program while the daemon is started or asked: see ControlProgram.Start
 	store   *lease.Store
 	clients func() int // that the guard sees
@@ -217,7 +219,7 @@ func (k *keeper) end(g *guard.Guard) (err error) {
 func endOrphan(dir string) error {
 	all, err := mps.FindAll(context.Background())
 	for _, p := range all {
-		stat, unread := site.ReadStat(p.PID)
+		stat, unread := proc.ReadStat(p.PID)
 		if unread == nil && stat.Parent == os.Getppid() && strings.HasPrefix(p.PipeDir, dir+"/") {
 			err = errors.Join(err, stat.Kill(unix.SIGKILL))
 		}
@@ -236,7 +238,7 @@ func (k *keeper) refuse(why error) error {
 // serve starts the daemon and the guard, and writes the ticket. A daemon that an earlier keeper of the step has started
 // is taken over if it has a ticket.
 func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -334,12 +336,12 @@ func waitServers(ctx context.Context, pipes string) {
 		if err != nil || !slices.ContainsFunc(all, func(p mps.Process) bool { return p.Role == mps.RoleServer && p.PipeDir == pipes }) {
 			return
 		}
-		site.Sleep(ctx, 10*time.Millisecond)
+		wait.Sleep(ctx, 10*time.Millisecond)
 	}
 }
 
 // waitEnd waits for the end of a process. It reports false if ctx ends first.
-func waitEnd(ctx context.Context, p site.Process) bool {
+func waitEnd(ctx context.Context, p proc.Process) bool {
 	const look = 50 // ms
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if err == nil {
@@ -350,7 +352,7 @@ func waitEnd(ctx context.Context, p site.Process) bool {
 			return true
 		}
 		if err != nil {
-			site.Sleep(ctx, look*time.Millisecond)
+			wait.Sleep(ctx, look*time.Millisecond)
 			continue
 		}
 		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, look)
@@ -409,7 +411,7 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	o := guard.Options{
 		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
-		Daemons: func() []site.Process { return []site.Process{k.daemon().Proc} },
+		Daemons: func() []proc.Process { return []proc.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
 		Warnings: guard.Warnings{Unguarded: k.unguarded, Outside: k.outside},
 		OfRoot: &guard.OfRoot{
@@ -479,7 +481,7 @@ func (k *keeper) hasClient() bool {
 	}
 	clients, err := k.askClients()
 	lives := func(c site.Client) bool {
-		stat, err := site.ReadStat(c.PID)
+		stat, err := proc.ReadStat(c.PID)
 		return err == nil && stat.Running()
 	}
 	return err != nil && k.process.Load().Running() || slices.ContainsFunc(clients, lives)

@@ -29,7 +29,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/driver"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -87,7 +89,7 @@ func usable(root string, env slurm.Env) ([]site.Device, error) {
 
 // key identifies a step on this node in this boot.
 func key(root string, env slurm.Env, task slurm.Task, devices []site.Device) (string, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return "", err
 	}
@@ -127,14 +129,14 @@ func Join(ctx context.Context, step step) (*member, error) {
 	defer cancel()
 	for {
 		member, err := join(ctx, step)
-		if err == nil || !errors.Is(err, errEnding) || !site.Sleep(ctx, time.Millisecond) {
+		if err == nil || !errors.Is(err, errEnding) || !wait.Sleep(ctx, time.Millisecond) {
 			return member, err
 		}
 	}
 }
 
 func join(ctx context.Context, step step) (*member, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +175,7 @@ func (m *member) enter(ctx context.Context, step step) error {
 			m.Ticket = ticket
 			return nil
 		}
-		if !site.Sleep(ctx, pause) {
+		if !wait.Sleep(ctx, pause) {
 			return fmt.Errorf("cannot use MPS: the daemon of these ranks does not serve within %v", joinTime)
 		}
 	}
@@ -275,7 +277,7 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 // Stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
 // has not opened, so the keeper also looks for the process.
 func (m *member) Stay() error {
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		return err
 	}

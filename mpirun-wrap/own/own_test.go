@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -95,8 +95,8 @@ func TestNewStepRefuses(t *testing.T) {
 
 // The user's own other server is named before another user's.
 func TestOthersError(t *testing.T) {
-	theirs := mps.Process{Process: site.Process{PID: 1}, UID: 2002}
-	mine := mps.Process{Process: site.Process{PID: 2}, UID: 2001}
+	theirs := mps.Process{Process: proc.Process{PID: 1}, UID: 2002}
+	mine := mps.Process{Process: proc.Process{PID: 2}, UID: 2001}
 	for want, servers := range map[string][]mps.Process{
 		"<nil>": nil, "an MPS server of uid 2002 (pid 1) ": {theirs}, "another MPS server of yours (pid 2) ": {theirs, mine},
 	} {

@@ -14,8 +14,8 @@ import (
 	"strconv"
 	"syscall"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -173,7 +173,7 @@ func lockPlaces(ctx context.Context, root string) (lockedPlaces, error) {
 			return locked, errEnding
 		}
 		locked[place] = os.NewFile(uintptr(fd), place)
-		if err := site.Flock(ctx, locked[place]); err != nil {
+		if err := osfile.Flock(ctx, locked[place]); err != nil {
 			return locked, fmt.Errorf("cannot lock %s: %w", place, err)
 		}
 	}
@@ -244,7 +244,7 @@ func checkBase(base string) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	shared := info.Mode().Perm()&0o022 != 0
-	container := owner == site.Unmapped && proc.InOwnNamespace("user")
+	container := owner == osfile.Unmapped && proc.InOwnNamespace("user")
 	if container && proc.InOwnNamespace("pid") { // a rank would have a daemon of its own in silence
 		return fmt.Errorf("cannot use %s in a container with users and processes of its own: its ranks do not see those "+
 			"of other containers: start mpirun-wrap outside of the container", base)

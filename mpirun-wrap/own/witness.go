@@ -31,13 +31,13 @@ const execTime = 10 * time.Millisecond
 // leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in
 // the background, in a session of its own and without the lock's file, and it may open CUDA at any time.
 func (k *keeper) leftBehind() bool {
-	var procs []site.Process
+	var procs []proc.Process
 	_ = proc.EachPID(func(pid int) bool {
 		uid, ok := proc.Owner(pid)
 		name, err := proc.Name(pid)
 		ours := pid == os.Getpid() || pid == os.Getppid() || strings.HasPrefix(name, "nvidia-cuda-mps")
 		if ok && uid == k.job.UID && err == nil && !ours {
-			procs = append(procs, site.Process{PID: pid})
+			procs = append(procs, proc.Process{PID: pid})
 		}
 		return true
 	})
@@ -52,7 +52,7 @@ func (k *keeper) leftBehind() bool {
 
 // have reports whether one of some processes has the daemon's variable. Of the unknown ones, the environment is empty,
 // or does not come in time. They may be in the middle of an exec.
-func (k *keeper) have(procs []site.Process) (found bool, unknown []site.Process) {
+func (k *keeper) have(procs []proc.Process) (found bool, unknown []proc.Process) {
 	for i, e := range proc.Environments(context.Background(), procs, pipeVariable) {
 		if e.Values[pipeVariable] == k.folders.PipeDir {
 			return true, nil
@@ -76,7 +76,7 @@ func withoutPipes(env []string) []string {
 
 // unguarded reports whether the ranks are told that a process cannot be guarded: if it is a client of their daemon, and
 // no line at their start has told them.
-func (k *keeper) unguarded(p site.Process, why error, certain bool) bool {
+func (k *keeper) unguarded(p proc.Process, why error, certain bool) bool {
 	if errors.Is(why, unix.EPERM) && scope() != 0 {
 		return false
 	}
@@ -93,7 +93,7 @@ func (k *keeper) unguarded(p site.Process, why error, certain bool) bool {
 
 // outside returns why a process that computes without MPS does so, "" if it is not a process of this step, or a client
 // of another daemon.
-func (k *keeper) outside(p site.Process) string {
+func (k *keeper) outside(p proc.Process) string {
 	environment := proc.Variables(context.Background(), p, pipeVariable)
 	value, set := environment.Values[pipeVariable]
 	switch {
@@ -115,9 +115,9 @@ func isSocket(path string) bool {
 }
 
 // startedBy reports whether a process is one of some others, or a descendant of one.
-func startedBy(ranks []site.Process, pid int) bool {
+func startedBy(ranks []proc.Process, pid int) bool {
 	for range maxAncestors {
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		if err != nil || pid <= 1 {
 			return false
 		}

@@ -7,7 +7,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // A process with the daemon's variable is a witness while it lives, also without an open file and in a session of its
@@ -34,8 +34,8 @@ func TestLeftBehind(t *testing.T) {
 		t.Error("a process with the variable is no witness")
 	}
 	_ = heir.Process.Kill()
-	stat, err := site.ReadStat(heir.Process.Pid)
-	for ; err == nil && stat.Running(); stat, err = site.ReadStat(heir.Process.Pid) {
+	stat, err := proc.ReadStat(heir.Process.Pid)
+	for ; err == nil && stat.Running(); stat, err = proc.ReadStat(heir.Process.Pid) {
 	}
 	if k.leftBehind() { // it is a zombie
 		t.Error("a dead process is a witness")

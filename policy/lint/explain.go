@@ -15,7 +15,7 @@ import (
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -193,7 +193,7 @@ func spell(v cty.Value) string {
 	case v.IsNull() || !v.IsWhollyKnown():
 		return "nothing"
 	case t == cty.String:
-		return site.Quote(v.AsString(), maxSpelled)
+		return words.Quote(v.AsString(), maxSpelled)
 	case t == cty.Number:
 		return v.AsBigFloat().Text('g', 15)
 	case t == cty.Bool:

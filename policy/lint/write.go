@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Write writes diagnostics with their source lines.
@@ -59,6 +59,6 @@ func parts(d policyfile.Diagnostic) (before, marked, after string) {
 		end = len(line)
 	}
 	end = max(start, end)
-	shown := func(part []rune) string { return site.Printable(strings.ReplaceAll(string(part), "\t", "    ")) }
+	shown := func(part []rune) string { return words.Printable(strings.ReplaceAll(string(part), "\t", "    ")) }
 	return shown(line[:start]), shown(line[start:end]), shown(line[end:])
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -58,8 +58,8 @@ func grantAttribute(a policy.Attribute) attribute[policy.Grant] {
 }
 
 // meant is the word that was probably meant, as a sentence behind another.
-func meant(word string, words []string) string {
-	if like := site.Nearest(word, words); like != "" {
+func meant(word string, known []string) string {
+	if like := words.Nearest(word, known); like != "" {
 		return fmt.Sprintf(". Did you mean %q?", like)
 	}
 	return ""

@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -123,7 +123,7 @@ func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 // sentence makes a reason printable: a policy may put a user's text into it.
 func sentence(s string) string {
 	const limit = 400
-	clean := site.Printable(strings.ToValidUTF8(s[:min(len(s), limit)], "?"))
+	clean := words.Printable(strings.ToValidUTF8(s[:min(len(s), limit)], "?"))
 	if clean == "" {
 		return "this site's policy denies it"
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -138,7 +138,7 @@ const folder = "policy.d"
 
 // Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. Root must own
 // all of them. Names that end in _test.hcl, or begin with a dot, are ignored.
-func Load(path string) (*Compiled, error) { return loadNode(path, path, site.ReadRootOwned) }
+func Load(path string) (*Compiled, error) { return loadNode(path, path, osfile.ReadRootOwned) }
 
 // LoadWith reads the policy of a node as Load does, but with another file in place of policy.hcl, which may have any
 // owner.
@@ -147,7 +147,7 @@ func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, i
 // loadNode reads a file in place of policy.hcl, and the node's policy.d.
 func loadNode(path, first string, readFirst func(string) ([]byte, error)) (*Compiled, error) {
 	dir := filepath.Join(filepath.Dir(path), folder)
-	names, err := site.ListRootOwned(dir)
+	names, err := osfile.ListRootOwned(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func loadNode(path, first string, readFirst func(string) ([]byte, error)) (*Comp
 		if name == first {
 			return readFirst(name)
 		}
-		return site.ReadRootOwned(name)
+		return osfile.ReadRootOwned(name)
 	})
 }
 
@@ -188,7 +188,7 @@ func LoadFiles(paths ...string) (*Compiled, error) {
 
 // ReadAny reads a file of any owner.
 func ReadAny(path string) ([]byte, error) {
-	content, _, err := site.ReadAny(path)
+	content, _, err := osfile.ReadAny(path)
 	return content, err
 }
 

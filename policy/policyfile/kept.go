@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // FileStatus reports whether an admin's file can be used, and its substitute (docs/decisions/025).
@@ -76,7 +77,7 @@ func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
 	parse := func(content []byte) (site.Config, error) {
 		return parseConfig(content, paths.ConfigFile(), site.DefaultConfig())
 	}
-	content, err := site.ReadRootOwned(paths.ConfigFile())
+	content, err := osfile.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return site.DefaultConfig(), FileStatus{}
 	}
@@ -106,7 +107,7 @@ func orKept[T any](
 
 // KeepConfig keeps a copy of the site's file, which can be used. If the file does not exist, the copy is removed.
 func KeepConfig(paths site.Paths) error {
-	content, err := site.ReadRootOwned(paths.ConfigFile())
+	content, err := osfile.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := os.Remove(filepath.Join(paths.Kept(), keptConfig)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("cannot remove copy: %w", err)
@@ -121,7 +122,7 @@ func KeepConfig(paths site.Paths) error {
 
 func readKept(paths site.Paths, name string) (content []byte, modified time.Time, err error) {
 	path := filepath.Join(paths.Kept(), name)
-	if content, err = site.ReadRootOwned(path); err != nil {
+	if content, err = osfile.ReadRootOwned(path); err != nil {
 		return nil, modified, err
 	}
 	info, err := os.Lstat(path)
@@ -138,10 +139,10 @@ func keep(paths site.Paths, name string, content []byte) error {
 	if err := os.MkdirAll(paths.Kept(), 0o755); err != nil {
 		return fmt.Errorf("cannot keep a copy: %w", err)
 	}
-	dir, err := site.OpenFolder(paths.Kept())
+	dir, err := osfile.OpenFolder(paths.Kept())
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return site.Replace(dir, name, content, 0o600)
+	return osfile.Replace(dir, name, content, 0o600)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/function"
 )
@@ -496,7 +496,7 @@ func suggestRoot(root string, alone bool) string {
 
 // suggest returns the name that was probably meant, as a sentence behind another.
 func suggest(word string, names []string) string {
-	if like := site.Nearest(word, names); like != "" {
+	if like := words.Nearest(word, names); like != "" {
 		return fmt.Sprintf(" Did you mean %q?", like)
 	}
 	return ""

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // UserGroupNames returns the names of all groups of a user, as the policy gets them for a job.
@@ -27,7 +27,7 @@ func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {
 // groupNames returns the names of groups. If a group has no name on the node, its number is returned. If a directory
 // service does not answer before the deadline, groupNames returns an error and does not wait longer.
 func groupNames(ctx context.Context, groups []uint32) ([]string, error) {
-	names, err := site.Within(ctx, func() ([]string, error) { return nameAll(groups) })
+	names, err := wait.Within(ctx, func() ([]string, error) { return nameAll(groups) })
 	if err != nil {
 		return nil, fmt.Errorf("cannot look up names of %d groups: %w", len(groups), err)
 	}
@@ -63,7 +63,7 @@ const lookupDeadline = 10 * time.Second
 func (daemons) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookupDeadline, fmt.Errorf("no answer within %v", lookupDeadline))
 	defer cancel()
-	groups, err := site.Within(ctx, func() ([]uint32, error) { return lookUpGroups(job) })
+	groups, err := wait.Within(ctx, func() ([]uint32, error) { return lookUpGroups(job) })
 	if err != nil {
 		return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
 	}

@@ -25,7 +25,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"github.com/spf13/cobra"
 )
 
@@ -50,7 +52,7 @@ func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node,
 	if status.Err != nil {
 		log.Error().Err(status.Err).Msg("the site's file cannot be used: " + status.Instead("the defaults hold"))
 	}
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return node{}, err
 	}
@@ -171,5 +173,5 @@ func within[T any](deadline, margin time.Duration, run func(context.Context) (T,
 	hangs := fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
 	bound, cancel := context.WithTimeoutCause(context.Background(), deadline+margin, hangs)
 	defer cancel()
-	return site.Within(bound, func() (T, error) { return run(ctx) })
+	return wait.Within(bound, func() (T, error) { return run(ctx) })
 }

@@ -18,8 +18,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -132,7 +132,7 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 				return ended, nil
 			}
 		}
-		if !site.Sleep(ctx, pause) {
+		if !wait.Sleep(ctx, pause) {
 			return ended, fmt.Errorf("cannot empty control group %s: %d processes are left: %w", dir, len(pids), errors.Join(err, ctx.Err()))
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // hierarchies are the mounts on this machine in which groups can be made, each with the function that ends a group.
@@ -73,7 +74,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 			begin(t, dir, "trap '' TERM INT HUP; echo in; while :; do setsid sleep 60 & sleep 0.02; done")
 			t.Cleanup(func() { _, _ = (Tree{}).Empty(context.Background(), dir) })
 			before, err := Members(dir)
-			for err == nil && len(before) < 5 && site.Sleep(ctx, 10*time.Millisecond) {
+			for err == nil && len(before) < 5 && wait.Sleep(ctx, 10*time.Millisecond) {
 				before, err = Members(dir)
 			}
 			if err != nil || len(before) < 5 {
@@ -89,7 +90,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 				t.Errorf("the group's folder: %v", err)
 			}
 			for _, pid := range before {
-				if stat, err := site.ReadStat(pid); err == nil && stat.Running() && strings.Contains(comm(pid), "sleep") {
+				if stat, err := proc.ReadStat(pid); err == nil && stat.Running() && strings.Contains(comm(pid), "sleep") {
 					t.Errorf("pid %d lives", pid)
 				}
 			}

@@ -10,7 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // These are the exit codes. If a prolog or an epilog exits with a code other than 0, Slurm drains the node. If the
@@ -40,7 +40,7 @@ func ThisProcess() Process {
 // PrintError writes one line to stderr for any error, because slurmd logs the line and a user may have written a part
 // of it.
 func (p Process) PrintError(program string, err error) {
-	fmt.Fprintf(p.Err, "%s: %s\n", program, site.OneLine(err))
+	fmt.Fprintf(p.Err, "%s: %s\n", program, words.OneLine(err))
 }
 
 // unknown is the commit of a build that was told none.

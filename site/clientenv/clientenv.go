@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Environment has the values of a client's environment. Its user can write all of it.
@@ -66,7 +67,7 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 			users = append(users, pid)
 		}
 	}
-	var procs []site.Process
+	var procs []proc.Process
 	for i, stat := range proc.ReadStats(ctx, users) {
 		if stat.Err == nil {
 			procs = append(procs, stat.Process)
@@ -94,7 +95,7 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 func environmentIn(variables map[string]string) Environment {
 	var e Environment
 	e.Rank, e.Step = slurm.RankOf(variables)
-	e.JobName = site.Printable(variables[nameVariable][:min(len(variables[nameVariable]), maxJobName)])
+	e.JobName = words.Printable(variables[nameVariable][:min(len(variables[nameVariable]), maxJobName)])
 	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)
 	e.Job = uint32(job)
 	e.Shards, _, _ = slurm.ShardsOnNode(variables)
@@ -190,5 +191,5 @@ func (e Environment) SMs(part policy.GPU, ceiling policy.Percent) int {
 // Command returns the kernel's name for a process, printable; "" if there is none.
 func Command(pid int) string {
 	name, _ := proc.Name(pid)
-	return site.Printable(name)
+	return words.Printable(name)
 }

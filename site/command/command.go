@@ -15,6 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -82,7 +83,7 @@ func flagError(c *cobra.Command, err error) error {
 		var known []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
 		name := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())
-		advice = site.Suggest("--", name, known, c.CommandPath())
+		advice = words.Suggest("--", name, known, c.CommandPath())
 	}
 	return fmt.Errorf("cannot read flags: %w: %s", err, advice)
 }
@@ -100,13 +101,13 @@ func NoArgs(c *cobra.Command, args []string) error {
 	for _, below := range c.Commands() {
 		known = append(known, below.Name())
 	}
-	advice := site.Suggest("", args[0], known, c.CommandPath())
+	advice := words.Suggest("", args[0], known, c.CommandPath())
 	return fmt.Errorf("cannot run %q: there is no such command: %s", args[0], advice)
 }
 
 // SuggestShare adds to the error of a share the word that was probably meant.
 func SuggestShare(err error, share string) error {
-	like := site.Nearest(share, []string{"none", "even"})
+	like := words.Nearest(share, []string{"none", "even"})
 	if err == nil || like == "" || !strings.HasSuffix(err.Error(), " or a list like 3:1") { // the share has none of the forms
 		return err
 	}

@@ -15,7 +15,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // diagnosis gathers the findings of a node.
@@ -249,7 +251,7 @@ func (d *diagnosis) unreadable(kind inspect.Kind, path, correct string, s policy
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist):
 		what, fix = "it is not there", fmt.Sprintf("install -D -m 644 %s %s", shipped+filepath.Base(path), path)
-	case errors.Is(s.Err, site.ErrNotRootOwned):
+	case errors.Is(s.Err, osfile.ErrNotRootOwned):
 		fix = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
 	}
 	d.add(level, kind, where, fix, "%s: %s", what, s.Instead(without))
@@ -282,8 +284,8 @@ func (d *diagnosis) onlyRootWrites() {
 
 // foreign reports whether a file has the wrong owner, which is a finding already.
 func (n Node) foreign(path string) bool {
-	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, site.ErrNotRootOwned) ||
-		path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Err, site.ErrNotRootOwned)
+	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, osfile.ErrNotRootOwned) ||
+		path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Err, osfile.ErrNotRootOwned)
 }
 
 func (d *diagnosis) helpersThere() {
@@ -345,7 +347,7 @@ func (d *diagnosis) gpusReadable() {
 		if g.Err != nil {
 			d.fault("gpu-unreadable", g.where(),
 				"see why: dmesg | grep -i xid; a GPU that is lost comes back with a reboot of the node",
-				"%s", site.OneLine(g.Err))
+				"%s", words.OneLine(g.Err))
 		}
 	}
 }

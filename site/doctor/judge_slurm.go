@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // reconfigure makes Slurm read its changed files.
@@ -353,7 +354,7 @@ func (d *diagnosis) parts() {
 		}
 		if _, err := s.Gres.SharedCount(name, 0); err != nil {
 			d.fault(inspect.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+reconfigure,
-				"jobs of gres/%s are refused MPS: %s", name, site.OneLine(err))
+				"jobs of gres/%s are refused MPS: %s", name, words.OneLine(err))
 		}
 	}
 }

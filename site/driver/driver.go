@@ -18,6 +18,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // Node is where a node's files are. Root is put before each path, and is "" outside of tests.
@@ -76,7 +77,7 @@ func (n Node) GPUs() ([]site.Device, error) {
 		if err != nil {
 			return nil, err
 		}
-		if site.CanOpen(filepath.Join(n.Root, "/dev", "nvidia"+strconv.Itoa(device.Minor))) {
+		if osfile.CanOpen(filepath.Join(n.Root, "/dev", "nvidia"+strconv.Itoa(device.Minor))) {
 			all = append(all, device)
 		}
 	}

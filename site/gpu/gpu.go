@@ -18,7 +18,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // These are causes to test for with errors.Is.
@@ -180,7 +180,7 @@ func bounded[T any](n *NVML, action string, call func() (T, error)) (T, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), n.deadline, ErrHung)
 	defer cancel()
-	value, err := site.Within(ctx, call)
+	value, err := wait.Within(ctx, call)
 	if errors.Is(err, ErrHung) {
 		n.hung.Store(true)
 		err = fmt.Errorf("cannot %s: %w (waited %v)", action, ErrHung, n.deadline)

@@ -14,8 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -109,7 +109,7 @@ func TestALateAnswerEndsNoThread(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so a late answer continues in this goroutine's thread
 	a := newAsker()
 	defer a.close()
-	var children []site.Process
+	var children []proc.Process
 	for range 10 {
 		var fds [2]int
 		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -124,7 +124,7 @@ func TestALateAnswerEndsNoThread(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
-		stat, err := site.ReadStat(child.Process.Pid)
+		stat, err := proc.ReadStat(child.Process.Pid)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,18 +271,18 @@ func TestPromises(t *testing.T) {
 func TestEnded(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
-	reused, none := site.Process{PID: self.PID, Start: 1}, site.Process{PID: 1 << 22, Start: 1}
+	reused, none := proc.Process{PID: self.PID, Start: 1}, proc.Process{PID: 1 << 22, Start: 1}
 	if r.kernel.ended(self) || !r.kernel.ended(reused) || !r.kernel.ended(none) {
 		t.Error("wrong")
 	}
 	until := make(chan struct{})
 	defer close(until)
 	_ = r.kernel.asks.hangs(self.PID, until)
-	if r.kernel.ended(site.Process{PID: self.PID, Start: 1}) {
+	if r.kernel.ended(proc.Process{PID: self.PID, Start: 1}) {
 		t.Error("a process that does not answer counts as ended")
 	}
 }

@@ -12,16 +12,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
-	proc    site.Process
+	proc    proc.Process
 	forkOf  int // the parent at the first scan
 	parent  int // at the first scan; 0 when the guard knows that the parent is not a control daemon
 	pidfd   int // readable when the process has ended
@@ -63,7 +63,7 @@ type file struct {
 	kind   kind
 	number int // the client's descriptor
 	users  int
-	owner  site.Process // the oldest process that had the file; the others are forks
+	owner  proc.Process // the oldest process that had the file; the others are forks
 }
 
 // inherits reports whether all files of a client belong to the process that forked the client.
@@ -277,7 +277,7 @@ func (g *Guard) noteUnguarded(pid int, err error, certain bool) {
 	}
 	g.unguarded[pid], g.changed = true, true
 	g.warnUnguarded(pid, err, certain)
-	cause := site.OneLine(err)
+	cause := words.OneLine(err)
 	sameCause := func(u lease.Unguarded) bool { return u.Cause == cause }
 	if !slices.ContainsFunc(g.state.Unguarded, sameCause) && len(g.state.Unguarded) >= maxCauses {
 		cause = "other causes"
@@ -359,7 +359,7 @@ func (g *Guard) isServer(c *client) bool {
 		return false
 	}
 	daemon, err := g.isDaemon(c.parent)
-	if !daemon && err == nil && !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }) {
+	if !daemon && err == nil && !slices.ContainsFunc(g.Daemons(), func(d proc.Process) bool { return d.PID == 0 }) {
 		c.parent = 0
 	}
 	return daemon

@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -43,9 +42,9 @@ const (
 )
 
 // Running returns the guard of a job, with pid 0 if none runs.
-func (c Control) Running(job uint32) (site.Process, error) {
+func (c Control) Running(job uint32) (proc.Process, error) {
 	if known, err := c.Store.HasGuard(job); !known {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
 	lock, guard, err := c.take(context.Background(), job, 0)
 	if lock != nil {
@@ -56,7 +55,7 @@ func (c Control) Running(job uint32) (site.Process, error) {
 
 // take takes the lock of a job's guard within a time. If another guard has it, the lock is nil and take returns that
 // guard, with pid 0 until the guard has written its pid.
-func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lease.JobLock, site.Process, error) {
+func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lease.JobLock, proc.Process, error) {
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	lock, err := c.Store.LockGuard(bound, job)
@@ -64,12 +63,12 @@ func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lea
 	if errors.As(err, &busy) {
 		return nil, busy.Holder, nil
 	}
-	return lock, site.Process{}, err
+	return lock, proc.Process{}, err
 }
 
 // Start starts the guard of a job, in a new session outside of the job, and returns when the guard watches. If a
 // guard runs already, Start returns that guard.
-func (c Control) Start(ctx context.Context, job uint32) (site.Process, error) {
+func (c Control) Start(ctx context.Context, job uint32) (proc.Process, error) {
 	guard, err := c.Running(job)
 	if err != nil || guard.PID > 0 {
 		return guard, err
@@ -81,15 +80,15 @@ func (c Control) Start(ctx context.Context, job uint32) (site.Process, error) {
 	return guard, nil
 }
 
-func (c Control) start(ctx context.Context, job uint32) (site.Process, error) {
+func (c Control) start(ctx context.Context, job uint32) (proc.Process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
 	defer null.Close()
 	answer, theirs, err := os.Pipe()
 	if err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
 	defer answer.Close()
 	argv := []string{c.Path, "--job", strconv.FormatUint(uint64(job), 10), "--nvml", c.NVML, "--interval", c.Interval.String()}
@@ -102,14 +101,14 @@ func (c Control) start(ctx context.Context, job uint32) (site.Process, error) {
 	})
 	theirs.Close()
 	if err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
 	if err := heard(ctx, answer); err != nil {
 		_ = process.Kill()
 		_, _ = process.Wait()
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
-	stat, err := site.ReadStat(process.Pid)
+	stat, err := proc.ReadStat(process.Pid)
 	_ = process.Release()
 	return stat.Process, err
 }

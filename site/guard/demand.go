@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // growing is the time after its start in which a client takes its memory, and the time after a client's end in which
@@ -102,7 +102,7 @@ func (g *Guard) countMemory() {
 // files takes a place, also a dead one. If no place is left, the next client gets an error (measured on an H200). A
 // process that has closed some files, as PyTorch does while it starts, is living and dead, and counts once (measured).
 func (g *Guard) findPlaces() {
-	counted := make(map[site.Process]uint64, len(g.dead))
+	counted := make(map[proc.Process]uint64, len(g.dead))
 	for _, c := range g.dead {
 		if c.places = 0; !c.takesPlace() {
 			continue

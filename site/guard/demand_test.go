@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // counting is a guard of two GPUs with random clients: living and dead, forks, with and without known GPUs, and with
@@ -26,7 +26,7 @@ func counting(random *rand.Rand, now time.Time) *Guard {
 		c.opened = now.Add(-time.Duration(random.IntN(int(2 * growing))))
 		c.inOrder, c.namespaced = random.IntN(2) == 0, random.IntN(3) == 0
 		if random.IntN(5) == 0 {
-			c.files[0].owner = site.Process{PID: 1, Start: 99} // a fork
+			c.files[0].owner = proc.Process{PID: 1, Start: 99} // a fork
 		}
 		for i := range line {
 			if random.IntN(2) == 0 && !line[i].ContextsUnknown {
@@ -52,7 +52,7 @@ func counting(random *rand.Rand, now time.Time) *Guard {
 
 // plain counts the clients of a GPU in the plainest way.
 func (g *Guard) plain(gpu int, now time.Time) (n gpuCount) {
-	served := map[site.Process]bool{}
+	served := map[proc.Process]bool{}
 	bit, u := uint64(1)<<gpu, g.usage.gpus[gpu]
 	for _, c := range g.living {
 		if c.inherits() || !c.mayUse(bit) {

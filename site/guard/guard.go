@@ -36,7 +36,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -55,11 +54,11 @@ type Options struct {
 	Pipes   []string      // the pipe folders of the job's daemons
 	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client connects
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
-	Daemons func() []site.Process
+	Daemons func() []proc.Process
 	Taker   []string                  // the command line of a process that calls Take(0)
 	Pauser  []string                  // the command line of a process that calls Pause with the time that follows it
 	Gauge   []string                  // the command line of gpu-usage; empty to run without it
-	NameOf  func(site.Process) string // the name of a client, as in "rank 3"; it may take a second; nil for nothing
+	NameOf  func(proc.Process) string // the name of a client, as in "rank 3"; it may take a second; nil for nothing
 	Log     func(Line)                // nil for nothing
 	*OfRoot                           // nil for a guard without root
 	Warnings
@@ -133,11 +132,11 @@ type Guard struct {
 	unleased  bool                  // the lease was gone at the last full scan
 
 	unguarded map[int]bool          // processes that could not be admitted, by pid
-	dismissed map[site.Process]bool // processes of the same user's other jobs, or with files that the guard may not take
+	dismissed map[proc.Process]bool // processes of the same user's other jobs, or with files that the guard may not take
 	ofRoot    map[int]bool          // root's processes at the last scan
 	servers   map[int]bool          // whether a pid is that of a server of the job; kept until the next full scan
 
-	names map[site.Process]string // of living clients and of dead ones with files
+	names map[proc.Process]string // of living clients and of dead ones with files
 
 	results chan func(now time.Time) // from background
 	// closings is the processor time of goroutines that have closed files, and gauges that of each gpu-usage that has
@@ -172,7 +171,7 @@ func New(o Options) (*Guard, error) {
 	g := &Guard{
 		Options: o, kernel: k, events: e, exits: openExits(), pauses: pauses{never: o.Pause == 0},
 		takers: takersOf(o), living: map[int]*client{}, closing: map[*client]time.Time{},
-		unguarded: map[int]bool{}, dismissed: map[site.Process]bool{}, names: map[site.Process]string{},
+		unguarded: map[int]bool{}, dismissed: map[proc.Process]bool{}, names: map[proc.Process]string{},
 		results: make(chan func(time.Time), maxFiles),
 		reporting: reporting{
 			state: lease.GuardState{Released: map[string]int{}}, changed: true,
@@ -316,7 +315,7 @@ func (g *Guard) scan(began time.Time) {
 	g.events.rearm()
 	full := !began.Before(g.scans.nextFull)
 	if full {
-		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
+		maps.DeleteFunc(g.dismissed, func(p proc.Process, _ bool) bool { return g.kernel.ended(p) })
 		clear(g.servers)
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
 		g.unleased, g.budget.guards = !g.Leased(), g.Guards()

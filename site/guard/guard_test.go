@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -51,7 +51,7 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
 		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Pause: 5 * time.Second, Clients: 48, Devices: r.folder,
-		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []site.Process { return nil },
+		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []proc.Process { return nil },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -612,11 +612,11 @@ func TestAGuardIsNoClient(t *testing.T) {
 func TestAServerIsNoClient(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Daemons = func() []site.Process { return []site.Process{self} }
+	r.Daemons = func() []proc.Process { return []proc.Process{self} }
 	r.scanOne(r.child(opens + waits).Process.Pid)
 	if len(r.living) != 0 {
 		t.Errorf("taken: %+v", r.living)

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // background runs a function that may take long in another goroutine. The function that it returns notes the result,
@@ -84,7 +84,7 @@ func (s saver[T]) end() {
 
 // program is a program that the guard has started in a session of its own.
 type program struct {
-	proc    site.Process
+	proc    proc.Process
 	in, out *os.File      // pipes to its stdin and from its stdout
 	reaped  chan struct{} // closed when it has ended
 	used    time.Duration // its processor time, when it has ended
@@ -110,7 +110,7 @@ func startProgram(line ...string) (*program, error) {
 		out.Close()
 		return nil, fmt.Errorf("cannot start %q: %w", line, err)
 	}
-	stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
+	stat, _ := proc.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
 	p := &program{proc: stat.Process, in: in, out: out, reaped: make(chan struct{})}
 	go func() {
 		if state, err := process.Wait(); err == nil {

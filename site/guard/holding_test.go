@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -19,7 +18,7 @@ import (
 
 // clientOf returns a client with a file of its own.
 func clientOf(pid int, gpus uint64) *client {
-	is := site.Process{PID: pid, Start: 1}
+	is := proc.Process{PID: pid, Start: 1}
 	return &client{proc: is, gpus: gpus, pidfd: -1, files: []*file{{fd: -1, owner: is}}}
 }
 
@@ -368,7 +367,7 @@ func TestAScanThatTakesLong(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	r.scans.nextFull = time.Now().Add(time.Hour)
-	r.Daemons = func() []site.Process { // called in each scan for each new process
+	r.Daemons = func() []proc.Process { // called in each scan for each new process
 		for before := computed(unix.RUSAGE_SELF); computed(unix.RUSAGE_SELF)-before < work; {
 			continue
 		}
@@ -410,12 +409,12 @@ func TestWhoIsAdmitted(t *testing.T) {
 func TestAServerIsNotAdmitted(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
 	child := r.child(waits)
-	r.Daemons = func() []site.Process { return []site.Process{self} }
+	r.Daemons = func() []proc.Process { return []proc.Process{self} }
 	if c, err := r.admit(child.Process.Pid); err == nil {
 		t.Errorf("admitted: %+v", c)
 	}

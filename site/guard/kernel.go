@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -238,7 +237,7 @@ func (k *kernel) filesOf(c *client) (pidfd int, err error) {
 }
 
 // ended reports whether a process is known to have ended.
-func (k *kernel) ended(p site.Process) bool {
+func (k *kernel) ended(p proc.Process) bool {
 	stat, err := k.stat(p.PID)
 	if errors.Is(err, errSilent) || errors.Is(err, proc.ErrSilent) {
 		return false
@@ -247,11 +246,11 @@ func (k *kernel) ended(p site.Process) bool {
 }
 
 // threadStat returns the state of a client's thread.
-func (k *kernel) threadStat(pid, thread int) (site.Stat, error) {
-	return ask(k.asks, pid, func(func()) (site.Stat, error) { return proc.ReadThreadStat(pid, thread) })
+func (k *kernel) threadStat(pid, thread int) (proc.Stat, error) {
+	return ask(k.asks, pid, func(func()) (proc.Stat, error) { return proc.ReadThreadStat(pid, thread) })
 }
 
 // stat returns the state of a process.
-func (k *kernel) stat(pid int) (site.Stat, error) {
-	return ask(k.asks, pid, func(func()) (site.Stat, error) { return site.ReadStat(pid) })
+func (k *kernel) stat(pid int) (proc.Stat, error) {
+	return ask(k.asks, pid, func(func()) (proc.Stat, error) { return proc.ReadStat(pid) })
 }

@@ -13,9 +13,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -82,7 +82,7 @@ func Pause(limit time.Duration) error {
 		if _, err := fmt.Sscan(line, &p.PID, &p.Start, &p.uid); err != nil {
 			answer = fmt.Sprintf("cannot read %.40q: %v", line, err)
 		} else if err := t.pause(p); err != nil {
-			answer = site.OneLine(err)
+			answer = words.OneLine(err)
 		}
 		fmt.Println(answer)
 	}
@@ -115,7 +115,7 @@ type tracer struct {
 // paused is a process that is to stop, with its user. A client may exec a set-user-id program and keep its files open.
 // That program is root's, and must not stop.
 type paused struct {
-	site.Process
+	proc.Process
 	uid uint32
 }
 
@@ -124,7 +124,7 @@ var errForeign = errors.New("it is another process or runs as another user now")
 // check returns errForeign if the pid is another process's by now, or the process runs as another user. Any other
 // error means that this cannot be told, or that the process has ended.
 func (p paused) check() error {
-	stat, err1 := site.ReadStat(p.PID)
+	stat, err1 := proc.ReadStat(p.PID)
 	status, err2 := proc.ReadStatus(p.PID)
 	if err := errors.Join(err1, err2); err != nil {
 		return err

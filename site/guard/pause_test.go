@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -63,9 +62,9 @@ func count() {
 	select {}
 }
 
-func (c *counter) process(t *testing.T) site.Process {
+func (c *counter) process(t *testing.T) proc.Process {
 	t.Helper()
-	stat, err := site.ReadStat(c.Process.Pid)
+	stat, err := proc.ReadStat(c.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,12 +117,12 @@ func newPauser(t *testing.T, limit string) *pauser {
 }
 
 // asks asks for the pause of a process and returns the answer.
-func (p *pauser) asks(t *testing.T, of site.Process) string {
+func (p *pauser) asks(t *testing.T, of proc.Process) string {
 	t.Helper()
 	return p.asksOf(t, of, os.Geteuid())
 }
 
-func (p *pauser) asksOf(t *testing.T, of site.Process, uid int) string {
+func (p *pauser) asksOf(t *testing.T, of proc.Process, uid int) string {
 	t.Helper()
 	fmt.Fprintln(p.in, of.PID, of.Start, uid)
 	line, err := p.out.ReadString('\n')
@@ -243,7 +242,7 @@ func TestWhatIsNotPaused(t *testing.T) {
 	if answer := p.asks(t, other); answer != pauseDone {
 		t.Errorf("the answer is %q", answer)
 	}
-	if answer := p.asks(t, site.Process{PID: 1 << 30, Start: 1}); answer != pauseDone {
+	if answer := p.asks(t, proc.Process{PID: 1 << 30, Start: 1}); answer != pauseDone {
 		t.Errorf("of a process that is gone: %q", answer)
 	}
 	if answer := p.asksOf(t, c.process(t), os.Geteuid()+1); answer != pauseDone {
@@ -330,9 +329,9 @@ func newTestProgram(t *testing.T, name string) *exec.Cmd {
 	return cmd
 }
 
-func processOf(t *testing.T, pid int) site.Process {
+func processOf(t *testing.T, pid int) proc.Process {
 	t.Helper()
-	stat, err := site.ReadStat(pid)
+	stat, err := proc.ReadStat(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +408,7 @@ func TestAThreadThatCannotBeTracedNow(t *testing.T) {
 
 // What cannot be checked stays not paused: the answer is an error, and the guard then ends the pause.
 func TestAProcessThatCannotBeChecked(t *testing.T) {
-	p := paused{site.Process{PID: os.Getpid(), Start: 1}, 0}
+	p := paused{proc.Process{PID: os.Getpid(), Start: 1}, 0}
 	if err := p.check(); !errors.Is(err, errForeign) {
 		t.Errorf("another process: %v", err)
 	}

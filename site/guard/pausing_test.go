@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -25,10 +25,10 @@ func pausing(began time.Time) (*Guard, *pause, *client) {
 	}
 	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
 	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {
-		is := site.Process{PID: pid, Start: 1}
+		is := proc.Process{PID: pid, Start: 1}
 		g.living[pid] = &client{proc: is, gpus: gpus, files: []*file{{owner: is}}}
 	}
-	g.living[4] = &client{proc: site.Process{PID: 4}, gpus: 1, files: []*file{{owner: g.living[1].proc}}}
+	g.living[4] = &client{proc: proc.Process{PID: 4}, gpus: 1, files: []*file{{owner: g.living[1].proc}}}
 	g.pauses.now = &pause{
 		began: began, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
 		end: make(chan struct{}),
@@ -56,7 +56,7 @@ func TestWhoIsPaused(t *testing.T) {
 	if len(p.add) != 2 || !p.asked[1] || !p.asked[2] || len(p.asked) != 2 {
 		t.Fatalf("paused: %v", p.asked)
 	}
-	late := site.Process{PID: 9, Start: 1}
+	late := proc.Process{PID: 9, Start: 1}
 	g.living[9] = &client{proc: late, gpus: 1, files: []*file{{owner: late}}}
 	g.pauseFor([]*client{dead}, now.Add(time.Second))
 	g.pauseFor([]*client{dead}, now.Add(time.Second))

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +42,7 @@ func (g *Guard) startRecorder() {
 	g.recorder = r
 	go func() {
 		for !g.Published() {
-			site.Sleep(context.Background(), ticketCheck)
+			wait.Sleep(context.Background(), ticketCheck)
 		}
 		p, err := startProgram(g.Recorder...)
 		if r.started <- p; err != nil {

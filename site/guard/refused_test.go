@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,7 +46,7 @@ func TestAProcessThatIsExiting(t *testing.T) {
 	}
 	_ = unix.Kill(pid, unix.SIGKILL)
 	for began := time.Now(); ; {
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		switch {
 		case err != nil || stat.State == 'Z':
 			t.Fatalf("it is never seen between the close of its files and its end: %+v, %v", stat, err)

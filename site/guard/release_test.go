@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -110,7 +110,7 @@ func TestPlaces(t *testing.T) {
 	} {
 		g := &Guard{Options: Options{Clients: clients, Minors: []int{0, 1}}, living: map[int]*client{1: c}}
 		for i := range all.dead {
-			is := site.Process{PID: 10 + i}
+			is := proc.Process{PID: 10 + i}
 			owner := is
 			if all.fork {
 				owner.PID = 2
@@ -194,7 +194,7 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 		want int
 	}{{true, 1}, {false, 2}} {
 		r.state.ClientsSeen = 2
-		other := &client{proc: site.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, seen: c.seen}
+		other := &client{proc: proc.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, seen: c.seen}
 		r.living[other.proc.PID] = other
 		if r.dismiss(other); r.state.ClientsSeen != c.want || len(r.living) > 0 {
 			t.Errorf("seen %v: %d seen, want %d", c.seen, r.state.ClientsSeen, c.want)
@@ -209,7 +209,7 @@ func TestADismissedProcessLowersThePeak(t *testing.T) {
 		r.still()
 		var all []*client
 		for n := range 3 { // the first is a client
-			p := site.Process{PID: 1<<30 + n, Start: 1}
+			p := proc.Process{PID: 1<<30 + n, Start: 1}
 			c := &client{proc: p, pidfd: -1, files: []*file{{fd: -1, users: 1, owner: p}}}
 			r.living[c.proc.PID] = c
 			r.count(c)
@@ -260,8 +260,8 @@ func TestShortHostMemory(t *testing.T) {
 	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})
 	now := time.Now()
 	r.living[0] = &client{gpus: 1, pidfd: -1, files: []*file{{fd: -1}}}
-	killed := &client{proc: site.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second / 2)}
-	well := &client{proc: site.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second / 2), inOrder: true}
+	killed := &client{proc: proc.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second / 2)}
+	well := &client{proc: proc.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second / 2), inOrder: true}
 	r.dead = []*client{killed, well}
 	r.usage.gauge, r.usage.asOf, r.usage.asked = &gauge{program: &program{}}, now, now
 	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
@@ -283,7 +283,7 @@ func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	g.usage.gauge, g.usage.asked = &gauge{program: &program{}}, now
 	died := now.Add(-10 * time.Millisecond)
 	g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
-	c := &client{proc: site.Process{PID: 9}, gpus: 1, died: died, inOrder: true}
+	c := &client{proc: proc.Process{PID: 9}, gpus: 1, died: died, inOrder: true}
 	if s := g.counted(now).situation(c, now); s.short || !s.roomy {
 		t.Fatalf("%+v: want plenty of room", s)
 	}

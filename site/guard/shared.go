@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Other users' programs may compute on a shared GPU, and then its samples do not fall to 0. The driver also samples
@@ -114,7 +114,7 @@ func (g *Guard) isOurServer(pid int) bool {
 	if errors.Is(err, errSilent) {
 		return false
 	}
-	isParent := func(d site.Process) bool { return d.PID > 0 && d.PID == stat.Parent }
+	isParent := func(d proc.Process) bool { return d.PID > 0 && d.PID == stat.Parent }
 	ours = err == nil && slices.ContainsFunc(g.Daemons(), isParent)
 	g.servers[pid] = ours
 	return ours

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // By chance, work in flight is absent from enough samples once in a million times, whatever the number of others, and
@@ -202,16 +202,16 @@ func TestWhetherAPauseIsHopeless(t *testing.T) {
 func TestWhichServersAreOurs(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
 	child := r.child("echo ready; sleep 60").Process.Pid
-	r.Daemons = func() []site.Process { return []site.Process{{}} }
+	r.Daemons = func() []proc.Process { return []proc.Process{{}} }
 	if r.isOurServer(child) || r.isOurServer(1) { // the parent of 1 is 0
 		t.Error("a server of a daemon that has not started")
 	}
-	r.Daemons = func() []site.Process { return []site.Process{{}, self} }
+	r.Daemons = func() []proc.Process { return []proc.Process{{}, self} }
 	if r.isOurServer(child) {
 		t.Error("the answer is not kept")
 	}

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -209,7 +208,7 @@ func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
 		return nil, errors.Join(err, leave(place))
 	}
 	if place != nil {
-		stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
+		stat, _ := proc.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
 		place.Started(stat.Process)
 	}
 	return &taker{pair[0], process, place}, nil

@@ -10,8 +10,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -78,7 +79,7 @@ func (g *Guard) endText(c *client, neighbours int) string {
 	if neighbours == 1 {
 		verb = "goes"
 	}
-	return fmt.Sprintf("slurm-mps: %s ended %s%s while %s had work; its %s %s on\n", name, link, c.exit, where, site.Count(neighbours, "neighbour"), verb)
+	return fmt.Sprintf("slurm-mps: %s ended %s%s while %s had work; its %s %s on\n", name, link, c.exit, where, words.Count(neighbours, "neighbour"), verb)
 }
 
 // tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a
@@ -95,7 +96,7 @@ func (g *Guard) tellAll() {
 }
 
 // name learns the name of a new client from its environment, which the user can write and may delay.
-func (g *Guard) name(p site.Process) {
+func (g *Guard) name(p proc.Process) {
 	if g.NameOf == nil {
 		return
 	}

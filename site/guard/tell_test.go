@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -213,8 +213,8 @@ func TestNoLine(t *testing.T) {
 }
 
 func TestEndText(t *testing.T) {
-	p := site.Process{PID: 4711}
-	g := Guard{Options: Options{Minors: []int{2, 5}}, names: map[site.Process]string{}}
+	p := proc.Process{PID: 4711}
+	g := Guard{Options: Options{Minors: []int{2, 5}}, names: map[proc.Process]string{}}
 	for _, c := range []struct {
 		name       string
 		exit       exitStatus

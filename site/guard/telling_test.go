@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -86,7 +86,7 @@ func TestAProcessThatOnlyAsks(t *testing.T) {
 	for reason, want := range map[string]int{noContext: 1, endedWell: 2} {
 		r := newTestGuard(t, time.Minute)
 		r.still()
-		c := &client{proc: site.Process{PID: 1 << 30}, seen: true}
+		c := &client{proc: proc.Process{PID: 1 << 30}, seen: true}
 		r.dead, r.Guard.state.ClientsSeen = []*client{c}, 2
 		if r.releaseClient(c, reason); r.Guard.state.ClientsSeen != want || len(r.dead) != 0 {
 			t.Errorf("%s: %d clients seen, want %d", reason, r.Guard.state.ClientsSeen, want)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // The samples of a GPU prove whether a client that died at second 10 has left work.
@@ -86,11 +86,11 @@ func TestShortOfGPUMemory(t *testing.T) {
 	} {
 		g := Guard{
 			living: map[int]*client{
-				1: {proc: site.Process{PID: 1}, gpus: 1, opened: now.Add(-time.Second)},
-				2: {proc: site.Process{PID: 2}, gpus: 1, opened: now.Add(-time.Minute)},
-				5: {proc: site.Process{PID: 5}, gpus: 2, opened: now.Add(-time.Second)},
+				1: {proc: proc.Process{PID: 1}, gpus: 1, opened: now.Add(-time.Second)},
+				2: {proc: proc.Process{PID: 2}, gpus: 1, opened: now.Add(-time.Minute)},
+				5: {proc: proc.Process{PID: 5}, gpus: 2, opened: now.Add(-time.Second)},
 			},
-			dead:  []*client{{proc: site.Process{PID: 3}, gpus: 1}, {proc: site.Process{PID: 4}, gpus: 1, inOrder: true}},
+			dead:  []*client{{proc: proc.Process{PID: 3}, gpus: 1}, {proc: proc.Process{PID: 4}, gpus: 1, inOrder: true}},
 			usage: usages{gauge: &gauge{program: &program{}}, asked: now},
 		}
 		for _, each := range g.living {

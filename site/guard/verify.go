@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
@@ -113,7 +112,7 @@ const (
 // checkJob reads the environment of a process that is in no job's control group, to find out whether the process
 // belongs to another job. The job's user may have another job on the node, and its clients open all GPUs while they
 // start.
-func (g *Guard) checkJob(p site.Process) {
+func (g *Guard) checkJob(p proc.Process) {
 	g.background(func() func(time.Time) {
 		environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // takes a second at most
 		job, set := environment.Values[jobVariable]
@@ -128,7 +127,7 @@ func (g *Guard) checkJob(p site.Process) {
 
 // causeOf returns the likely cause why a process did not find the daemon, and the repair. It uses the process's initial
 // environment.
-func (g *Guard) causeOf(p site.Process) string {
+func (g *Guard) causeOf(p proc.Process) string {
 	environment := proc.Variables(context.Background(), p, pipeVariable) // takes a second at most
 	value, set := environment.Values[pipeVariable]
 	switch {
@@ -152,7 +151,7 @@ func (g *Guard) serverPipes() (all map[string]bool, err error) {
 			return true
 		}
 		status, failed := proc.ReadStatus(pid)
-		if failed != nil || !slices.ContainsFunc(daemons, func(d site.Process) bool { return d.PID == status.Parent }) {
+		if failed != nil || !slices.ContainsFunc(daemons, func(d proc.Process) bool { return d.PID == status.Parent }) {
 			return true
 		}
 		pipes, failed := g.kernel.pipesOf(pid, maxServerFiles)

@@ -8,7 +8,8 @@ import (
 	"io/fs"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,9 +18,9 @@ import (
 type Warnings struct {
 	// Unguarded reports whether the job is told that a process cannot be guarded. If it is not certain that the process
 	// uses CUDA, Unguarded is asked again and again.
-	Unguarded func(p site.Process, why error, certain bool) bool
+	Unguarded func(p proc.Process, why error, certain bool) bool
 	// Outside returns why a process of these ranks computes without MPS, "" for a process of others.
-	Outside func(site.Process) string
+	Outside func(proc.Process) string
 }
 
 const (
@@ -95,11 +96,11 @@ func causeText(why error) string {
 	case errors.Is(why, unix.EMFILE) || errors.Is(why, unix.ENFILE):
 		return "the guard has too many files open (raise ulimit -n)"
 	}
-	return site.OneLine(why)
+	return words.OneLine(why)
 }
 
 // warnOutside tells a process that it computes without MPS.
-func (g *Guard) warnOutside(p site.Process, cause string) {
+func (g *Guard) warnOutside(p proc.Process, cause string) {
 	if c := g.living[p.PID]; cause != "" && c != nil && c.proc == p {
 		g.send(c, fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s\n", p.PID, cause))
 	}

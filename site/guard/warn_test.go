@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,7 +16,7 @@ import (
 func neighbourGuard(t *testing.T) *Guard {
 	t.Helper()
 	g := newTestGuard(t, time.Minute)
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestWarnUnguarded(t *testing.T) {
 		t.Errorf("not known to use CUDA: %q", got)
 	}
 	asked := 0
-	g.Warnings.Unguarded = func(p site.Process, _ error, certain bool) bool {
+	g.Warnings.Unguarded = func(p proc.Process, _ error, certain bool) bool {
 		asked++
 		return p.PID == parent && !certain && asked == 2
 	}

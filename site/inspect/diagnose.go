@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Diagnose returns the findings of a node, job by job, then GPU by GPU. It is pure: the same node has the same
@@ -90,7 +91,7 @@ func (d *diagnosis) file(kind Kind, path string, s policyfile.FileStatus, withou
 	if d.paths.Root != "" {
 		command += " --root " + d.paths.Root
 	}
-	what := fmt.Sprintf("it cannot be used: %s: %s", strings.TrimSuffix(site.OneLine(s.Err), "."), s.Instead(without))
+	what := fmt.Sprintf("it cannot be used: %s: %s", strings.TrimSuffix(words.OneLine(s.Err), "."), s.Instead(without))
 	d.add(Finding{Kind: kind, Where: path, What: what, Fix: "see what is wrong: " + command})
 }
 
@@ -171,7 +172,7 @@ func (d *diagnosis) guard(j Job, g Guard) {
 	}
 	for _, u := range g.Unguarded {
 		what := fmt.Sprintf("the guard could not watch %s of the job: %s: one that ends with work in flight kills its "+
-			"neighbours", site.Count(u.Processes, "process"), u.Cause)
+			"neighbours", words.Count(u.Processes, "process"), u.Cause)
 		const fix = "see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, the file system of an exec, or an old kernel"
 		d.add(j.finding(ClientsUnguarded, what, fix).in(g.PID, ": "+u.Cause))
 	}
@@ -215,7 +216,7 @@ func takersSentence(left []lease.Taker) string {
 		verb = "waits"
 	}
 	return fmt.Sprintf("%s of root's (%s first), started for %s, %s for a file system of the user's "+
-		"that does not answer", site.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
+		"that does not answer", words.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
 }
 
 // device judges a device of a job.

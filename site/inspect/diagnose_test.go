@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 const (
@@ -25,7 +26,7 @@ const (
 	gpuB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
 )
 
-var daemon7 = lease.Daemon{Devices: []site.UUID{gpuA}, PipeDir: "/run/slurm-mps/jobs/7/0/pipe", Proc: site.Process{PID: 100, Start: 1}}
+var daemon7 = lease.Daemon{Devices: []site.UUID{gpuA}, PipeDir: "/run/slurm-mps/jobs/7/0/pipe", Proc: proc.Process{PID: 100, Start: 1}}
 
 // good is a node where all is well: job 7 has GPU 0 with two clients of its daemon, and no job has GPU 1.
 func good() Node {
@@ -55,7 +56,7 @@ func good() Node {
 		claims: []lease.Claim{{UUID: gpuA, Job: 7}},
 		census: []mps.Process{
 			{Process: daemon7.Proc, UID: 2001, Role: mps.RoleDaemon, PipeDir: daemon7.PipeDir},
-			{Process: site.Process{PID: 101, Start: 2}, UID: 2001, Parent: 100, Role: mps.RoleServer, PipeDir: daemon7.PipeDir},
+			{Process: proc.Process{PID: 101, Start: 2}, UID: 2001, Parent: 100, Role: mps.RoleServer, PipeDir: daemon7.PipeDir},
 		},
 	}
 }
@@ -86,16 +87,16 @@ func TestJudge(t *testing.T) {
 		{"the server is in fault", func(n *Node) { n.Jobs[0].Daemons[0].Servers[0].Status = "FAULT" }, "server-fault at job 7, server pid 101"},
 		{"the server starts", func(n *Node) { n.Jobs[0].Daemons[0].Servers[0].Status = "INITIALIZING" }, ""},
 		{"a daemon of ours without a lease", func(n *Node) {
-			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, UID: 2001, Role: mps.RoleDaemon, PipeDir: "/run/slurm-mps/jobs/6/0/pipe"})
+			n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300}, UID: 2001, Role: mps.RoleDaemon, PipeDir: "/run/slurm-mps/jobs/6/0/pipe"})
 		}, `daemon-without-lease at pid 300, uid 2001, "/run/slurm-mps/jobs/6/0/pipe"`},
 		{"another user's daemon", func(n *Node) {
-			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleDaemon})
+			n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300}, Role: mps.RoleDaemon})
 		}, "daemon-not-of-a-lease at pid 300, uid 0, /tmp/nvidia-mps"},
 		{"a question of another process", func(n *Node) {
-			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleQuery})
+			n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300}, Role: mps.RoleQuery})
 		}, ""},
 		{"a daemon that cannot be looked into", func(n *Node) {
-			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleDaemon, Err: fs.ErrPermission})
+			n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300}, Role: mps.RoleDaemon, Err: fs.ErrPermission})
 		}, ""},
 
 		{"its prolog is at work", func(n *Node) {
@@ -279,7 +280,7 @@ func TestEndingADaemon(t *testing.T) {
 		"/run/slurm-mps/jobs/9/0": "end it: mpsctl reap --job 9",
 	} {
 		n := good()
-		n.census = append(n.census, mps.Process{Process: site.Process{PID: 300, Start: 3}, UID: 2002, Role: mps.RoleDaemon, PipeDir: dir})
+		n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300, Start: 3}, UID: 2002, Role: mps.RoleDaemon, PipeDir: dir})
 		found := Diagnose(n)
 		if len(found) != 1 {
 			t.Fatalf("%q: %+v", dir, found)
@@ -301,10 +302,10 @@ func TestEndingADaemon(t *testing.T) {
 
 // A process of another user's is no successor of a job's daemon, whatever folder it names.
 func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
-	gone := lease.Daemon{PipeDir: "/p", Proc: site.Process{PID: 1 << 22, Start: 1}}
+	gone := lease.Daemon{PipeDir: "/p", Proc: proc.Process{PID: 1 << 22, Start: 1}}
 	for uid, want := range map[uint32]DaemonState{2001: Replaced, 2002: Gone} {
 		d := Daemon{PipeDir: "/p", State: Alive, record: gone}
-		d.look([]mps.Process{{Process: site.Process{PID: 300, Start: 3}, UID: uid, Role: mps.RoleDaemon, PipeDir: "/p"}}, 2001)
+		d.look([]mps.Process{{Process: proc.Process{PID: 300, Start: 3}, UID: uid, Role: mps.RoleDaemon, PipeDir: "/p"}}, 2001)
 		if d.State != want {
 			t.Errorf("uid %d: %s, %s", uid, d.State, d.Reason)
 		}

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // A guard that does not look, processes that it cannot watch, and takers that no signal ends are findings. They are
@@ -27,7 +27,7 @@ func TestFindingsOfAGuard(t *testing.T) {
 		{Cause: "cannot open a pidfd: too many open files", Processes: 34}, {Cause: "other causes", Processes: 1},
 	}
 	taker := func(uid, job uint32, pid int) lease.Taker {
-		return lease.Taker{UID: uid, Job: job, Proc: site.Process{PID: pid}, Left: true}
+		return lease.Taker{UID: uid, Job: job, Proc: proc.Process{PID: pid}, Left: true}
 	}
 	n.takers = []lease.Taker{taker(2002, 9, 94), taker(2001, 8, 93), taker(2001, 7, 91), taker(2001, 7, 92)}
 	n.held = []lease.Held{{UID: 2001, Job: 6, Bytes: 3 << 20}}
@@ -60,7 +60,7 @@ func TestWhetherAGuardIsStalled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,12 +73,12 @@ func TestWhetherAGuardIsStalled(t *testing.T) {
 	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{Hold: lease.Duration(time.Second)}}
 	for _, c := range []struct {
 		by      time.Duration // from now
-		process site.Process
+		process proc.Process
 		stalled bool
 	}{
 		{time.Hour, self, false}, {0, self, false},
 		{-lateGuard + time.Second, self, false}, {-lateGuard - time.Second, self, true},
-		{-time.Hour, site.Process{PID: 1 << 22, Start: 1}, false}, // it has ended
+		{-time.Hour, proc.Process{PID: 1 << 22, Start: 1}, false}, // it has ended
 	} {
 		if err := lock.Promise(now.Add(c.by)); err != nil {
 			t.Fatal(err)

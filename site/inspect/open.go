@@ -13,12 +13,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Open makes a reader of this node. If asking is true, it asks the daemons. If the site's file cannot be
 // used, every reading of the node reports that.
 func Open(paths site.Paths, asking bool) (*Reader, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}

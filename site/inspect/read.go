@@ -20,6 +20,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Daemons asks control daemons: one question at a time, each with a deadline.
@@ -150,7 +152,7 @@ func (r *Reader) readCensus(ctx context.Context, n *Node) {
 		}
 	}
 	if hidden > 0 {
-		n.missed("the pipe folders of %s of other users", site.Count(hidden, "MPS daemon"))
+		n.missed("the pipe folders of %s of other users", words.Count(hidden, "MPS daemon"))
 	}
 	for i := range n.Jobs {
 		for k := range n.Jobs[i].Daemons {
@@ -204,7 +206,7 @@ func (r *Reader) readDriver(ctx context.Context, n *Node) {
 	ctx, cancel := context.WithTimeout(ctx, driverDeadline)
 	defer cancel()
 	instances := n.instances()
-	seen, err := site.Within(ctx, func() ([]gpu.Status, error) { return r.askDriver(instances) })
+	seen, err := wait.Within(ctx, func() ([]gpu.Status, error) { return r.askDriver(instances) })
 	switch {
 	case err != nil && ctx.Err() != nil:
 		n.missed("the GPUs: the driver does not answer within %v", driverDeadline)

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -462,7 +462,7 @@ func TestStopLeavesNothing(t *testing.T) {
 }
 
 // stubborn submits a job that ignores SIGTERM. It returns the process of the job's script.
-func (s scene) stubborn(t *testing.T) (id int, p site.Process) {
+func (s scene) stubborn(t *testing.T) (id int, p proc.Process) {
 	t.Helper()
 	home, err := s.Home(s.user)
 	if err != nil {
@@ -474,7 +474,7 @@ func (s scene) stubborn(t *testing.T) (id int, p site.Process) {
 
 // procIn returns the process that has written its stat to a file. It may have ended since, as a hook does that slurmd
 // has killed.
-func (s scene) procIn(t *testing.T, path string) site.Process {
+func (s scene) procIn(t *testing.T, path string) proc.Process {
 	t.Helper()
 	text := s.file(t, path)
 	st, err := parseStat(text)
@@ -482,11 +482,11 @@ func (s scene) procIn(t *testing.T, path string) site.Process {
 	if _, bad := fmt.Sscan(text, &pid); err != nil || bad != nil {
 		t.Fatal(err, bad)
 	}
-	return site.Process{PID: pid, Start: st.start}
+	return proc.Process{PID: pid, Start: st.start}
 }
 
 // stopAndFind stops the cluster. It fails the test if p still runs, or if any process names the cluster's folder.
-func (s scene) stopAndFind(t *testing.T, p site.Process) {
+func (s scene) stopAndFind(t *testing.T, p proc.Process) {
 	t.Helper()
 	if err := s.Stop(); err != nil {
 		t.Error(err)

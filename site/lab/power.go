@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -48,10 +47,10 @@ func (c *Cluster) BootID(name string) (string, error) {
 }
 
 // NodeProc returns the process of a node's slurmd.
-func (c *Cluster) NodeProc(name string) (site.Process, error) {
+func (c *Cluster) NodeProc(name string) (proc.Process, error) {
 	d := c.node(name)
 	if !d.running() {
-		return site.Process{}, fmt.Errorf("cannot find slurmd of node %s: %s", name, d.ending())
+		return proc.Process{}, fmt.Errorf("cannot find slurmd of node %s: %s", name, d.ending())
 	}
 	stat, err := ReadStat(d.cmd.Process.Pid)
 	return stat.Process, err
@@ -72,8 +71,8 @@ func Heard(ask func() error) error {
 }
 
 // ReadStat is proc.ReadStat of a process that is heard.
-func ReadStat(pid int) (stat site.Stat, err error) {
-	err = Heard(func() error { stat, err = site.ReadStat(pid); return err })
+func ReadStat(pid int) (stat proc.Stat, err error) {
+	err = Heard(func() error { stat, err = proc.ReadStat(pid); return err })
 	return stat, err
 }
 
@@ -141,7 +140,7 @@ func endNamespace(namespace string) (empty bool, err error) {
 			continue
 		}
 		empty = false
-		if err := kill(site.Process{PID: pid, Start: stat.start}); err != nil {
+		if err := kill(proc.Process{PID: pid, Start: stat.start}); err != nil {
 			return false, err
 		}
 	}

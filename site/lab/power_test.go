@@ -10,7 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // TestANodeThatLosesItsPower checks that no process of a powered-off node is left, not even a process that left its
@@ -32,7 +33,7 @@ func TestANodeThatLosesItsPower(t *testing.T) {
 	if err := s.PowerOff("power1"); err != nil {
 		t.Fatal(err)
 	}
-	if slices.ContainsFunc(procs, site.Process.Running) {
+	if slices.ContainsFunc(procs, proc.Process.Running) {
 		t.Errorf("some of %v still run", procs)
 	}
 	if err := s.StartNode("power1"); err != nil {
@@ -58,15 +59,15 @@ func (s scene) boot(t *testing.T, node string) string {
 }
 
 // written waits until a file has count pids, and returns the processes.
-func (s scene) written(t *testing.T, path string, count int) []site.Process {
+func (s scene) written(t *testing.T, path string, count int) []proc.Process {
 	t.Helper()
 	for {
 		text, _ := os.ReadFile(path)
 		if fields := strings.Fields(string(text)); len(fields) == count {
-			var procs []site.Process
+			var procs []proc.Process
 			for _, field := range fields {
 				pid, _ := strconv.Atoi(field)
-				stat, err := site.ReadStat(pid)
+				stat, err := proc.ReadStat(pid)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -74,7 +75,7 @@ func (s scene) written(t *testing.T, path string, count int) []site.Process {
 			}
 			return procs
 		}
-		if !site.Sleep(s.ctx, pollEvery) {
+		if !wait.Sleep(s.ctx, pollEvery) {
 			t.Fatalf("%s: %q", path, text)
 		}
 	}

@@ -13,13 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // process is a process that belongs to a cluster.
 type process struct {
-	site.Process
+	proc.Process
 	name string // comm
 	jobs bool   // a step daemon, a job's process or a hook; stopping the cluster must end it
 }
@@ -53,7 +52,7 @@ func member(pid int, dir string, since uint64) (process, bool) {
 	if err != nil || st.state == 'Z' || st.state == 'X' || st.start < since {
 		return process{}, false
 	}
-	p := process{Process: site.Process{PID: pid, Start: st.start}, name: st.name}
+	p := process{Process: proc.Process{PID: pid, Start: st.start}, name: st.name}
 	env := proc.Variables(context.Background(), p.Process, "SLURM_CONF", "SLURM_JOB_ID").Values
 	holds := holdsBelow(pid, dir)
 	configured := env["SLURM_CONF"] == confPath(dir)
@@ -124,7 +123,7 @@ func parseStat(text string) (stat, error) {
 }
 
 // kill ends a process with SIGKILL if the pid still belongs to that process.
-func kill(p site.Process) error {
+func kill(p proc.Process) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,7 +32,7 @@ func replace(path string, content []byte, mode fs.FileMode, gid int, sync bool) 
 		err = os.Rename(temporary, path)
 	}
 	if err != nil {
-		err = site.ExplainFull(path, err)
+		err = osfile.ExplainFull(path, err)
 		_ = os.Remove(temporary) // on a full disk its blocks are needed
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
@@ -112,7 +112,7 @@ func readRecord(path, boot string, value any) error {
 }
 
 // readOwned returns a record's content. The error is ErrNotFound if there is not a record.
-func readOwned(path string) ([]byte, error) { return readOwnedBy(path, site.ReadRootOwned) }
+func readOwned(path string) ([]byte, error) { return readOwnedBy(path, osfile.ReadRootOwned) }
 
 func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, error) {
 	content, err := read(path)
@@ -142,12 +142,12 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
-			return nil, fmt.Errorf("cannot lock %s: %w", path, site.ExplainFull(path, errors.Unwrap(err)))
+			return nil, fmt.Errorf("cannot lock %s: %w", path, osfile.ExplainFull(path, errors.Unwrap(err)))
 		}
-		if err := site.Flock(ctx, file); err != nil {
+		if err := osfile.Flock(ctx, file); err != nil {
 			holder := readHolder(file)
 			file.Close()
-			if errors.Is(err, site.ErrLocked) {
+			if errors.Is(err, osfile.ErrLocked) {
 				return nil, &BusyError{path, holder.Process, holder.Closing}
 			}
 			return nil, fmt.Errorf("cannot lock %s: %w", path, err)

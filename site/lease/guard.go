@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,7 +60,7 @@ type Unguarded struct {
 
 // Outside is a process of the job that has a GPU open and is not a client of the job's MPS daemon.
 type Outside struct {
-	Proc  site.Process `json:"proc"`
+	Proc  proc.Process `json:"proc"`
 	Since time.Time    `json:"since"`
 	Cause string       `json:"cause"` // the likely reason, and what to do
 }

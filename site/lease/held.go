@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -187,7 +187,7 @@ func (s *Store) empty(h Held) error {
 		_ = Empty(s.dir, filepath.Base(h.dir))
 		return nil
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (s *Store) empty(h Held) error {
 		_, err = shrink(h.dir)
 		return err
 	}
-	stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
+	stat, _ := proc.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
 	place.Started(stat.Process)
 	ended := make(chan struct{})
 	go func() {

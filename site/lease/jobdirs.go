@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -57,7 +57,7 @@ func (s *Store) makeFolders(l Lease) error {
 // folder.
 func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("cannot make %s: %w", path, site.ExplainFull(path, errors.Unwrap(err)))
+		return fmt.Errorf("cannot make %s: %w", path, osfile.ExplainFull(path, errors.Unwrap(err)))
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // A job file names the job of a GPU for dcgm-exporter: its name is the GPU's number, and it has a job on each line.
@@ -35,7 +35,7 @@ func RemoveJobFile(path string, job uint32) error {
 }
 
 func removeOwn(path string, job uint32) error {
-	content, err := site.ReadRootOwned(path)
+	content, err := osfile.ReadRootOwned(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -51,7 +51,7 @@ func jobLine(job uint32) []byte { return fmt.Appendf(nil, "%d\n", job) }
 
 // trusted returns an error if another user could decide what a folder is.
 func trusted(folder string) error {
-	dir, err := site.OpenTrustedFolder(folder)
+	dir, err := osfile.OpenTrustedFolder(folder)
 	if err != nil {
 		return err
 	}

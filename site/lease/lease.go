@@ -24,13 +24,14 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Schema is the version of the records' form. A record of another version is refused.
 const Schema = 3
 
 // The states of a record that cannot be used. Each has the same outcome everywhere. ErrNotFound and ErrStaleBoot:
-// there is nothing to undo. ErrCorrupt, ErrSchema and site.ErrNotRootOwned: an admin must look, and the node drains.
+// there is nothing to undo. ErrCorrupt, ErrSchema and osfile.ErrNotRootOwned: an admin must look, and the node drains.
 var (
 	ErrNotFound  = errors.New("no record")
 	ErrStaleBoot = errors.New("record of another boot")
@@ -55,7 +56,7 @@ type Lease struct {
 	GPUs      []LeasedGPU     `json:"gpus"`
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
-	Guard site.Process `json:"guard,omitzero"`
+	Guard proc.Process `json:"guard,omitzero"`
 }
 
 // Settings are all that daemons, their guard and their end are made from, beside the user, the devices and the number
@@ -116,7 +117,7 @@ type Daemon struct {
 	PipeDir string       `json:"pipe_dir"`
 	LogDir  string       `json:"log_dir"`
 	Group   string       `json:"group,omitempty"` // the folder of its control group; "" if it has none of its own
-	Proc    site.Process `json:"proc"`
+	Proc    proc.Process `json:"proc"`
 }
 
 // Limits are what a daemon limits each of its clients to.
@@ -194,7 +195,7 @@ func (e *InUseError) Error() string {
 // BusyError means that another process holds a lock: a job's lock or the store's. It names the holder if it is known.
 type BusyError struct {
 	Path    string
-	Holder  site.Process
+	Holder  proc.Process
 	Closing bool // the holder undoes the lease
 }
 

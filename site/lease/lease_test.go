@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -205,15 +207,15 @@ func TestBadRecords(t *testing.T) {
 		{"without a boot", write(`{"schema":3}`, 0o600), ErrCorrupt, "torn record: it names no boot"},
 		{"of a newer schema", write(`{"schema":4,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 4, and this program knows 3"},
 		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrStaleBoot, "record of another boot"},
-		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), site.ErrNotRootOwned, "not root's own: it is job 8's"},
-		{"writable by others", write(good, 0o666), site.ErrNotRootOwned, "not root's own: its mode 0666 lets others write"},
+		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), osfile.ErrNotRootOwned, "not root's own: it is job 8's"},
+		{"writable by others", write(good, 0o666), osfile.ErrNotRootOwned, "not root's own: its mode 0666 lets others write"},
 		{"of another owner", func(path string) error {
 			return errors.Join(write(good, 0o600)(path), os.Chown(path, 2001, 2001))
-		}, site.ErrNotRootOwned, "not root's own: its owner is uid 2001"},
+		}, osfile.ErrNotRootOwned, "not root's own: its owner is uid 2001"},
 		{"a link", func(path string) error {
 			return errors.Join(write(good, 0o600)(path+".x"), os.Symlink(path+".x", path))
-		}, site.ErrNotRootOwned, "not root's own: it is a symbolic link"},
-		{"a folder", func(path string) error { return os.Mkdir(path, 0o700) }, site.ErrNotRootOwned, "not root's own: it is not a regular file"},
+		}, osfile.ErrNotRootOwned, "not root's own: it is a symbolic link"},
+		{"a folder", func(path string) error { return os.Mkdir(path, 0o700) }, osfile.ErrNotRootOwned, "not root's own: it is not a regular file"},
 		{"not there", func(string) error { return nil }, ErrNotFound, "no record"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -338,7 +340,7 @@ func TestALockIsTakenByOneAfterTheOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // The functions below are for programs that only read a node's state, and they take no lock. Each file is whole or
@@ -58,7 +60,7 @@ func (s *Store) Claims() ([]Claim, error) {
 // claimant returns the job that a claim of any boot names, or 0.
 func (s *Store) claimant(name string) uint32 {
 	var c claim
-	content, err := site.ReadRootOwned(s.claimFile(name))
+	content, err := osfile.ReadRootOwned(s.claimFile(name))
 	if err != nil || json.Unmarshal(content, &c) != nil {
 		return 0
 	}
@@ -79,11 +81,11 @@ func (s *Store) LockedJobs() ([]uint32, error) { return s.jobs("locks", "") }
 
 // LockHolder returns the process that holds a job's lock: a running prolog or epilog. Only root can read the lock
 // file.
-func (s *Store) LockHolder(job uint32) (site.Process, bool) {
-	content, err := site.ReadRootOwned(s.jobLockPath(job))
-	var holder site.Process
+func (s *Store) LockHolder(job uint32) (proc.Process, bool) {
+	content, err := osfile.ReadRootOwned(s.jobLockPath(job))
+	var holder proc.Process
 	if err != nil || json.Unmarshal(content, &holder) != nil {
-		return site.Process{}, false
+		return proc.Process{}, false
 	}
 	return holder, holder.Running()
 }

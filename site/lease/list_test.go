@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // The lists contain exactly the records, whatever other files are in the folders. Listing makes no file.
@@ -85,7 +86,7 @@ func TestActing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // OpenPrivate makes the folders of a user's own store below dir, for the daemon that mpirun-wrap --own starts. Only
@@ -34,7 +34,7 @@ func ReadPrivate(dir, boot string) *Store { return &Store{dir: dir, boot: boot, 
 // readForRanks reads a record that ranks use: root's, or the user's own in a private store.
 func (s *Store) readForRanks(path string) ([]byte, error) {
 	if s.private {
-		return site.ReadOwn(path)
+		return osfile.ReadOwn(path)
 	}
-	return site.ReadRootOwnedInContainer(path)
+	return osfile.ReadRootOwnedInContainer(path)
 }

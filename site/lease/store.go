@@ -15,6 +15,8 @@ import (
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Store is the store of all leases of this node.
@@ -32,7 +34,7 @@ func Open(dir, boot string) (*Store, error) {
 	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "locks", "guards"} {
 		path := filepath.Join(dir, sub)
 		if err := os.MkdirAll(path, 0o755); err != nil {
-			return nil, fmt.Errorf("cannot make state folder: %w", site.ExplainFull(path, err))
+			return nil, fmt.Errorf("cannot make state folder: %w", osfile.ExplainFull(path, err))
 		}
 		if err := ownDir(path); err != nil {
 			return nil, err
@@ -109,7 +111,7 @@ func (s *Store) lock(ctx context.Context, path string, job uint32) (*JobLock, er
 
 // holderNote is the content of a lock file: the process that holds the lock.
 type holderNote struct {
-	site.Process
+	proc.Process
 	Closing bool `json:"closing,omitempty"`
 }
 
@@ -119,7 +121,7 @@ func (l *JobLock) MarkClosing() { l.writeHolder(true) }
 // writeHolder writes this process into the lock file, so that an epilog knows which process it waits for. A failure
 // is ignored: on a full file system an epilog must still get the lock, because its removals free space.
 func (l *JobLock) writeHolder(closing bool) {
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		return
 	}
@@ -142,7 +144,7 @@ func (l *JobLock) Release() error {
 }
 
 // Read returns the lease of a job. The error is ErrNotFound or ErrStaleBoot, or it wraps ErrCorrupt, ErrSchema,
-// site.ErrNotRootOwned or an error of the file system.
+// osfile.ErrNotRootOwned or an error of the file system.
 func (s *Store) Read(job uint32) (Lease, error) {
 	var l Lease
 	path := s.leasePath(job)
@@ -150,7 +152,7 @@ func (s *Store) Read(job uint32) (Lease, error) {
 		return Lease{}, err
 	}
 	if l.Job.ID != job {
-		return Lease{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, site.ErrNotRootOwned, l.Job.ID)
+		return Lease{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, osfile.ErrNotRootOwned, l.Job.ID)
 	}
 	for _, gpu := range l.GPUs {
 		if !gpu.UUID.Valid() {
@@ -207,7 +209,7 @@ func (s *Store) claim(l Lease) error {
 	}
 	temporary := s.claimTemporary(l.Job.ID)
 	if err := writeFile(temporary, content, 0o600, -1, true); err != nil {
-		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, site.ExplainFull(temporary, err))
+		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, osfile.ExplainFull(temporary, err))
 	}
 	for _, gpu := range l.GPUs {
 		if err := s.claimOne(temporary, gpu.UUID, l.Job.ID, l.Part.Shared()); err != nil {
@@ -237,7 +239,7 @@ func (s *Store) claimOne(complete string, uuid site.UUID, job uint32, shared boo
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("cannot claim %s: %w", uuid, site.ExplainFull(path, err))
+		return fmt.Errorf("cannot claim %s: %w", uuid, osfile.ExplainFull(path, err))
 	}
 	return nil
 }
@@ -332,7 +334,7 @@ func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
 	}
 	if t.Job.ID != job {
-		return Ticket{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, site.ErrNotRootOwned, t.Job.ID)
+		return Ticket{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, osfile.ErrNotRootOwned, t.Job.ID)
 	}
 	return t, nil
 }
@@ -440,7 +442,7 @@ func (s *Store) claimedBy(job uint32) (claimed []site.UUID, err error) {
 		if !uuid.Valid() {
 			continue
 		}
-		content, err := site.ReadRootOwned(s.claimPath(uuid))
+		content, err := osfile.ReadRootOwned(s.claimPath(uuid))
 		if err != nil {
 			return nil, err
 		}

@@ -11,7 +11,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,10 +36,10 @@ var ErrTakers = errors.New("too many of root's processes hang in file systems of
 
 // Taker is a process of root's that duplicates files for a guard.
 type Taker struct {
-	Proc  site.Process `json:"proc"` // pid 0 until it has started
+	Proc  proc.Process `json:"proc"` // pid 0 until it has started
 	Job   uint32       `json:"job"`
 	UID   uint32       `json:"uid"` // the job's user
-	Guard site.Process `json:"guard"`
+	Guard proc.Process `json:"guard"`
 	Left  bool         `json:"left,omitempty"` // its guard has given it up
 }
 
@@ -59,7 +60,7 @@ func (s *Store) takersPath() string { return filepath.Join(s.dir, "takers") }
 func (s *Store) TakerPlace(t Taker) (*TakerPlace, error) {
 	file, err := os.OpenFile(s.takersPath(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("cannot count takers: %w", site.ExplainFull(s.takersPath(), err))
+		return nil, fmt.Errorf("cannot count takers: %w", osfile.ExplainFull(s.takersPath(), err))
 	}
 	p := &TakerPlace{file, -1, t}
 	left := 0
@@ -84,7 +85,7 @@ func (s *Store) TakerPlace(t Taker) (*TakerPlace, error) {
 func (p *TakerPlace) Descriptor() *os.File { return p.file }
 
 // Started records the process of the taker.
-func (p *TakerPlace) Started(taker site.Process) {
+func (p *TakerPlace) Started(taker proc.Process) {
 	p.taker.Proc = taker
 	p.write()
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +26,7 @@ func takes(t *testing.T, j *Store, of Taker) (*TakerPlace, *os.Process) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = taker.Process.Kill(); _ = taker.Wait() })
-	stat, err := site.ReadStat(taker.Process.Pid)
+	stat, err := proc.ReadStat(taker.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,12 +51,12 @@ func TestTakersThatAreLeft(t *testing.T) {
 	if left(t, j) != 0 {
 		t.Error("takers without a file")
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
 	mine := Taker{Job: 7, UID: 2001, Guard: self}
-	ofEnded := Taker{Job: 8, UID: 2001, Guard: site.Process{PID: 1 << 22, Start: 1}}
+	ofEnded := Taker{Job: 8, UID: 2001, Guard: proc.Process{PID: 1 << 22, Start: 1}}
 	used, _ := takes(t, j, mine)
 	defer used.Leave()
 	if n := left(t, j); n != 0 {
@@ -109,7 +109,7 @@ func TestPlacesOfTakers(t *testing.T) {
 		t.Skipf("this process may open %d files: %v", files.Cur, err)
 	}
 	j := OpenReadOnly(t.TempDir(), "boot")
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}

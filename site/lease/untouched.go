@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // HasNothingOf reports whether nothing of a job is below dir, which may not exist: no lease, no ticket, no folder,
@@ -37,10 +37,10 @@ func HasNothingOf(dir string, job uint32) bool {
 
 // openBelow opens a folder in a folder. Both must be root's own.
 func openBelow(dir, name string) (*os.File, error) {
-	above, err := site.OpenFolder(dir)
+	above, err := osfile.OpenFolder(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer above.Close()
-	return site.OpenFolder(filepath.Join(dir, name))
+	return osfile.OpenFolder(filepath.Join(dir, name))
 }

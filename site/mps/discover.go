@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -26,7 +25,7 @@ const (
 
 // Process is a process of any user that has the name of MPS's programs.
 type Process struct {
-	site.Process
+	proc.Process
 	UID     uint32
 	Parent  int
 	Role    Role
@@ -68,7 +67,7 @@ func FindAll(ctx context.Context) ([]Process, error) {
 }
 
 // living returns the processes that live and answer.
-func living(ctx context.Context, pids []int) (found []Process, procs []site.Process) {
+func living(ctx context.Context, pids []int) (found []Process, procs []proc.Process) {
 	ctx, cancel := context.WithTimeout(ctx, findTime/3)
 	defer cancel()
 	for i, stat := range proc.ReadStats(ctx, pids) {
@@ -99,6 +98,6 @@ func roleOf(file string, line []string) Role {
 
 // IsServerOf reports whether a process is a server that a daemon started. A server is the daemon's child and runs a
 // file of root's, if this process can see the file. A process can give itself a server's name, but neither of these.
-func IsServerOf(p Process, daemon site.Process) bool {
+func IsServerOf(p Process, daemon proc.Process) bool {
 	return p.Role == RoleServer && p.Parent == daemon.PID && p.rootsProgram && daemon.Running()
 }

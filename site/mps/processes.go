@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,8 +36,8 @@ const maxPasses = 10
 // A list of processes is outdated when it is read. A process that has ended since then may have left a child that is
 // not in the list; the program that starts a daemon does that. So the processes are listed again until none has ended
 // unseen.
-func (c ControlProgram) Processes(job lease.Job, d lease.Daemon) ([]site.Process, error) {
-	var processes []site.Process
+func (c ControlProgram) Processes(job lease.Job, d lease.Daemon) ([]proc.Process, error) {
+	var processes []proc.Process
 	seen := map[int]bool{}
 	s := newSearch(job.UID, d)
 	for range maxPasses {
@@ -66,7 +67,7 @@ func provedEnded(job lease.Job, d lease.Daemon) error {
 	if d.Group != "" || d.Proc.PID == 0 || !runBy(d.Proc.PID, job.UID) {
 		return nil
 	}
-	if _, err := site.ReadStat(d.Proc.PID); errors.Is(err, proc.ErrSilent) {
+	if _, err := proc.ReadStat(d.Proc.PID); errors.Is(err, proc.ErrSilent) {
 		return fmt.Errorf("cannot see whether the daemon of %s has ended: uid %d has its pid: %w", d.PipeDir, job.UID, err)
 	}
 	return nil
@@ -84,7 +85,7 @@ const (
 
 // candidate is a process and its relation to the daemon.
 type candidate struct {
-	proc     site.Process
+	proc     proc.Process
 	relation relation
 }
 
@@ -137,7 +138,7 @@ func (s search) read(pids, indices []int, all []candidate) {
 	}
 	half, stop := context.WithTimeout(ctx, time.Until(s.until)/2)
 	defer stop()
-	var procs []site.Process
+	var procs []proc.Process
 	var asked []int
 	for k, stat := range proc.ReadStats(half, named) {
 		switch i := indices[k]; {
@@ -192,7 +193,7 @@ func startedBy(pid int, d lease.Daemon) bool {
 }
 
 // relationOf judges a process by its environment, and by whether it still ran after that was read.
-func (s search) relationOf(p site.Process, environment proc.Environment, runs bool) relation {
+func (s search) relationOf(p proc.Process, environment proc.Environment, runs bool) relation {
 	switch err := environment.Err; {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
 		return unrelated
@@ -229,7 +230,7 @@ const (
 // with their daemon (measured), and are killed all the same. The error is site.ErrImpostors if the daemon and its
 // servers have ended, but processes that only look like them keep appearing or do not end.
 func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon) error {
-	until := time.Now().Add(site.AtMostThird(ctx, lookalikeTimeout))
+	until := time.Now().Add(wait.AtMostThird(ctx, lookalikeTimeout))
 	for round := range maxRounds {
 		if round > 1 && time.Now().After(until) { // two rounds find all processes of the daemon
 			break
@@ -243,7 +244,7 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 		if left := awaitKilled(ctx, genuine, refused); len(left) > 0 {
 			return fmt.Errorf("cannot end daemon of %s: %w", d.PipeDir, errors.Join(refused, fmt.Errorf("%v does not go", left)))
 		}
-		bounded, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lookalikeTimeout))
+		bounded, cancel := context.WithTimeout(ctx, wait.AtMostThird(ctx, lookalikeTimeout))
 		left := await(bounded, impostors)
 		cancel()
 		if len(left) > 0 {
@@ -255,7 +256,7 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 
 // sorted separates the daemon, its children and the members of its session, which no other process can join, from
 // processes that only have the name. If the daemon's pid is unknown, all are taken for genuine.
-func sorted(processes []site.Process, d lease.Daemon) (genuine, impostors []site.Process) {
+func sorted(processes []proc.Process, d lease.Daemon) (genuine, impostors []proc.Process) {
 	for _, p := range processes {
 		if d.Proc.PID == 0 || p == d.Proc || startedBy(p.PID, d) || !proc.Exists(p.PID) {
 			genuine = append(genuine, p)
@@ -266,7 +267,7 @@ func sorted(processes []site.Process, d lease.Daemon) (genuine, impostors []site
 	return genuine, impostors
 }
 
-func kill(processes []site.Process) error {
+func kill(processes []proc.Process) error {
 	var failed error
 	for _, p := range processes {
 		failed = errors.Join(failed, p.Kill(unix.SIGKILL))
@@ -276,7 +277,7 @@ func kill(processes []site.Process) error {
 
 // awaitKilled waits until processes have ended. It waits only briefly if one could not be killed: that one may still
 // end with another, as a server does with its daemon.
-func awaitKilled(ctx context.Context, procs []site.Process, refused error) (left []site.Process) {
+func awaitKilled(ctx context.Context, procs []proc.Process, refused error) (left []proc.Process) {
 	if refused == nil {
 		return await(ctx, procs)
 	}
@@ -286,17 +287,17 @@ func awaitKilled(ctx context.Context, procs []site.Process, refused error) (left
 }
 
 // await waits until processes have ended. It returns those that are left when ctx ends.
-func await(ctx context.Context, procs []site.Process) (left []site.Process) {
+func await(ctx context.Context, procs []proc.Process) (left []proc.Process) {
 	for {
 		left = proc.Left(procs)
-		if len(left) == 0 || !site.Sleep(ctx, time.Millisecond) {
+		if len(left) == 0 || !wait.Sleep(ctx, time.Millisecond) {
 			return left
 		}
 	}
 }
 
 // livingProcesses returns the daemon's processes and the recorded one, whatever its environment is now.
-func (c ControlProgram) livingProcesses(job lease.Job, d lease.Daemon) ([]site.Process, error) {
+func (c ControlProgram) livingProcesses(job lease.Job, d lease.Daemon) ([]proc.Process, error) {
 	processes, err := c.Processes(job, d)
 	if !slices.Contains(processes, d.Proc) && d.Proc.Running() {
 		processes = append(processes, d.Proc)

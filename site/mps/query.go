@@ -17,6 +17,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,7 +58,7 @@ func (c ControlProgram) askUntilAnswered(ctx context.Context, tries int, job lea
 			}
 			return answer, nil
 		}
-		if !site.Sleep(ctx, pause) {
+		if !wait.Sleep(ctx, pause) {
 			return nil, fmt.Errorf("cannot ask daemon of %s %q: %w", d.PipeDir, lines[0], err)
 		}
 		pause *= 2
@@ -73,7 +76,7 @@ func serialise(ctx context.Context, d lease.Daemon, create int) (unlock func()) 
 	}
 	bound, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	_ = site.Flock(bound, file)
+	_ = osfile.Flock(bound, file)
 	return func() { file.Close() }
 }
 
@@ -116,7 +119,7 @@ func userErrorf(format string, values ...any) error {
 // servers that start later.
 func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Daemon, limits lease.Limits) error {
 	lines := append(configuration(limits), fmt.Sprintf("start_server -uid %d", job.UID))
-	timeout := site.AtMostThird(ctx, firstAnswer)
+	timeout := wait.AtMostThird(ctx, firstAnswer)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
@@ -127,7 +130,7 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 		if err != nil && !errors.Is(err, site.ErrDaemonDown) && !errors.Is(err, errTransient) {
 			return err
 		}
-		if !site.Sleep(ctx, 2*time.Millisecond) {
+		if !wait.Sleep(ctx, 2*time.Millisecond) {
 			return userErrorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, timeout.Round(time.Second),
 				errors.Join(err, ctx.Err()))
 		}
@@ -161,7 +164,7 @@ func (c ControlProgram) WaitServer(ctx context.Context, job lease.Job, d lease.D
 		if err == nil && slices.ContainsFunc(state.Servers, func(s Server) bool { return s.Status == "ACTIVE" }) {
 			return nil
 		}
-		if !site.Sleep(ctx, 5*time.Millisecond) {
+		if !wait.Sleep(ctx, 5*time.Millisecond) {
 			return userErrorf("the daemon of %s has no server after %v: is the GPU used by another process in EXCLUSIVE_PROCESS mode?%s", d.PipeDir,
 				serverStart, logTail(d.LogDir, job.UID))
 		}
@@ -259,7 +262,7 @@ func (c ControlProgram) Quit(ctx context.Context, job lease.Job, d lease.Daemon)
 		return err
 	}
 	for {
-		var processes []site.Process
+		var processes []proc.Process
 		if !d.Proc.Running() { // the search for all processes is expensive, and the daemon ends last
 			var err error
 			if processes, err = c.Processes(job, d); err != nil || len(processes) == 0 {
@@ -269,7 +272,7 @@ func (c ControlProgram) Quit(ctx context.Context, job lease.Job, d lease.Daemon)
 		if genuine, impostors := sorted(processes, d); len(genuine) == 0 && len(impostors) > 0 {
 			return fmt.Errorf("cannot end all of %s by quit: %d other processes look like the daemon: %w", d.PipeDir, len(impostors), site.ErrImpostors)
 		}
-		if !site.Sleep(ctx, time.Millisecond) {
+		if !wait.Sleep(ctx, time.Millisecond) {
 			return fmt.Errorf("cannot end daemon of %s by quit: %s %v is still there", d.PipeDir, d.Proc, processes)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +27,7 @@ const startDeadline = 10 * time.Second
 // by a file that the user could write. So this process may not ask this daemon at that time: a control program that
 // asks looks like the daemon. The daemon listens when Start returns. The error of a failed start contains the end of the
 // daemon's log.
-func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
+func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (proc.Process, error) {
 	started, err := c.start(ctx, job, d)
 	if err != nil {
 		return started, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, logTail(d.LogDir, job.UID))
@@ -33,17 +35,17 @@ func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon
 	return started, nil
 }
 
-func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
+func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon) (proc.Process, error) {
 	if err := CheckPath(d.PipeDir); err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
 	if err := becomeParent(); err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
-	bound, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, startDeadline))
+	bound, cancel := context.WithTimeout(ctx, wait.AtMostThird(ctx, startDeadline))
 	defer cancel()
 	if output, err := c.run(bound, job, d, "", "-d"); err != nil {
-		return site.Process{}, fmt.Errorf("%w%s", err, quoted(output))
+		return proc.Process{}, fmt.Errorf("%w%s", err, quoted(output))
 	}
 	return child(ctx, job, d)
 }
@@ -69,8 +71,8 @@ const childDeadline = 5 * time.Second
 
 // child finds the daemon among this process's children. On a loaded node, the search may be too slow to read its
 // environment. So a child with the right name is read again, because a failed start would drain the node.
-func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
-	bound, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, childDeadline))
+func child(ctx context.Context, job lease.Job, d lease.Daemon) (proc.Process, error) {
+	bound, cancel := context.WithTimeout(ctx, wait.AtMostThird(ctx, childDeadline))
 	defer cancel()
 	for {
 		s, children := newSearch(job.UID, d), proc.Children(os.Getpid())
@@ -79,8 +81,8 @@ func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, er
 				return c.proc, nil
 			}
 		}
-		if !slices.ContainsFunc(children, s.hasName) || !site.Sleep(bound, 20*time.Millisecond) {
-			return site.Process{}, &site.AsUserError{Err: errors.New("it returned and left no daemon")}
+		if !slices.ContainsFunc(children, s.hasName) || !wait.Sleep(bound, 20*time.Millisecond) {
+			return proc.Process{}, &site.AsUserError{Err: errors.New("it returned and left no daemon")}
 		}
 	}
 }
@@ -97,7 +99,7 @@ func quoted(output string) string {
 
 // excerpt is the beginning of a daemon's output, quoted and printable.
 func excerpt(lines ...string) string {
-	return site.Quote(strings.Join(lines, "\n"), maxExcerpt)
+	return words.Quote(strings.Join(lines, "\n"), maxExcerpt)
 }
 
 // logTail is the last line of the daemon's log, for the error of a failed start. A file of another owner is not read: the

@@ -11,8 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // State is a daemon's report. The daemon is the user's own process, so the user may have made up all of it.
@@ -57,7 +58,7 @@ func (c ControlProgram) State(ctx context.Context, job lease.Job, d lease.Daemon
 	defer unlock()
 	for try := 1; ; try++ {
 		state, err := c.state(ctx, job, d)
-		if !errors.Is(err, errShape) || try == askTries || !site.Sleep(ctx, 5*time.Millisecond) {
+		if !errors.Is(err, errShape) || try == askTries || !wait.Sleep(ctx, 5*time.Millisecond) {
 			return state, err
 		}
 	}
@@ -254,6 +255,6 @@ func parseRow(header, fields []string) (row ClientRow, ok bool) {
 
 // printable makes text from a user safe for a terminal, with a maximum length.
 func printable(text string, maxLength int) string {
-	runes := []rune(site.Printable(text))
+	runes := []rune(words.Printable(text))
 	return string(runes[:min(len(runes), maxLength)])
 }

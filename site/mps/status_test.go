@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // The recorded answers of an H200 to one sequence of questions.
@@ -119,7 +119,7 @@ func TestCensusOfAnImpostor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestCensusOfAnImpostor(t *testing.T) {
 		t.Error("FindAll lists this process, which is not of MPS")
 	}
 	impostor := Process{Process: self, Parent: os.Getppid(), Role: RoleServer}
-	if IsServerOf(impostor, site.Process{PID: os.Getppid(), Start: 1}) {
+	if IsServerOf(impostor, proc.Process{PID: os.Getppid(), Start: 1}) {
 		t.Error("a child of another process is taken for a server")
 	}
 }

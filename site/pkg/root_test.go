@@ -17,11 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // built returns the folder with the packages and the clean root, which make test-packages makes.
@@ -182,7 +182,7 @@ func (r root) rank() *exec.Cmd {
 		if strings.Contains(string(printed), " ready") {
 			return cmd
 		}
-		if !site.Sleep(ctx, 20*time.Millisecond) {
+		if !wait.Sleep(ctx, 20*time.Millisecond) {
 			r.t.Fatalf("the rank does not run: %s", printed)
 		}
 	}

@@ -24,6 +24,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Action is a decision of reap, as a word for programs.
@@ -55,7 +57,7 @@ type Reaper struct {
 	paths site.Paths
 	store *lease.Store
 	only  uint32 // the job that the admin calls gone; 0 for none
-	self  site.Process
+	self  proc.Process
 	gpus  GPUs
 
 	running  steps.Steps                     // at the beginning
@@ -67,11 +69,11 @@ type Reaper struct {
 // New returns a Reaper for all jobs, or for one job that the admin calls gone. It changes nothing until it has another
 // Executor. It reports a mistake in the site's file as a Result.
 func New(paths site.Paths, job uint32, gpus GPUs) (*Reaper, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +160,7 @@ func (r *Reaper) job(job uint32) Result {
 	select {
 	case result = <-closed:
 	default:
-		result.Failed = site.OneLine(err)
+		result.Failed = words.OneLine(err)
 	}
 	return result
 }
@@ -171,12 +173,12 @@ func (r *Reaper) close(ctx context.Context, job uint32) Result {
 		return r.busy(job, busy.Holder)
 	}
 	if err != nil {
-		return resultOf(job).leave(site.OneLine(err), "")
+		return resultOf(job).leave(words.OneLine(err), "")
 	}
 	defer release()
 	running, err := steps.Find()
 	if err != nil {
-		return resultOf(job).leave(site.OneLine(err), "")
+		return resultOf(job).leave(words.OneLine(err), "")
 	}
 	result, left := r.judge(job, running)
 	switch result.Action {
@@ -186,7 +188,7 @@ func (r *Reaper) close(ctx context.Context, job uint32) Result {
 		err = r.Executor.Void(ctx, job, left.daemons)
 	}
 	if err != nil {
-		result.Failed = site.OneLine(err)
+		result.Failed = words.OneLine(err)
 	}
 	return result
 }
@@ -220,7 +222,7 @@ func (r *Reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 	case errors.Is(err, lease.ErrNotFound):
 		return r.withoutLease(result, "", running)
 	case err != nil:
-		return result.leave("its lease cannot be read: "+site.OneLine(err), stays), leftover{}
+		return result.leave("its lease cannot be read: "+words.OneLine(err), stays), leftover{}
 	}
 	return r.withLease(result, l, running), leftover{lease: &l}
 }
@@ -260,7 +262,7 @@ func (r *Reaper) shared(result Result, id uint32) Result {
 	members, err := r.store.Members(id)
 	switch users := strings.Trim(fmt.Sprint(members), "[]"); {
 	case err != nil:
-		return result.leave("the jobs that use it are not known: "+site.OneLine(err), stays)
+		return result.leave("the jobs that use it are not known: "+words.OneLine(err), stays)
 	case len(members) > 0:
 		return result.act(Keep, "jobs use it: "+users)
 	}
@@ -274,7 +276,7 @@ func (r *Reaper) withoutLease(result Result, void string, running steps.Steps) (
 	ticketed := err == nil && ticket.RefusalReason == ""
 	refused := err == nil && ticket.RefusalReason != ""
 	if err != nil && !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot) {
-		return result.leave("its ticket cannot be read: "+site.OneLine(err), stays), leftover{}
+		return result.leave("its ticket cannot be read: "+words.OneLine(err), stays), leftover{}
 	}
 	daemons := r.living(job)
 	found := r.files(job, ticketed || errors.Is(err, lease.ErrStaleBoot))
@@ -305,7 +307,7 @@ func (r *Reaper) withoutLease(result Result, void string, running steps.Steps) (
 			fmt.Sprintf("requeue it: scontrol requeue %d", job)), leftover{}
 	}
 	if r.unseen != nil && slices.Contains(found, "a folder") {
-		return result.leave("its folder may be in use: "+site.OneLine(r.unseen), "try again"), leftover{}
+		return result.leave("its folder may be in use: "+words.OneLine(r.unseen), "try again"), leftover{}
 	}
 	return result.act(Remove, "no lease names "+strings.Join(found, ", ")), leftover{daemons: daemons}
 }
@@ -329,7 +331,7 @@ func (r *Reaper) files(job uint32, ticketed bool) []string {
 }
 
 // busy is the result for a job that someone else works on. For a job that the admin has named it is a failure.
-func (r *Reaper) busy(job uint32, holder site.Process) Result {
+func (r *Reaper) busy(job uint32, holder proc.Process) Result {
 	result := resultOf(job)
 	why := "a prolog or an epilog is at work on it"
 	if holder.PID != 0 {
@@ -368,7 +370,7 @@ func (r *Reaper) takeCensus(ctx context.Context) {
 	census, err := mps.FindAll(ctx)
 	if err != nil {
 		r.unseen = err
-		r.leave("processes of MPS", "they cannot be seen: "+site.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps")
+		r.leave("processes of MPS", "they cannot be seen: "+words.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps")
 		return
 	}
 	if silence := proc.Silence(); silence != "" {
@@ -421,11 +423,11 @@ const takerEnds = 100 * time.Millisecond
 // checkTakers reports processes of root's that guards have left, because they wait for a user. No signal ends them.
 func (r *Reaper) checkTakers(ctx context.Context) {
 	left, err := r.store.TakersLeft()
-	if len(left) > 0 && site.Sleep(ctx, takerEnds) { // one whose guard has just ended is about to end
+	if len(left) > 0 && wait.Sleep(ctx, takerEnds) { // one whose guard has just ended is about to end
 		left, err = r.store.TakersLeft()
 	}
 	if err != nil {
-		r.leave("processes of guards", site.OneLine(err), "look again")
+		r.leave("processes of guards", words.OneLine(err), "look again")
 	}
 	users := map[uint32]int{}
 	for _, t := range left {
@@ -433,7 +435,7 @@ func (r *Reaper) checkTakers(ctx context.Context) {
 	}
 	for _, uid := range slices.Sorted(maps.Keys(users)) {
 		const reason = "%s of root's, started by guards, cannot be ended: a file system of the user's does not answer"
-		r.leave(fmt.Sprintf("uid %d", uid), fmt.Sprintf(reason, site.Count(users[uid], "process")),
+		r.leave(fmt.Sprintf("uid %d", uid), fmt.Sprintf(reason, words.Count(users[uid], "process")),
 			fmt.Sprintf("end the user's processes: ps -fU %d", uid))
 	}
 }
@@ -443,7 +445,7 @@ func (r *Reaper) checkHeld() {
 	err := r.Executor.FreeHeld()
 	held, err2 := r.store.Held()
 	if err = errors.Join(err, err2); err != nil {
-		r.leave("file systems of closed jobs", site.OneLine(err), "look again")
+		r.leave("file systems of closed jobs", words.OneLine(err), "look again")
 	}
 	for _, h := range held {
 		r.leave(fmt.Sprintf("uid %d", h.UID), h.String(), fmt.Sprintf("end the user's processes: ps -fU %d", h.UID))
@@ -454,11 +456,11 @@ func (r *Reaper) checkHeld() {
 func (r *Reaper) checkClaims() {
 	claims, err := r.store.Claims()
 	if err != nil {
-		r.leave("claims", site.OneLine(err), "look at the folder")
+		r.leave("claims", words.OneLine(err), "look at the folder")
 	}
 	for _, c := range claims {
 		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) {
-			r.leave(string(c.UUID), "the claim on it cannot be read: "+site.OneLine(c.Err), stays)
+			r.leave(string(c.UUID), "the claim on it cannot be read: "+words.OneLine(c.Err), stays)
 		}
 	}
 }
@@ -467,7 +469,7 @@ func (r *Reaper) checkClaims() {
 func (r *Reaper) checkGPUs() {
 	devices, err := r.gpus.Devices()
 	if err != nil {
-		r.leave("GPUs", "they cannot be seen: "+site.OneLine(err),
+		r.leave("GPUs", "they cannot be seen: "+words.OneLine(err),
 			"see docs/operator.md: the driver, and nvml_library in site.hcl")
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
@@ -25,7 +26,7 @@ func newReaper(t *testing.T, only uint32) *Reaper {
 		t.Skip("needs root")
 	}
 	paths := site.Paths{Root: t.TempDir()}
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +147,7 @@ func TestTakersThatAreLeft(t *testing.T) {
 	if got := lines(); got != "[]" {
 		t.Errorf("of none: %s", got)
 	}
-	place, err := r.store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: site.Process{PID: 1 << 22}})
+	place, err := r.store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func TestTakersThatAreLeft(t *testing.T) {
 	if err := taker.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stat, err := site.ReadStat(taker.Process.Pid)
+	stat, err := proc.ReadStat(taker.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
@@ -75,7 +76,7 @@ func newNode(t *testing.T, only uint32) node {
 	n := node{r, t, &executor{}}
 	r.Executor, r.gpus = n.e, modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeDefault}
 	var err error
-	if r.self, err = site.CurrentProcess(); err != nil {
+	if r.self, err = proc.Current(); err != nil {
 		t.Fatal(err)
 	}
 	n.lease(openJob, lease.Opened, gpu0)
@@ -160,7 +161,7 @@ func TestLeftovers(t *testing.T) {
 		{"a torn lease", func(n node) { n.file(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) },
 			"job leave", stays, ""},
 		{"a lease of another schema", func(n node) {
-			boot, err := site.BootID()
+			boot, err := proc.BootID()
 			n.do(err)
 			n.file(fmt.Sprintf("leases/%d.json", goneJob), fmt.Sprintf(`{"schema":99,"boot":%q}`, boot))
 		}, "job leave", stays, ""},

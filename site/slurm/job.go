@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Job is slurmd's report to a prolog or an epilog of a job on this node. A zero value means that this release
@@ -125,7 +126,7 @@ func checkContext(env Env, want Context) error {
 }
 
 // quote formats a value for an error.
-func quote(value string) string { return site.Quote(value, 64) }
+func quote(value string) string { return words.Quote(value, 64) }
 
 // number parses an id: only digits, from min to the highest number that Slurm does not reserve.
 func number(into *uint32, min uint64, noun string) func(string) error {

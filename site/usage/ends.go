@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -137,7 +137,7 @@ func (r Report) ended(alike []Client) string {
 		if first.Program != "" {
 			program = " (" + first.Program + ")"
 		}
-		return fmt.Sprintf("%s%s%s %s, %s first.", site.Count(len(alike), "client"), ofStep(first.Step), program,
+		return fmt.Sprintf("%s%s%s %s, %s first.", words.Count(len(alike), "client"), ofStep(first.Step), program,
 			strings.Replace(first.EndText(), "was ended", "were ended", 1),
 			Client{PID: first.PID, Rank: first.Rank}.Who())
 	}
@@ -210,12 +210,12 @@ func (r Report) endings() string {
 	}
 	switch {
 	case r.BadEnds > 0 && len(r.Faults) > 0:
-		return fmt.Sprintf("%d of %s ended badly, with %s", r.BadEnds, site.Count(r.ClientsSeen, "client"),
-			site.Count(len(r.Faults), "fatal GPU error"))
+		return fmt.Sprintf("%d of %s ended badly, with %s", r.BadEnds, words.Count(r.ClientsSeen, "client"),
+			words.Count(len(r.Faults), "fatal GPU error"))
 	case r.BadEnds > 0:
-		return fmt.Sprintf("%d of %s ended badly", r.BadEnds, site.Count(r.ClientsSeen, "client"))
+		return fmt.Sprintf("%d of %s ended badly", r.BadEnds, words.Count(r.ClientsSeen, "client"))
 	case len(r.Faults) > 0:
-		return "the job had " + site.Count(len(r.Faults), "fatal GPU error")
+		return "the job had " + words.Count(len(r.Faults), "fatal GPU error")
 	case r.End.IsZero():
 		return "no client has ended badly"
 	case unknown:

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // Running is the name of a running job's report in the job's folder.
@@ -27,7 +27,7 @@ var ErrInvalid = errors.New("not a report of this version")
 
 // Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
 func Read(path string) (r Report, err error) {
-	content, err := site.ReadRootOwnedInContainer(path)
+	content, err := osfile.ReadRootOwnedInContainer(path)
 	if err != nil {
 		return Report{}, err
 	}
@@ -64,5 +64,5 @@ func (r Report) Write(dir *os.File, name string, uid uint32) error {
 	if err != nil {
 		return fmt.Errorf("cannot write report of job %d: %w", r.Job, err)
 	}
-	return site.ReplaceForUser(dir, name, append(content, '\n'), uid)
+	return osfile.ReplaceForUser(dir, name, append(content, '\n'), uid)
 }

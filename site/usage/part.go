@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Whole reports whether the figures of the whole GPUs are the job's own. Otherwise the report has no percentages, and
@@ -42,7 +42,7 @@ func (r Report) PartText() string {
 		text = "The job had whole GPUs"
 	}
 	if n := r.others(); n > 0 {
-		text += fmt.Sprintf(", beside at most %s", site.Count(n, "other job"))
+		text += fmt.Sprintf(", beside at most %s", words.Count(n, "other job"))
 	}
 	if r.Part.Fraction() == 0 {
 		return text + ". GPU hours and energy are not known, because no client is known to have shards."

@@ -9,6 +9,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Schema is the version of Report as JSON.
@@ -54,7 +55,7 @@ func (t Totals) PauseText() string {
 	if t.Pauses == 0 {
 		return ""
 	}
-	return fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", site.Count(t.Pauses, "time"),
+	return fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", words.Count(t.Pauses, "time"),
 		float64(t.PausedMillis)/1000)
 }
 

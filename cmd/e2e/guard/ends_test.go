@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // ways are the ways in which a client is started.
@@ -62,7 +63,7 @@ var ways = []struct {
 			s.T.Fatal(err)
 		}
 		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
-		if stat, err := site.ReadStat(r.Pid); err == nil && stat.State != 'Z' {
+		if stat, err := proc.ReadStat(r.Pid); err == nil && stat.State != 'Z' {
 			s.T.Error("the client's first thread has not ended")
 		}
 		return r
@@ -132,7 +133,7 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 					victim.Ends()
 					s.Works()
 					// Otherwise the queued kernels add up, and the next client makes the guard close the files.
-					site.Sleep(s.Ctx, load.takes)
+					wait.Sleep(s.Ctx, load.takes)
 					if s.Ended(neighbour) {
 						t.Fatalf("after %s\n%s\n%s", ending, s.ServerLog(7), s.Log())
 					}
@@ -171,7 +172,7 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 			for _, victim := range victims {
 				victim.Ends()
 			}
-			site.Sleep(s.Ctx, 7*time.Second) // the clients' kernels take 6 s, one after the other
+			wait.Sleep(s.Ctx, 7*time.Second) // the clients' kernels take 6 s, one after the other
 			s.Holds(18, 0)
 			newcomer := s.Fills()
 			s.Holds(4, 30*time.Second)

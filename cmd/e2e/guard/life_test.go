@@ -16,10 +16,11 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -150,7 +151,7 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 				living = append(living, s.Neighbour())
 			}
 			if c.reason == "" {
-				site.Sleep(s.Ctx, c.to)
+				wait.Sleep(s.Ctx, c.to)
 				s.Holds(2*len(living)+2, e2e.Slack) // it may duplicate one more file for a moment
 			} else {
 				s.Holds(2*len(living), e2e.Slack)
@@ -207,7 +208,7 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
 	victim.Kill()
-	if !site.Sleep(s.Ctx, 500*time.Millisecond) || s.Held(s.Guard.PID, "/nvidia-uvm") != 4 {
+	if !wait.Sleep(s.Ctx, 500*time.Millisecond) || s.Held(s.Guard.PID, "/nvidia-uvm") != 4 {
 		t.Fatal("the guard closed the files although there was enough memory")
 	}
 	used, err := strconv.Atoi(strings.TrimSpace(e2e.Read(t, filepath.Join(group, "memory.usage_in_bytes"))))
@@ -368,7 +369,7 @@ func family(t *testing.T, pid int) []int {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		child, _ := strconv.Atoi(filepath.Base(folder))
-		if stat, err := site.ReadStat(child); err == nil && stat.Parent == pid {
+		if stat, err := proc.ReadStat(child); err == nil && stat.Parent == pid {
 			all = append(all, child)
 		}
 	}
@@ -383,7 +384,7 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 		s.Start("spin", "-ms", "0", "-for", "900") // longer than the test
 	}
 	s.Holds(2*48, 20*time.Second)
-	site.Sleep(s.Ctx, 8*time.Second) // the guard has then seen that they are clients of the daemon
+	wait.Sleep(s.Ctx, 8*time.Second) // the guard has then seen that they are clients of the daemon
 	const window, handful = 4 * time.Second, 10
 	// The minimum of some, because once in 10 s the guard checks for no reason, and Go's runtime is then busy for a
 	// while, on a busy machine longer.
@@ -392,7 +393,7 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 	ours := slices.DeleteFunc(family(t, s.Guard.PID), func(pid int) bool { return pid == recorder })
 	for tries := 0; least > handful && tries < 10; tries++ {
 		before := wakeUps(t, ours...)
-		site.Sleep(s.Ctx, window)
+		wait.Sleep(s.Ctx, window)
 		least = min(least, wakeUps(t, ours...)-before)
 	}
 	if least > handful {
@@ -436,7 +437,7 @@ func TestAJobsGuard(t *testing.T) {
 	p := e2e.NewNode(t, "", node.H200)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	guard := p.Lease(7).Guard
-	stat, err := site.ReadStat(guard.PID)
+	stat, err := proc.ReadStat(guard.PID)
 	if err != nil || stat.Process != guard || stat.Session != guard.PID {
 		t.Fatalf("%+v, %v: want process %v in a session of its own", stat, err, guard)
 	}

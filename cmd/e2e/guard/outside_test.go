@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // The guard finds a process that was started without the daemon's folder and logs it with the cause, and leaves the
@@ -34,7 +34,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 		return ""
 	}
 	for logged() == "" {
-		if time.Since(began) > 5*time.Second+e2e.Slack || !site.Sleep(s.Ctx, 50*time.Millisecond) {
+		if time.Since(began) > 5*time.Second+e2e.Slack || !wait.Sleep(s.Ctx, 50*time.Millisecond) {
 			t.Fatalf("the guard does not log process %d\n%s", pid, s.Log())
 		}
 	}
@@ -46,7 +46,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 		t.Errorf("the log has %s, want %s and %q", said, line, cause)
 	}
 	// The guard writes its state once a second.
-	for len(s.State().Outside) == 0 && site.Sleep(s.Ctx, 50*time.Millisecond) {
+	for len(s.State().Outside) == 0 && wait.Sleep(s.Ctx, 50*time.Millisecond) {
 	}
 	for _, command := range []string{"status", "audit"} {
 		if found := s.Outsiders(command); !strings.Contains(found[pid], cause) || len(found) != 1 {

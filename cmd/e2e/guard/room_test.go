@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // The tests of this file fill a GPU or a host: its memory, its places for clients, or the memory of a control group.
@@ -46,9 +46,9 @@ func TestRoomTheNextMemberNeedsTheMemory(t *testing.T) {
 			s := e2e.NewShared(t)
 			for range s.Rounds("ROOM_ROUNDS", 1) {
 				neighbours := s.Neighbours(2, 0)
-				site.Sleep(s.Ctx, 1500*time.Millisecond) // so that the neighbours are older than the death
+				wait.Sleep(s.Ctx, 1500*time.Millisecond) // so that the neighbours are older than the death
 				victim := s.Start("spin", "-ms", "5", "-queue", "400", "-for", "60", "-mib", fmt.Sprint(70<<10))
-				site.Sleep(s.Ctx, 100*time.Millisecond)
+				wait.Sleep(s.Ctx, 100*time.Millisecond)
 				victim.Kill()
 				cmd := s.AsUser(append([]string{s.CudaClient()}, next...)...)
 				if wrapped {
@@ -101,7 +101,7 @@ func TestRoomFortyDieAndEightCome(t *testing.T) {
 			s := e2e.NewShared(t)
 			neighbours := s.Neighbours(2, 0)
 			victims := s.Together(40, "spin", "-ms", "20", "-replay", "-queue", "5", "-for", "60")
-			site.Sleep(s.Ctx, 1500*time.Millisecond) // so that all are older than the deaths
+			wait.Sleep(s.Ctx, 1500*time.Millisecond) // so that all are older than the deaths
 			for _, victim := range victims {
 				_ = victim.Process.Signal(syscall.SIGKILL)
 			}
@@ -154,7 +154,7 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 	full := job.Used() + room
 	job.Set("memory.limit_in_bytes", "memory.max", fmt.Sprint(full))
 	for range s.Rounds("ROOM_KILLS", 3) {
-		site.Sleep(s.Ctx, 1200*time.Millisecond) // so that the neighbours are older than the death
+		wait.Sleep(s.Ctx, 1200*time.Millisecond) // so that the neighbours are older than the death
 		victim := client("spin", "-ms", "5", "-queue", "220", "-for", "60", "-grow-host", "4", "-after", "0.1")
 		said := victim.Ends()
 		if status, ok := victim.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
@@ -165,7 +165,7 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 			t.Errorf("the group has %d of %d bytes in use after the kill", used, full)
 		}
 		for job.Used() > full-room/2 {
-			if time.Since(died) > e2e.Soon || !site.Sleep(s.Ctx, 10*time.Millisecond) {
+			if time.Since(died) > e2e.Soon || !wait.Sleep(s.Ctx, 10*time.Millisecond) {
 				t.Fatalf("the group is still full %v after the kill\n%s", e2e.Soon, s.Closings())
 			}
 		}
@@ -173,7 +173,7 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 		if next := client("spin", "-ms", "5", "-for", "0.2", "-host", "16"); !strings.Contains(next.Ends(), " done ") {
 			t.Errorf("the next member ends with %v", next.ProcessState)
 		}
-		site.Sleep(s.Ctx, time.Until(died.Add(time.Second+e2e.HitBy)))
+		wait.Sleep(s.Ctx, time.Until(died.Add(time.Second+e2e.HitBy)))
 		if alive := s.Alive(neighbours); alive < len(neighbours) {
 			t.Fatalf("%d of %d neighbours live\n%s", alive, len(neighbours), s.Closings())
 		}

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -52,7 +52,7 @@ const reserve = 90 * time.Second
 func (w *watch) costs() (used, took time.Duration) {
 	w.T.Helper()
 	before, began := spent(w.T, w.Guard.PID), time.Now()
-	site.Sleep(w.Ctx, 10*time.Second)
+	wait.Sleep(w.Ctx, 10*time.Second)
 	took = time.Since(began)
 	by := map[string]time.Duration{}
 	for name, now := range spent(w.T, w.Guard.PID) {

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // execLife is how long an exec lasts. Every reader of these processes waits that long, also those of other tests.
@@ -225,7 +225,7 @@ func hostileExecsUnderSlurm(t *testing.T) {
 		t.Errorf("the job is %s\n%s", job.State, c.Output(id))
 	}
 	for !strings.Contains(p.Log(), `"closed":`) {
-		if time.Since(began) > execLife || !site.Sleep(p.Ctx, 50*time.Millisecond) {
+		if time.Since(began) > execLife || !wait.Sleep(p.Ctx, 50*time.Millisecond) {
 			t.Fatalf("the epilog does not end while the processes are in their exec:\n%s", p.Log())
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
 
@@ -41,7 +41,7 @@ func TestHostileDaemonThatForks(t *testing.T) {
 		t.Fatalf("the daemon's child is %q", line)
 	}
 	a.closes(job)
-	if stat, err := site.ReadStat(survivor); err == nil && stat.Running() {
+	if stat, err := proc.ReadStat(survivor); err == nil && stat.Running() {
 		t.Errorf("process %d still runs after the job", survivor)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -157,7 +157,7 @@ func TestHostileGuard(t *testing.T) {
 			w.Write(other, "")
 			w.group(w.a.as(e2e.UID, w.a.program, "flips", w.device("nvidiactl"), w.device("nvidia-uvm"), other))
 			// A change falls between the look and the duplicate only by chance. The next test waits for one.
-			site.Sleep(w.Ctx, 5*time.Second)
+			wait.Sleep(w.Ctx, 5*time.Second)
 			w.T.Logf("the guard saw a change: %v", strings.Contains(w.Log(), "a process changes its files while they are looked at"))
 		}},
 		{"clients without end", func(w *watch) {
@@ -189,7 +189,7 @@ func TestHostileGuard(t *testing.T) {
 			c.try(w)
 			w.small(2 * time.Second)
 			victim := w.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
-			site.Sleep(w.Ctx, 500*time.Millisecond)
+			wait.Sleep(w.Ctx, 500*time.Millisecond)
 			victim.Kill()
 			w.small(2 * time.Second)
 			t.Logf("the guard has computed for %v in %v", computed(t, w.Guard.PID), time.Since(began))

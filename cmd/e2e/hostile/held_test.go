@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -93,7 +93,7 @@ func TestHostileLocksInAJobsFolder(t *testing.T) {
 	a.withstands(next, "epilog")
 	stop()
 	for end := time.Now().Add(20 * time.Second); used() > 0 && time.Now().Before(end); {
-		site.Sleep(t.Context(), 100*time.Millisecond)
+		wait.Sleep(t.Context(), 100*time.Millisecond)
 		a.MpsctlAs(0, "reap")
 	}
 	if used() > 0 {

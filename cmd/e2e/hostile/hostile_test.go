@@ -20,11 +20,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -350,7 +351,7 @@ func TestAPrologInAMountNamespace(t *testing.T) {
 // lives checks that a process is alive. It is the same process as before, because the test has not reaped this child.
 func (a attack) lives(pid int) {
 	a.T.Helper()
-	stat, err := site.ReadStat(pid)
+	stat, err := proc.ReadStat(pid)
 	if err != nil || stat.State == 'Z' || stat.State == 'X' {
 		a.T.Errorf("process %d was ended: %+v, %v", pid, stat, err)
 	}
@@ -439,7 +440,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 // file.
 func (a attack) linkInPlaceOf(path, content string) {
 	path = filepath.Join(a.Paths().Run(), path)
-	for os.WriteFile(path, []byte(content+"\n"), 0o644) != nil && site.Sleep(a.Ctx, time.Millisecond) {
+	for os.WriteFile(path, []byte(content+"\n"), 0o644) != nil && wait.Sleep(a.Ctx, time.Millisecond) {
 	}
 }
 
@@ -748,7 +749,7 @@ func TestHostileMimicOfTheDaemon(t *testing.T) {
 	f := a.opens(a.Job(7, "0"))
 	mimic := a.mimics(e2e.UID, f)
 	a.closes(a.Job(7, "0"))
-	if stat, err := site.ReadStat(mimic); err == nil && stat.State != 'Z' {
+	if stat, err := proc.ReadStat(mimic); err == nil && stat.State != 'Z' {
 		t.Errorf("the process is alive: %+v", stat)
 	}
 }
@@ -787,8 +788,8 @@ func TestHostileDaemonThatLooksDead(t *testing.T) {
 	a.opens(a.Job(7, "0"))
 	daemon := a.Ticket(7).Daemons[0].Proc
 	a.does(e2e.UID, "kill", "-USR1", strconv.Itoa(daemon.PID))
-	for stat, err := site.ReadStat(daemon.PID); stat.State != 'Z'; stat, err = site.ReadStat(daemon.PID) {
-		if err != nil || !site.Sleep(a.Ctx, time.Millisecond) {
+	for stat, err := proc.ReadStat(daemon.PID); stat.State != 'Z'; stat, err = proc.ReadStat(daemon.PID) {
+		if err != nil || !wait.Sleep(a.Ctx, time.Millisecond) {
 			t.Fatalf("the attack itself fails: %+v, %v", stat, err)
 		}
 	}
@@ -884,7 +885,7 @@ func (a attack) comes(path string) bool {
 	}()
 	select {
 	case <-came:
-		return site.Sleep(a.Ctx, 50*time.Millisecond)
+		return wait.Sleep(a.Ctx, 50*time.Millisecond)
 	case <-time.After(500 * time.Millisecond):
 		return false
 	}

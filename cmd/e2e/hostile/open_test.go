@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // A stranger opens the driver's device 10,000 times a second. The guard's scans then take 2 % of a core. Go's runtime
@@ -40,9 +40,9 @@ func TestHostileOpeningsCostLittle(t *testing.T) {
 		}
 	}()
 	const settle, window, least = 2 * time.Second, 4 * time.Second, 10000
-	site.Sleep(s.Ctx, settle) // the first looks are frequent
+	wait.Sleep(s.Ctx, settle) // the first looks are frequent
 	before, began, first := computed(t, s.Guard.PID), time.Now(), opened.Load()
-	site.Sleep(s.Ctx, window)
+	wait.Sleep(s.Ctx, window)
 	s.Until("attack", func() bool { return opened.Load()-first >= least }) // on a busy machine it takes longer
 	used, took := computed(t, s.Guard.PID)-before, time.Since(began)
 	client := s.Start("spin", "-ms", "5", "-for", "60")

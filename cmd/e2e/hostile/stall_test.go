@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,7 +45,7 @@ func TestHostileExecsBesideAGuard(t *testing.T) {
 			w.Holds(files, e2e.Slack)
 			w.Until("the guard's note", func() bool { return w.State().Silent >= c.count })
 			computing := computed(t, w.Guard.PID)
-			site.Sleep(w.Ctx, 2*time.Second)
+			wait.Sleep(w.Ctx, 2*time.Second)
 			if used := computed(t, w.Guard.PID) - computing; used > 100*time.Millisecond { // a look is every 10 s
 				t.Errorf("the guard has computed for %v in 2 s", used)
 			}
@@ -99,7 +99,7 @@ func hostileExecsWithoutNumber(t *testing.T) {
 }
 
 // takersOf returns the pids of root's processes that duplicate files for a guard.
-func (w *watch) takersOf(guard site.Process) (pids []int) {
+func (w *watch) takersOf(guard proc.Process) (pids []int) {
 	w.T.Helper()
 	for _, pid := range proc.Children(guard.PID) {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -127,7 +127,7 @@ func hostileTakersThatStay(t *testing.T) {
 	const user, jobs, atOnce, most = stormy + 42, 3, 4, 8
 	a := newAttack(t, "", 1)
 	dir, stop := a.fileSystemOf(user, -1, 100*time.Second)
-	stuck := map[site.Process]bool{} // that were seen while their guard lived
+	stuck := map[proc.Process]bool{} // that were seen while their guard lived
 	count := func() (left int) {
 		for p := range stuck {
 			if p.Running() {
@@ -149,7 +149,7 @@ func hostileTakersThatStay(t *testing.T) {
 		}
 		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			for _, pid := range w.takersOf(w.Guard) {
-				if stat, err := site.ReadStat(pid); err == nil {
+				if stat, err := proc.ReadStat(pid); err == nil {
 					stuck[stat.Process] = true
 				}
 			}
@@ -160,7 +160,7 @@ func hostileTakersThatStay(t *testing.T) {
 		}
 		t.Logf("after job %d, %d of root's processes hang", number, count())
 	}
-	site.Sleep(a.Ctx, time.Second) // those that wait for nothing end
+	wait.Sleep(a.Ctx, time.Second) // those that wait for nothing end
 	left := count()
 	if left == 0 {
 		t.Log("no taker hangs: this run proves little")
@@ -187,7 +187,7 @@ func hostileTakersThatStay(t *testing.T) {
 }
 
 // isOrdinary checks that a process has no raised priority and no protection from the kernel's killer.
-func (a attack) isOrdinary(p site.Process) {
+func (a attack) isOrdinary(p proc.Process) {
 	a.T.Helper()
 	pid := p.PID
 	adjusted, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))

@@ -14,11 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -107,7 +108,7 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 			p.Client(7, "spin", "-ms", "5", "-for", "100")
 			pids, _ := p.Processes()
 			for _, pid := range pids {
-				if stat, err := site.ReadStat(pid); err == nil && pid != d.Proc.PID {
+				if stat, err := proc.ReadStat(pid); err == nil && pid != d.Proc.PID {
 					_ = stat.Kill(syscall.SIGSTOP)
 				}
 			}
@@ -190,11 +191,11 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	if err := prolog.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var control site.Stat
+	var control proc.Stat
 	for control.Parent != prolog.Process.Pid {
 		var pid int
 		_, _ = fmt.Sscan(e2e.Read(t, started), &pid)
-		if control, _ = site.ReadStat(pid); !site.Sleep(p.Ctx, time.Millisecond) {
+		if control, _ = proc.ReadStat(pid); !wait.Sleep(p.Ctx, time.Millisecond) {
 			t.Fatal("the prolog starts no control program")
 		}
 	}

@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // Contract: D1, M1
@@ -165,7 +166,7 @@ func TestAnotherBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p.KillLeft(); len(p.Leftovers()) > 0 && strings.Contains(fmt.Sprint(p.Leftovers()), "process"); {
-		site.Sleep(p.Ctx, time.Millisecond)
+		wait.Sleep(p.Ctx, time.Millisecond)
 	}
 	if err := p.LoseGroups(); err != nil {
 		t.Fatal(err)
@@ -177,7 +178,7 @@ func TestAnotherBoot(t *testing.T) {
 	if err := gpus[0].SetMode(2); err != nil { // an admin sets it after the boot
 		t.Fatal(err)
 	}
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}

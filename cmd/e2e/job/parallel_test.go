@@ -17,10 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // These tests run prologs and epilogs at the same time. The result must be the same as if they ran one after another.
@@ -244,7 +245,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 }
 
 // orphan starts a prolog whose parent exits at once.
-func (p testNode) orphan(job testnode.Job) site.Process {
+func (p testNode) orphan(job testnode.Job) proc.Process {
 	p.T.Helper()
 	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
 	cmd.Args = append(cmd.Args, p.Command("prolog")...)
@@ -257,7 +258,7 @@ func (p testNode) orphan(job testnode.Job) site.Process {
 	if err != nil {
 		p.T.Fatal(err)
 	}
-	stat, err := site.ReadStat(pid)
+	stat, err := proc.ReadStat(pid)
 	if err != nil {
 		p.T.Fatal(err)
 	}
@@ -324,7 +325,7 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 			func() { p.closes(job) },
 			func() {
 				// Each round is at another point of the epilog.
-				site.Sleep(p.Ctx, time.Duration(round)*15*time.Millisecond)
+				wait.Sleep(p.Ctx, time.Duration(round)*15*time.Millisecond)
 				if did := p.runs(job, "prolog"); did.Code != 0 {
 					t.Errorf("prolog: %+v", did)
 				}

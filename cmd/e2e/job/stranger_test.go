@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 const (
@@ -73,7 +74,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 				neighbours = append(neighbours, p.Client(7, strings.Fields(fmt.Sprintf(computes, 1000))...))
 			}
 			victim := p.Client(7, "spin", "-ms", "5", "-queue", "100", "-for", "200", "-mib", fmt.Sprint(c.mib))
-			site.Sleep(p.Ctx, time.Second) // the guard has seen it
+			wait.Sleep(p.Ctx, time.Second) // the guard has seen it
 			_ = victim.Process.Kill()
 			died := time.Now()
 			if c.pauses > 0 {
@@ -82,7 +83,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 					return got.Released["work done"] == 1 && got.Pauses > 0
 				})
 			} else {
-				site.Sleep(p.Ctx, time.Until(died.Add(hold+2*time.Second)))
+				wait.Sleep(p.Ctx, time.Until(died.Add(hold+2*time.Second)))
 				if got := p.guard(7); got.Dead != 1 || len(got.Released) > 0 {
 					t.Errorf("while neighbours and others compute: %+v", got)
 				}
@@ -106,7 +107,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 				p.rest(neighbours, true) // the job's own work ends, and the others' goes on
 				p.Until("close", func() bool { return p.guard(7).Released["work done"] == 1 })
 				p.rest(neighbours, false)
-				site.Sleep(p.Ctx, time.Second)
+				wait.Sleep(p.Ctx, time.Second)
 				for _, n := range neighbours {
 					p.lives(n)
 				}
@@ -172,7 +173,7 @@ func (p testNode) rest(all []*exec.Cmd, stop bool) {
 // guard returns the state of a job's guard.
 func (p testNode) guard(job uint32) lease.GuardState {
 	p.T.Helper()
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		p.T.Fatal(err)
 	}

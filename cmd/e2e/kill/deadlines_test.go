@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -99,7 +99,7 @@ func (p testNode) stop() {
 		p.T.Fatalf("processes %v, %v: want a daemon and a server", pids, err)
 	}
 	for _, pid := range pids {
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		if err == nil {
 			err = stat.Kill(syscall.SIGSTOP)
 		}

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // another checks that the next job can open and close.
@@ -309,7 +309,7 @@ func (p testNode) waitsForLock() {
 				return
 			}
 		}
-		if !site.Sleep(p.Ctx, time.Millisecond) {
+		if !wait.Sleep(p.Ctx, time.Millisecond) {
 			p.T.Error("the epilog does not open the file of the job's lock")
 			return
 		}

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // cutter makes the program cut run a hook. It returns the file that tells cut at which effect it kills the hook's
@@ -86,7 +86,7 @@ func TestAPrologKilledUnderSlurm(t *testing.T) {
 func (c *cluster) empty() {
 	c.T.Helper()
 	for left := c.First().Leftovers(); len(left) > 0; left = c.First().Leftovers() {
-		if !site.Sleep(c.Ctx, 20*time.Millisecond) {
+		if !wait.Sleep(c.Ctx, 20*time.Millisecond) {
 			c.T.Fatalf("left behind: %q\n%s", left, c.Log())
 		}
 	}

@@ -16,12 +16,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -82,7 +83,7 @@ func (p testNode) reap(code int, args ...string) []reapLine {
 func (p testNode) settled() []string {
 	p.T.Helper()
 	before := p.everything()
-	for site.Sleep(p.Ctx, 200*time.Millisecond) {
+	for wait.Sleep(p.Ctx, 200*time.Millisecond) {
 		now := p.everything()
 		if slices.Equal(before, now) {
 			return now
@@ -195,7 +196,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	// Both jobs have the same user, so the other job's guard may have held the files too.
 	for _, job := range []uint32{openJob, otherJob} {
 		for p.Held(p.Lease(job).Guard.PID, "/nvidia-uvm") > 0 {
-			if !site.Sleep(p.Ctx, 20*time.Millisecond) {
+			if !wait.Sleep(p.Ctx, 20*time.Millisecond) {
 				t.Fatalf("the guard does not close the files\n%s", p.Log())
 			}
 		}
@@ -462,7 +463,7 @@ func TestReapThatIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Until("reap at work", func() bool { return p.Lease(goneJob).Phase == lease.Closing })
-		if stat, err := site.ReadStat(cmd.Process.Pid); err != nil || stat.Kill(unix.SIGKILL) != nil {
+		if stat, err := proc.ReadStat(cmd.Process.Pid); err != nil || stat.Kill(unix.SIGKILL) != nil {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()

@@ -26,6 +26,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -280,7 +281,7 @@ func (s scene) killServing(pipe string) {
 		if !bytes.HasPrefix(name, []byte("nvidia-cuda-mps")) || !bytes.Contains(environment, []byte("CUDA_MPS_PIPE_DIRECTORY="+pipe+"\x00")) {
 			continue
 		}
-		if stat, err := site.ReadStat(pid); err == nil {
+		if stat, err := proc.ReadStat(pid); err == nil {
 			_ = stat.Kill(unix.SIGKILL)
 		}
 	}
@@ -398,7 +399,7 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			s.record("leases/7.json", strings.Replace(e2e.Read(s.T, s.path("leases/7.json")), `"phase": "open"`, `"phase": "closing"`, 1))
 		}, "lease-unfinished"},
 		{"the lease is of an earlier boot", func(s scene) {
-			boot, _ := site.BootID()
+			boot, _ := proc.BootID()
 			_ = s.daemon.Proc.Kill(9)
 			s.Gone(s.daemon.Proc)
 			s.mode(0, node.Default)
@@ -665,7 +666,7 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 // machine.
 func TestAThousandLeases(t *testing.T) {
 	s := newScene(t)
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}

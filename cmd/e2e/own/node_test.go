@@ -17,9 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -234,7 +235,7 @@ func lives(all ...*process) {
 }
 
 // of returns the living processes with a mode of --own, such as "--own-keep".
-func (n testNode) of(mode string) (found []site.Process) {
+func (n testNode) of(mode string) (found []proc.Process) {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		line, _ := os.ReadFile(folder + "/cmdline")
@@ -243,7 +244,7 @@ func (n testNode) of(mode string) (found []site.Process) {
 		if len(args) < 5 || args[1] != mode || args[4] != n.Root {
 			continue
 		}
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() {
 			found = append(found, stat.Process)
 		}
 	}
@@ -251,7 +252,7 @@ func (n testNode) of(mode string) (found []site.Process) {
 }
 
 // one returns the only process with a mode.
-func (n testNode) one(mode string) site.Process {
+func (n testNode) one(mode string) proc.Process {
 	n.T.Helper()
 	all := n.of(mode)
 	if len(all) != 1 {
@@ -284,7 +285,7 @@ func (n testNode) folders() (found []string) {
 }
 
 // daemons are the processes of MPS: for each step a daemon and its server.
-func (n testNode) daemons() []site.Process {
+func (n testNode) daemons() []proc.Process {
 	n.T.Helper()
 	found, err := n.Below(n.Root + "/")
 	if err != nil {
@@ -308,7 +309,7 @@ func (n testNode) clean() {
 	n.T.Helper()
 	limit := time.Now().Add(20 * time.Second)
 	for left := n.left(); len(left) > 0; left = n.left() {
-		if time.Now().After(limit) || !site.Sleep(n.Ctx, 10*time.Millisecond) {
+		if time.Now().After(limit) || !wait.Sleep(n.Ctx, 10*time.Millisecond) {
 			n.T.Fatalf("left behind: %q", left)
 		}
 	}
@@ -318,7 +319,7 @@ func (n testNode) clean() {
 }
 
 // kill kills processes at the same time.
-func kill(all ...site.Process) {
+func kill(all ...proc.Process) {
 	for _, p := range all {
 		_ = p.Kill(unix.SIGKILL)
 	}

@@ -19,9 +19,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,7 +87,7 @@ func (n testNode) killAll(ranks ...*process) {
 	n.T.Helper()
 	all := slices.Concat(n.of("--own-supervise"), n.of("--own-keep"), n.daemons())
 	for _, p := range ranks {
-		if stat, err := site.ReadStat(p.cmd.Process.Pid); err == nil {
+		if stat, err := proc.ReadStat(p.cmd.Process.Pid); err == nil {
 			all = append(all, stat.Process)
 		}
 	}
@@ -232,7 +233,7 @@ func TestACrash(t *testing.T) {
 	line := append([]string{"env", "LD_PRELOAD=" + library, n.CudaClient()}, spin...)
 	crash := n.start(inStep(7, 0, 3, 8), n.wrap(line...)...)
 	ends(137, crash)
-	site.Sleep(n.Ctx, e2e.HitBy)
+	wait.Sleep(n.Ctx, e2e.HitBy)
 	late := n.start(inStep(7, 0, 4, 8), n.spin("0.1")...)
 	ends(0, late)
 	lives(all...)
@@ -316,7 +317,7 @@ func TestRankZeroKilled(t *testing.T) {
 	ready(all...)
 	_ = all[0].cmd.Process.Signal(unix.SIGKILL)
 	ends(137, all[0])
-	site.Sleep(n.Ctx, e2e.HitBy)
+	wait.Sleep(n.Ctx, e2e.HitBy)
 	late := n.start(inStep(7, 0, 0, 4), n.spin("60")...)
 	ready(late)
 	lives(append(all[1:], late)...)

@@ -14,10 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -136,7 +137,7 @@ func (c *cluster) sweepUp() {
 	for _, n := range c.nodes {
 		n.T = c.T
 		for limit := time.Now().Add(time.Second); len(n.left()) > 0 && time.Now().Before(limit); {
-			site.Sleep(c.Ctx, 10*time.Millisecond)
+			wait.Sleep(c.Ctx, 10*time.Millisecond)
 		}
 		if len(n.folders()) > 0 {
 			ends(0, n.start(nil, n.wrap("true")...))
@@ -205,16 +206,16 @@ var rankEnds = regexp.MustCompile(`(?m)^rank ends with (\d+)$`)
 // killed.
 func (c *cluster) strike(n testNode, p plan) (killed int) {
 	n.T.Helper()
-	wait := func(is func() bool) {
+	until := func(is func() bool) {
 		for limit := time.Now().Add(15 * time.Second); !is() && time.Now().Before(limit); {
-			site.Sleep(n.Ctx, 2*time.Millisecond)
+			wait.Sleep(n.Ctx, 2*time.Millisecond)
 		}
 	}
 	if p.fault == daemon {
-		wait(func() bool { return n.contexts() == p.ranks })
+		until(func() bool { return n.contexts() == p.ranks })
 	} else {
-		wait(func() bool { return len(n.folders()) > 0 })
-		site.Sleep(n.Ctx, p.delay)
+		until(func() bool { return len(n.folders()) > 0 })
+		wait.Sleep(n.Ctx, p.delay)
 	}
 	switch p.fault {
 	case starter, someRanks, allRanks, everything:
@@ -263,7 +264,7 @@ func (n testNode) contexts() (count int) {
 }
 
 // clients are the ranks: the wrappers, and the programs that they have become.
-func (n testNode) clients() (found []site.Process) {
+func (n testNode) clients() (found []proc.Process) {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		line, _ := os.ReadFile(folder + "/cmdline")
@@ -273,7 +274,7 @@ func (n testNode) clients() (found []site.Process) {
 			continue
 		}
 		environment, _ := os.ReadFile(folder + "/environ")
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() && strings.Contains(string(environment), n.tmp) {
+		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() && strings.Contains(string(environment), n.tmp) {
 			found = append(found, stat.Process)
 		}
 	}

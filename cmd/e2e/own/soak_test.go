@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -153,7 +153,7 @@ func (n testNode) strike(p plan, ranks []*process) (killed []bool) {
 			return !slices.ContainsFunc(ranks, func(r *process) bool { return r.pid() == 0 && !r.over() })
 		})
 	} else {
-		site.Sleep(n.Ctx, p.delay)
+		wait.Sleep(n.Ctx, p.delay)
 	}
 	end := func(which func(int) bool) {
 		for i, r := range ranks {
@@ -229,7 +229,7 @@ func (n testNode) after(p plan, sum *tally) {
 	n.T.Helper()
 	clean := func(limit time.Duration) bool {
 		for until := time.Now().Add(limit); len(n.left()) > 0; {
-			if time.Now().After(until) || !site.Sleep(n.Ctx, 5*time.Millisecond) {
+			if time.Now().After(until) || !wait.Sleep(n.Ctx, 5*time.Millisecond) {
 				return false
 			}
 		}

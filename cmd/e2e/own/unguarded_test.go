@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -147,7 +148,7 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	rank := n.start(inStep(7, 0, 0, 1), n.wrap("perl", "-e", daemonize, out, "sh", "-c", "echo $$; read line <"+out+".go; exec "+line)...)
 	ends(0, rank)
 	keeper := n.one("--own-keep")
-	site.Sleep(n.Ctx, time.Second)
+	wait.Sleep(n.Ctx, time.Second)
 	if !keeper.Running() || len(n.daemons()) != 2 {
 		t.Fatalf("the keeper has ended\n%s", n.state())
 	}
@@ -157,7 +158,7 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	n.Until("client", func() bool { return strings.Contains(e2e.Read(t, out), " ready ") })
 	pid := 0
 	fmt.Sscan(e2e.Read(t, out), &pid)
-	stat, err := site.ReadStat(pid)
+	stat, err := proc.ReadStat(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,16 +175,16 @@ func TestAClientThatOutlivesItsRank(t *testing.T) {
 	out := filepath.Join(n.home, "out")
 	line := `export CUDA_MPS_PIPE_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY/.; exec perl -e '` + daemonize + `' ` + out + " " + n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
 	// The guard tells the keeper of a new client within a second.
-	wait := fmt.Sprintf("(%s); until grep -q ready %s; do sleep 0.1; done; sleep 2", line, out)
-	rank := n.start(inStep(7, 0, 0, 1), n.wrap("sh", "-c", wait)...)
+	script := fmt.Sprintf("(%s); until grep -q ready %s; do sleep 0.1; done; sleep 2", line, out)
+	rank := n.start(inStep(7, 0, 0, 1), n.wrap("sh", "-c", script)...)
 	ends(0, rank)
-	var keepers []site.Process // a child that asks the daemon looks like a keeper until its exec
+	var keepers []proc.Process // a child that asks the daemon looks like a keeper until its exec
 	n.Until("one keeper", func() bool { keepers = n.of("--own-keep"); return len(keepers) < 2 })
 	if len(keepers) == 0 {
 		t.Fatalf("the keeper has ended\n%s", n.state())
 	}
 	keeper := keepers[0]
-	site.Sleep(n.Ctx, time.Second)
+	wait.Sleep(n.Ctx, time.Second)
 	if !keeper.Running() || strings.Contains(e2e.Read(t, out), "err=") {
 		t.Errorf("the keeper runs: %v; the client prints %s", keeper.Running(), e2e.Read(t, out))
 	}
@@ -193,7 +194,7 @@ func TestAClientThatOutlivesItsRank(t *testing.T) {
 	}
 	var number int
 	fmt.Sscan(pid[1], &number)
-	stat, err := site.ReadStat(number)
+	stat, err := proc.ReadStat(number)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +242,7 @@ func TestAnOrphansKeeper(t *testing.T) {
 }
 
 // keeperOf returns the keeper of a job.
-func (n testNode) keeperOf(job int) site.Process {
+func (n testNode) keeperOf(job int) proc.Process {
 	n.T.Helper()
 	for _, p := range n.of("--own-keep") {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
@@ -250,5 +251,5 @@ func (n testNode) keeperOf(job int) site.Process {
 		}
 	}
 	n.T.Fatalf("no keeper of job %d\n%s", job, n.state())
-	return site.Process{}
+	return proc.Process{}
 }

@@ -15,12 +15,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -222,7 +224,7 @@ func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
 	s.Holds(6, e2e.Slack)
 	victim.Kill()
-	site.Sleep(s.Ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
+	wait.Sleep(s.Ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
 	s.Lives(neighbours...)
 	p.awaitEnding(victim.Pid)
 	p.Must(0, s.Job, "epilog")
@@ -257,21 +259,21 @@ func TestAReportOfAFault(t *testing.T) {
 // Contract: U1
 func TestAJobWithoutItsRecorder(t *testing.T) {
 	t.Parallel()
-	for name, harm := range map[string]func(t *testing.T, p testNode, recorder site.Process){
-		"killed":  func(t *testing.T, p testNode, r site.Process) { _ = r.Kill(unix.SIGKILL); p.Gone(r) },
-		"stopped": func(t *testing.T, p testNode, r site.Process) { _ = r.Kill(unix.SIGSTOP) },
-		"without room": func(t *testing.T, p testNode, r site.Process) {
+	for name, harm := range map[string]func(t *testing.T, p testNode, recorder proc.Process){
+		"killed":  func(t *testing.T, p testNode, r proc.Process) { _ = r.Kill(unix.SIGKILL); p.Gone(r) },
+		"stopped": func(t *testing.T, p testNode, r proc.Process) { _ = r.Kill(unix.SIGSTOP) },
+		"without room": func(t *testing.T, p testNode, r proc.Process) {
 			if err := os.WriteFile(filepath.Join(p.Paths().Run(), "jobs", "7", "full"), make([]byte, 300<<20), 0o600); err == nil {
 				t.Skip("the job's folder has no file system of its own here")
 			}
 		},
-		"NVML hangs": func(t *testing.T, p testNode, r site.Process) {
+		"NVML hangs": func(t *testing.T, p testNode, r proc.Process) {
 			if err := p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(1500 * time.Millisecond)
 		},
-		"no folder for reports": func(t *testing.T, p testNode, r site.Process) {
+		"no folder for reports": func(t *testing.T, p testNode, r proc.Process) {
 			p.Write(p.Paths().Reports(), "a file")
 		},
 	} {
@@ -449,7 +451,7 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 			t.Errorf("metrics: no %s in\n%s", line, metrics)
 		}
 	}
-	sentence := fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", site.Count(counts.Pauses, "time"), paused)
+	sentence := fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", words.Count(counts.Pauses, "time"), paused)
 	for _, command := range []string{"status", "report"} {
 		for _, user := range []uint32{0, e2e.UID} {
 			if out, _ := p.ctlAs(user, "7", command); !strings.Contains(out, sentence) {

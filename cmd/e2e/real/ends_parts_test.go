@@ -15,8 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -200,7 +201,7 @@ func (l *endsLane) freed(table *os.File, kind string) {
 	if !endsReal() {
 		return
 	}
-	site.Sleep(l.ctx, 2*time.Second)
+	wait.Sleep(l.ctx, 2*time.Second)
 	idle := l.used()
 	s, name, _, started := l.one(kind, "outside")
 	if !started {
@@ -330,7 +331,7 @@ func (m *endsMemory) group() (string, error) {
 }
 
 // limit moves a process into its own group.
-func (m *endsMemory) limit(p site.Process) error {
+func (m *endsMemory) limit(p proc.Process) error {
 	group, err := m.group()
 	if err != nil {
 		return err

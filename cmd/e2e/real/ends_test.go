@@ -21,12 +21,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -419,7 +420,7 @@ func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
 func (l *endsLane) killLeft() {
 	pids, _ := l.node.Processes()
 	for _, pid := range pids {
-		if stat, err := site.ReadStat(pid); err == nil {
+		if stat, err := proc.ReadStat(pid); err == nil {
 			_ = stat.Kill(unix.SIGKILL)
 		}
 	}
@@ -495,7 +496,7 @@ func (l *endsLane) wait(limit time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(l.ctx, limit)
 	defer cancel()
 	for !done() {
-		if !site.Sleep(ctx, 2*time.Millisecond) {
+		if !wait.Sleep(ctx, 2*time.Millisecond) {
 			return false
 		}
 	}
@@ -660,11 +661,11 @@ func (l *endsLane) mpirun(ranks int, program ...string) *endsStream {
 }
 
 // endsProc is the process that has this pid now.
-func endsProc(pid string) site.Process {
+func endsProc(pid string) proc.Process {
 	n, _ := strconv.Atoi(pid)
-	stat, err := site.ReadStat(n)
+	stat, err := proc.ReadStat(n)
 	if err != nil {
-		return site.Process{}
+		return proc.Process{}
 	}
 	return stat.Process
 }
@@ -868,7 +869,7 @@ func (l *endsLane) runAll(until time.Time, next func() (endsWave, bool)) {
 type endsAtWork struct {
 	endsVictim
 	rank     int
-	proc     site.Process
+	proc     proc.Process
 	inFlight float64
 	took     time.Duration
 	note     string
@@ -924,7 +925,7 @@ func (l *endsLane) wave(w endsWave) {
 		}
 	}
 	works, took, text := l.newClient()
-	site.Sleep(l.ctx, time.Until(ended.Add(3*time.Second)))
+	wait.Sleep(l.ctx, time.Until(ended.Add(3*time.Second)))
 	after := time.Now()
 	l.wait(2*time.Second, func() bool { return l.alive(after) == 2 || l.alive(time.Time{}) < 2 })
 	alive := l.alive(after)
@@ -1064,7 +1065,7 @@ func (l *endsLane) victims(w endsWave, s *endsStream, name string) []endsAtWork 
 }
 
 // endsInNamespace finds the victim that is the first process of its pid namespace.
-func endsInNamespace(dir string, rank int) site.Process {
+func endsInNamespace(dir string, rank int) proc.Process {
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
 		line, _ := os.ReadFile("/proc/" + entry.Name() + "/cmdline")
@@ -1080,7 +1081,7 @@ func endsInNamespace(dir string, rank int) site.Process {
 			return endsProc(entry.Name())
 		}
 	}
-	return site.Process{}
+	return proc.Process{}
 }
 
 // endAll ends a wave by Slurm, by signals, or by a file that tells the victims to end.
@@ -1156,7 +1157,7 @@ func (l *endsLane) killLoading(w endsWave, s *endsStream, name string) (all []en
 		}
 		after := rand.N(within)
 		all[i].note = fmt.Sprintf("killed %s s after its start", endsSeconds(after))
-		killed.Go(func() { site.Sleep(l.ctx, after); _ = v.proc.Kill(unix.SIGKILL) })
+		killed.Go(func() { wait.Sleep(l.ctx, after); _ = v.proc.Kill(unix.SIGKILL) })
 	}
 	killed.Wait()
 	began = time.Now()

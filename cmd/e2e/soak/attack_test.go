@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,7 +46,7 @@ func (v *jobRun) attacked() error {
 	if v.fault.name == manyOpen {
 		attack, err := v.attackAs(e2e.OtherUID, nil, program, "opens", device("nvidia-uvm"))
 		if err == nil {
-			v.attacks.Go(func() { site.Sleep(v.soak.Ctx, attackLasts); attack.end() })
+			v.attacks.Go(func() { wait.Sleep(v.soak.Ctx, attackLasts); attack.end() })
 		}
 		return err
 	}
@@ -79,13 +79,13 @@ func (v *jobRun) attacked() error {
 	}
 	v.attacks.Go(func() {
 		defer v.judging.Unlock()
-		site.Sleep(v.soak.Ctx, attackLasts)
+		wait.Sleep(v.soak.Ctx, attackLasts)
 		v.countTakers()
 		files.end() // before the processes, which cannot end without it
 		for _, group := range groups {
 			group.end()
 		}
-		site.Sleep(v.soak.Ctx, afterAttack)
+		wait.Sleep(v.soak.Ctx, afterAttack)
 	})
 	return err
 }

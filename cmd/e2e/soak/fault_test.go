@@ -14,9 +14,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,7 +35,7 @@ func (v *jobRun) waitAndInject() error {
 	if err != nil {
 		return err
 	}
-	if !site.Sleep(v.ctx, v.pause()) {
+	if !wait.Sleep(v.ctx, v.pause()) {
 		return v.ctx.Err()
 	}
 	if v.fault.judged == othersLive {
@@ -124,7 +125,7 @@ func (v *jobRun) signalled() error {
 	if err := send(proc, unix.SIGSTOP); err != nil {
 		return err
 	}
-	site.Sleep(v.ctx, 300*time.Millisecond)
+	wait.Sleep(v.ctx, 300*time.Millisecond)
 	if v.ending == "cancelled" && v.fault.long {
 		return v.scancel(strconv.Itoa(v.id))
 	}
@@ -135,7 +136,7 @@ func (v *jobRun) signalled() error {
 }
 
 // target finds the process that the fault is for.
-func (v *jobRun) target(what string) (site.Process, error) {
+func (v *jobRun) target(what string) (proc.Process, error) {
 	switch what {
 	case "rank":
 		return v.victim()
@@ -148,23 +149,23 @@ func (v *jobRun) target(what string) (site.Process, error) {
 }
 
 // victim is the first rank of the first step.
-func (v *jobRun) victim() (site.Process, error) {
+func (v *jobRun) victim() (proc.Process, error) {
 	if len(v.running[0]) == 0 {
-		return site.Process{}, errors.New("the first step has no rank")
+		return proc.Process{}, errors.New("the first step has no rank")
 	}
 	return v.running[0][0], nil
 }
 
 // guard is the guard of the job, as its lease names it.
-func (v *jobRun) guard() (site.Process, error) {
+func (v *jobRun) guard() (proc.Process, error) {
 	path := filepath.Join(v.testNode.Paths().Run(), "leases", fmt.Sprintf("%d.json", v.id))
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return site.Process{}, err
+		return proc.Process{}, err
 	}
-	var l struct{ Guard site.Process }
+	var l struct{ Guard proc.Process }
 	if err := json.Unmarshal(content, &l); err != nil || l.Guard.PID == 0 {
-		return site.Process{}, fmt.Errorf("%s names no guard: %v", path, err)
+		return proc.Process{}, fmt.Errorf("%s names no guard: %v", path, err)
 	}
 	return l.Guard, nil
 }
@@ -193,21 +194,21 @@ func (v *jobRun) mendPolicy() error {
 }
 
 // daemon returns a control daemon of the job, or its server.
-func (v *jobRun) daemon(server bool) (site.Process, error) {
+func (v *jobRun) daemon(server bool) (proc.Process, error) {
 	dir := filepath.Join(v.testNode.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
 	for range 20 { // on a loaded machine, the first search may come before the processes have their environment
 		below, err := v.testNode.Below(dir)
 		if err != nil {
-			return site.Process{}, err
+			return proc.Process{}, err
 		}
 		for _, p := range below {
 			if strings.Contains(commandLine(p.PID), "-mps-server") == server {
 				return p, nil
 			}
 		}
-		site.Sleep(v.ctx, 100*time.Millisecond)
+		wait.Sleep(v.ctx, 100*time.Millisecond)
 	}
-	return site.Process{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.printed())
+	return proc.Process{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.printed())
 }
 
 func commandLine(pid int) string {
@@ -217,7 +218,7 @@ func commandLine(pid int) string {
 
 // hook waits until a hook of the job has begun, and returns its process. If the hook has ended by then, the fault is
 // late.
-func (v *jobRun) hook(program string) (site.Process, error) {
+func (v *jobRun) hook(program string) (proc.Process, error) {
 	path := filepath.Join(v.folder, fmt.Sprintf("%d.%s", v.id, program))
 	for {
 		content, _ := os.ReadFile(path)
@@ -226,16 +227,16 @@ func (v *jobRun) hook(program string) (site.Process, error) {
 			v.late = err != nil || !stat.Running() || !strings.Contains(commandLine(pid), v.Top)
 			return stat.Process, nil
 		}
-		if !site.Sleep(v.ctx, time.Millisecond) {
-			return site.Process{}, fmt.Errorf("the %s of job %d does not begin: %s", program, v.id, v.states())
+		if !wait.Sleep(v.ctx, time.Millisecond) {
+			return proc.Process{}, fmt.Errorf("the %s of job %d does not begin: %s", program, v.id, v.states())
 		}
 	}
 }
 
 // besideTheVictim returns the programs that compute and that the fault must not harm. These are the programs of other
 // steps. If the launcher of the first step lets its other ranks continue, they count too.
-func (v *jobRun) besideTheVictim() []site.Process {
-	var all []site.Process
+func (v *jobRun) besideTheVictim() []proc.Process {
+	var all []proc.Process
 	for n, ranks := range v.running {
 		if n == 0 && (v.ofAStep() || v.steps[0].launcher != "srun") {
 			continue
@@ -261,11 +262,11 @@ func (v *jobRun) finish() error {
 		return nil
 	}
 	if v.ofAStep() {
-		if err := v.until("the end of the step", func() bool { return !slices.ContainsFunc(v.running[0], site.Process.Running) }); err != nil {
+		if err := v.until("the end of the step", func() bool { return !slices.ContainsFunc(v.running[0], proc.Process.Running) }); err != nil {
 			return err
 		}
 	}
-	site.Sleep(v.ctx, noticed)
+	wait.Sleep(v.ctx, noticed)
 	var failed error
 	for _, rank := range slices.Concat(v.running...) {
 		failed = errors.Join(failed, send(rank, unix.SIGTERM))
@@ -289,7 +290,7 @@ func (v *jobRun) scancelled(args ...string) error {
 		return err
 	}
 	for range 100 {
-		if v.isOver() || !site.Sleep(v.ctx, 30*time.Millisecond) {
+		if v.isOver() || !wait.Sleep(v.ctx, 30*time.Millisecond) {
 			return nil
 		}
 	}
@@ -318,7 +319,7 @@ func (v *jobRun) suspended(then func() error) error {
 	if err := v.scontrol("suspend", strconv.Itoa(v.id)); err != nil {
 		return err
 	}
-	site.Sleep(v.ctx, 300*time.Millisecond)
+	wait.Sleep(v.ctx, 300*time.Millisecond)
 	return then()
 }
 
@@ -330,7 +331,7 @@ func (v *jobRun) slurmdStopped() error {
 	if err := send(proc, unix.SIGSTOP); err != nil {
 		return err
 	}
-	site.Sleep(v.ctx, 500*time.Millisecond)
+	wait.Sleep(v.ctx, 500*time.Millisecond)
 	return send(proc, unix.SIGCONT)
 }
 
@@ -354,7 +355,7 @@ func (v *jobRun) reboot() error {
 	// Slurm requeues the job or fails it, after the node has reported that it has no job. After 3 s the soak cancels
 	// the job, as a user would.
 	for range 100 {
-		if v.isOver() || !site.Sleep(v.ctx, 30*time.Millisecond) {
+		if v.isOver() || !wait.Sleep(v.ctx, 30*time.Millisecond) {
 			return nil
 		}
 	}
@@ -365,6 +366,6 @@ func (v *jobRun) reboot() error {
 }
 
 // send sends a signal, as soon as the process is heard.
-func send(p site.Process, signal unix.Signal) error {
+func send(p proc.Process, signal unix.Signal) error {
 	return lab.Heard(func() error { return p.Kill(signal) })
 }

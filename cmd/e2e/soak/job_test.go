@@ -15,10 +15,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // soakNode is a node of a soak, with the jobs of the plan that run on it.
@@ -66,8 +67,8 @@ type jobRun struct {
 	id      int              // of the job, or of the first task of an array that computes
 	ids     []int            // the numbers of all its jobs
 	clients map[int]bool     // pids that were clients of a daemon of the job
-	running [][]site.Process // programs that compute when the fault is done, by step
-	beside  []site.Process   // programs among them that the fault must not harm
+	running [][]proc.Process // programs that compute when the fault is done, by step
+	beside  []proc.Process   // programs among them that the fault must not harm
 	judges  bool             // the neighbours are being judged, so no attack hides clients from their guard
 	late    bool             // the process that the fault is for had ended
 	faulty  int              // how many failures were found
@@ -185,7 +186,7 @@ func (v *jobRun) submit() error {
 // until waits until a condition is true. It polls, so the condition must be cheap to check.
 func (v *jobRun) until(what string, is func() bool) error {
 	for !is() {
-		if !site.Sleep(v.ctx, 40*time.Millisecond) {
+		if !wait.Sleep(v.ctx, 40*time.Millisecond) {
 			return fmt.Errorf("%s: the wait took too long; Slurm has %s\n%s", what, v.states(), v.processes())
 		}
 	}
@@ -278,7 +279,7 @@ func (v *jobRun) compute() error {
 		return fmt.Errorf("%w\n%s", err, v.printed())
 	}
 	v.seeClients()
-	v.running = make([][]site.Process, len(v.steps))
+	v.running = make([][]proc.Process, len(v.steps))
 	for n, output := range v.outputs(v.id) {
 		for _, pid := range programs(output) {
 			if stat, err := lab.ReadStat(pid); err == nil {

@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // judge checks what must be true after every job. If the job ended as planned, it also checks the result of the
@@ -76,7 +76,7 @@ func (v *jobRun) repair() {
 	v.abandon()
 	if v.fault.name != "kill -9 of the epilog" { // otherwise Slurm runs the epilog itself, and an admin only has to resume the node
 		there := v.leftOf()
-		for end := time.Now().Add(epilogTimeout); len(there) > 0 && time.Now().Before(end) && site.Sleep(v.ctx, lookEvery); {
+		for end := time.Now().Add(epilogTimeout); len(there) > 0 && time.Now().Before(end) && wait.Sleep(v.ctx, lookEvery); {
 			there = v.leftOf()
 		}
 		for _, what := range there {
@@ -175,7 +175,7 @@ func (n *soakNode) modesWithoutClaim() []string {
 				found = append(found, fmt.Sprintf("GPU %d of %s has another mode and no claim", i, n.name))
 				break
 			}
-			site.Sleep(n.Ctx, 5*time.Millisecond)
+			wait.Sleep(n.Ctx, 5*time.Millisecond)
 		}
 	}
 	return found

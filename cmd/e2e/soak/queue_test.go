@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // queue is what Slurm reports of all jobs and nodes. One request serves the whole soak, because a request costs as
@@ -115,7 +115,7 @@ func (q *queue) node(name string) string {
 // fresh waits until the queue has asked Slurm again, so that the answer is newer than the call.
 func (q *queue) fresh() {
 	_, before := q.of("")
-	for now := before; now < before+2 && site.Sleep(q.soak.Ctx, lookEvery/4); {
+	for now := before; now < before+2 && wait.Sleep(q.soak.Ctx, lookEvery/4); {
 		_, now = q.of("")
 	}
 }

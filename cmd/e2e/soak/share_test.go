@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // sharing names the jobs of gres/shard in failures.
@@ -78,7 +78,7 @@ func (s *soak) shareOnce(name string) error {
 // sharesEnd waits until this many jobs of a name have ended. At the start of a soak all nodes have jobs at once, and
 // two cores take a minute for them.
 func (s *soak) sharesEnd(title string, count int) error {
-	for deadline := time.Now().Add(jobLimit); time.Now().Before(deadline); site.Sleep(s.Ctx, lookEvery) {
+	for deadline := time.Now().Add(jobLimit); time.Now().Before(deadline); wait.Sleep(s.Ctx, lookEvery) {
 		jobs, _ := s.queue.of(title)
 		over := 0
 		for _, j := range jobs {

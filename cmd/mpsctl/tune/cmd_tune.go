@@ -17,10 +17,10 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/spf13/cobra"
 )
 
@@ -203,7 +203,7 @@ func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
 		return policy.ShareRule{}, errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, " +
 			"or in the shell of salloc, or give mpirun-wrap --own")
 	}
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return policy.ShareRule{}, err
 	}

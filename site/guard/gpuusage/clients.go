@@ -212,7 +212,7 @@ func (cs *clients) memory(job uint32, memory map[int]int) (mib, living int) {
 
 // endGone sets the end of clients that are gone, if the guard has not reported their end.
 func (cs *clients) endGone(now time.Time) {
-	lived := map[site.Process]*client{}
+	lived := map[proc.Process]*client{}
 	for _, c := range cs.all {
 		if c.lives() {
 			lived[c.Proc] = c

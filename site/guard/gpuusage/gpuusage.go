@@ -24,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/logfile"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/spf13/cobra"
 )
@@ -99,7 +100,7 @@ func (l line) record() error {
 }
 
 func (l line) recordJob(log zerolog.Logger) error {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func (l line) recordJob(log zerolog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if o.folder, err = site.OpenFolder(store.JobDir(l.job)); err != nil {
+	if o.folder, err = osfile.OpenFolder(store.JobDir(l.job)); err != nil {
 		return err
 	}
 	o.read = func(pid int) clientenv.Environment {

@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -55,7 +56,7 @@ func partOf(t *testing.T, id uint32, part lease.Part, shards int, g *ticking) *r
 
 // client tells a recorder of a client that began at a time. It never ends by itself, because the process is this one.
 func (r *recorder) client(pid int, begin time.Time) usage.Event {
-	e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: begin}
+	e := usage.Event{Proc: proc.Process{PID: pid, Start: 1}, GPUs: 1, Begin: begin}
 	e.Counts = lease.Counts{ClientsSeen: 9, ClientsPeak: 9}
 	r.tell(e)
 	return e

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -23,7 +23,7 @@ func nothing(int) clientenv.Environment { return clientenv.Environment{Rank: -1,
 
 // event is what the guard reports of a client that begins.
 func event(pid int) usage.Event {
-	return usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: time.Now()}
+	return usage.Event{Proc: proc.Process{PID: pid, Start: 1}, GPUs: 1, Begin: time.Now()}
 }
 
 // end is what the guard reports of a client that has ended, when its files are closed.
@@ -129,7 +129,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 		ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, folder: folder, interval: time.Second, samplers: []sampler{broken{}}, read: nothing,
 	})
 	events := make(chan usage.Event, 1)
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestBadEndsAreCounted(t *testing.T) {
 // A client whose GPU no one knows is in the report, without a GPU or with the job's only one.
 func TestAClientWithoutAKnownGPU(t *testing.T) {
 	all := clients{read: nothing}
-	e := usage.Event{Proc: site.Process{PID: 7, Start: 1}, Begin: time.Now(), End: time.Now(), Exit: "signal 9"}
+	e := usage.Event{Proc: proc.Process{PID: 7, Start: 1}, Begin: time.Now(), End: time.Now(), Exit: "signal 9"}
 	all.tell(e)
 	for gpus, want := range map[int]int{1: 0, 2: -1} {
 		rows := all.rows(anyJob, make([]lease.TicketDevice, gpus), 0)

@@ -29,6 +29,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -108,7 +110,7 @@ func Main(p cli.Process) int {
 	}
 	if err != nil {
 		p.PrintError("guard", err)
-		fmt.Fprintln(p.Out, site.OneLine(err)) // the prolog reads stdout
+		fmt.Fprintln(p.Out, words.OneLine(err)) // the prolog reads stdout
 		return cli.ExitDrain
 	}
 	return cli.ExitOK
@@ -121,7 +123,7 @@ func empty(l line) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel(errors.New("cannot empty file system: the program that asked for it has ended"))
 	}()
-	_, err := site.Within(ctx, func() (struct{}, error) { return struct{}{}, lease.Empty(l.paths.Run(), l.empty) })
+	_, err := wait.Within(ctx, func() (struct{}, error) { return struct{}{}, lease.Empty(l.paths.Run(), l.empty) })
 	return err
 }
 
@@ -136,7 +138,7 @@ func run(p cli.Process, line line) error {
 	if os.Geteuid() != 0 {
 		return errors.New("cannot guard: not root: the prolog runs this program")
 	}
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}
@@ -172,7 +174,7 @@ const (
 func closeLines(lines diode.Writer) {
 	ctx, cancel := context.WithTimeout(context.Background(), linesWait)
 	defer cancel()
-	_, _ = site.Within(ctx, func() (struct{}, error) { return struct{}{}, lines.Close() })
+	_, _ = wait.Within(ctx, func() (struct{}, error) { return struct{}{}, lines.Close() })
 }
 
 // leaseFor reads the lease of a job that needs a guard.
@@ -202,7 +204,7 @@ func guardJob(
 ) error {
 	job := l.Job.ID
 	r := record{store: store, lease: l}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		return err
 	}
@@ -270,7 +272,7 @@ func (l line) gpuUsage(flags ...string) []string {
 }
 
 // nameOf returns the name of a client, from its environment: "rank 3", or "" without a launcher.
-func nameOf(p site.Process) string {
+func nameOf(p proc.Process) string {
 	environment := proc.Variables(context.Background(), p, slurm.RankVariables()...)
 	rank, step := slurm.RankOf(environment.Values)
 	switch {
@@ -290,7 +292,7 @@ type record struct {
 
 // daemons returns the job's daemons. The prolog starts the daemons at the same time as the guard. So the lease is
 // read again until all pids are known.
-func (r *record) daemons() (all []site.Process) {
+func (r *record) daemons() (all []proc.Process) {
 	for _, d := range r.lease.Daemons {
 		if d.Proc.PID == 0 {
 			if l, err := r.store.Read(r.lease.Job.ID); err == nil {

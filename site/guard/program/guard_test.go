@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // newStore is the store of a node with a lease of job 7, whose daemon has not started.
@@ -20,7 +20,7 @@ func newStore(t *testing.T) (*lease.Store, string, lease.Lease) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 	if all := r.daemons(); len(all) != 1 || all[0].PID != 0 {
 		t.Errorf("before its start: %v", all)
 	}
-	started := site.Process{PID: 42, Start: 1}
+	started := proc.Process{PID: 42, Start: 1}
 	l.Daemons = []lease.Daemon{{PipeDir: "/p", LogDir: "/l", Proc: started}}
 	if err := store.Save(l); err != nil {
 		t.Fatal(err)

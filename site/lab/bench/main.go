@@ -24,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -238,7 +239,7 @@ func (b bench) runOnTmpfs() error {
 
 // others adds leases of other jobs to the node.
 func (b bench) others(n int) error {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}
@@ -402,7 +403,7 @@ func (b bench) serverReady(ctx context.Context, id uint32) error {
 
 // daemonFolders returns the folders that contain the pipe and log folders of the job's daemons.
 func (b bench) daemonFolders(id uint32) ([]string, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}

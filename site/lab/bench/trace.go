@@ -18,8 +18,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -120,7 +121,7 @@ func (b bench) traceJob(ctx context.Context, gpus int, id uint32) (trace, error)
 			if err := b.serverReady(ctx, id); err != nil {
 				return t, err
 			}
-			site.Sleep(ctx, 300*time.Millisecond) // the recorder opens NVML
+			wait.Sleep(ctx, 300*time.Millisecond) // the recorder opens NVML
 		}
 	}
 	return t, nil
@@ -132,7 +133,7 @@ func (b bench) traceHook(ctx context.Context, job testnode.Job, hook string) (a 
 	if err := perf.Start(); err != nil {
 		return a, fmt.Errorf("cannot trace %s: %w: it needs perf and root", hook, err)
 	}
-	site.Sleep(ctx, time.Second) // perf attaches to the processors
+	wait.Sleep(ctx, time.Second) // perf attaches to the processors
 	if err := os.Truncate(b.node.Paths().Log(), 0); err != nil && !os.IsNotExist(err) {
 		return a, err
 	}
@@ -140,7 +141,7 @@ func (b bench) traceHook(ctx context.Context, job testnode.Job, hook string) (a 
 	if a.Took, err = b.timed(ctx, job, hook); err != nil {
 		return a, err
 	}
-	site.Sleep(ctx, 50*time.Millisecond)
+	wait.Sleep(ctx, 50*time.Millisecond)
 	if err := perf.Process.Signal(os.Interrupt); err != nil {
 		return a, err
 	}
@@ -281,7 +282,7 @@ func (t trace) draw() []byte {
 	var body bytes.Buffer
 	y := 0
 	for _, hook := range []string{"prolog", "epilog"} {
-		y = t.Hooks[hook].draw(&body, fmt.Sprintf("%s, %s: %.0f ms", hook, site.Count(t.GPUs, "GPU"), t.Hooks[hook].Took), y)
+		y = t.Hooks[hook].draw(&body, fmt.Sprintf("%s, %s: %.0f ms", hook, words.Count(t.GPUs, "GPU"), t.Hooks[hook].Took), y)
 	}
 	var svg bytes.Buffer
 	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="10">`+"\n", pictureWidth, y)

@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 var healing = act{
@@ -62,8 +62,8 @@ const setMode = "nvmlDeviceSetComputeMode"
 
 // killEpilog kills the epilog of a running job before the epilog restores a compute mode. During this time the driver
 // does not answer, so the epilog cannot continue.
-func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Process, err error) {
-	boot, err := site.BootID()
+func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog proc.Process, err error) {
+	boot, err := proc.BootID()
 	if err != nil {
 		return epilog, err
 	}
@@ -96,14 +96,14 @@ func (m *machine) mendNVML() error {
 }
 
 // running returns the processes that run one of the machine's programs.
-func (m *machine) running(program string) (found []site.Process) {
+func (m *machine) running(program string) (found []proc.Process) {
 	pids, _ := proc.PIDs()
 	for _, pid := range pids {
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		if name, _ := proc.Name(pid); err != nil || name != program {
 			continue
 		}
-		line := proc.CommandLines(context.Background(), []site.Process{stat.Process})[0]
+		line := proc.CommandLines(context.Background(), []proc.Process{stat.Process})[0]
 		if slices.Contains(line.Args, m.node.Root) {
 			found = append(found, stat.Process)
 		}
@@ -116,7 +116,7 @@ func until(ctx context.Context, what string, is func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for !is() {
-		if !site.Sleep(ctx, 5*time.Millisecond) {
+		if !wait.Sleep(ctx, 5*time.Millisecond) {
 			return fmt.Errorf("cannot wait for %s: %w", what, ctx.Err())
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 const (
@@ -151,7 +151,7 @@ func (m *machine) waitIdle(ctx context.Context) error {
 		if err == nil && state == "idle" && len(left) == 0 {
 			return nil
 		}
-		if !site.Sleep(ctx, 50*time.Millisecond) {
+		if !wait.Sleep(ctx, 50*time.Millisecond) {
 			return fmt.Errorf("the node is %q, and the last job left %q", state, left)
 		}
 	}

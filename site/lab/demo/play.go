@@ -14,7 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // play opens a shell on the machine as its user, and returns when the shell has ended. The exit code of the shell's
@@ -24,7 +24,7 @@ func play(ctx context.Context, s screen, m *machine) error {
 		return err
 	}
 	s.text(welcome(filepath.Join(m.bin(), "admin"), editors()))
-	shell, err := m.shellOn(ctx, site.IsTerminal(os.Stdin), s.term)
+	shell, err := m.shellOn(ctx, osfile.IsTerminal(os.Stdin), s.term)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // columns is the maximum width of the text. A longer line of a program is broken at blanks.
@@ -26,7 +26,7 @@ type screen struct {
 // newScreen returns a screen that prints titles in bold if out is a terminal that supports it.
 func newScreen(out *os.File, env func(string) string) screen {
 	term := env("TERM")
-	return screen{out, site.IsTerminal(out) && env("NO_COLOR") == "" && term != "dumb", term}
+	return screen{out, osfile.IsTerminal(out) && env("NO_COLOR") == "" && term != "dumb", term}
 }
 
 // title prints the title of an act.

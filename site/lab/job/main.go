@@ -22,8 +22,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 const (
@@ -189,13 +191,13 @@ type watched struct {
 // watch follows the job from its ticket to its epilog, and asks the daemons for their clients until all ranks are
 // clients.
 func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return w, err
 	}
 	journal := lease.OpenReadOnly(d.node.Paths().Run(), boot)
 	for w.ticket.Job.ID == 0 {
-		if w.ticket, err = journal.ReadTicket(uint32(id)); err != nil && !site.Sleep(ctx, 5*time.Millisecond) {
+		if w.ticket, err = journal.ReadTicket(uint32(id)); err != nil && !wait.Sleep(ctx, 5*time.Millisecond) {
 			return w, fmt.Errorf("cannot see the job's ticket: %w", err)
 		}
 	}
@@ -206,7 +208,7 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 		return w, err
 	}
 	w.clients = map[int]bool{}
-	for len(w.clients) < d.ranks && site.Sleep(ctx, 100*time.Millisecond) {
+	for len(w.clients) < d.ranks && wait.Sleep(ctx, 100*time.Millisecond) {
 		if _, err := journal.ReadTicket(uint32(id)); err != nil {
 			break // the job has ended
 		}
@@ -324,7 +326,7 @@ func (d *demo) proveClean(ctx context.Context) error {
 			fmt.Printf("\nThe node afterwards: compute modes %s; no daemon, no server, no lease, no claim, no ticket, no folder of the job. Clean.\n", d.modes())
 			return nil
 		}
-		if !site.Sleep(bound, 20*time.Millisecond) {
+		if !wait.Sleep(bound, 20*time.Millisecond) {
 			return fmt.Errorf("the node is not as it was: %q\n%s", left, d.log())
 		}
 	}

@@ -13,7 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // present names the user's folders of --own, and all processes of the node.
@@ -27,7 +28,7 @@ func (s show) present() (found []string) {
 		line, _ := os.ReadFile(folder + "/cmdline")
 		environment, _ := os.ReadFile(folder + "/environ")
 		pid, _ := strconv.Atoi(filepath.Base(folder))
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		if err != nil || !stat.Running() || !strings.Contains(string(line)+string(environment), s.dir+"/") {
 			continue
 		}
@@ -46,7 +47,7 @@ func (s show) present() (found []string) {
 func (s show) gone(ctx context.Context) error {
 	began := time.Now()
 	for left := s.present(); len(left) > 0; left = s.present() {
-		if !site.Sleep(ctx, 10*time.Millisecond) {
+		if !wait.Sleep(ctx, 10*time.Millisecond) {
 			return fmt.Errorf("left behind: %q", left)
 		}
 	}

@@ -19,9 +19,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -242,7 +242,7 @@ func (r *room) open(ctx context.Context, method string) (*lane, error) {
 
 // lease is the record of the lane's job.
 func (l *lane) lease() (lease.Lease, error) {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return lease.Lease{}, err
 	}
@@ -511,7 +511,7 @@ func (l *lane) state() (s lease.GuardState) {
 	if l.method != withGuard {
 		return s
 	}
-	if boot, err := site.BootID(); err == nil {
+	if boot, err := proc.BootID(); err == nil {
 		s, _ = lease.OpenReadOnly(l.r.node.Paths().Run(), boot).ReadGuard(l.job.ID)
 	}
 	return s

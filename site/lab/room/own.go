@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
@@ -105,7 +105,7 @@ func (l *lane) closeOwn(ctx context.Context) error {
 }
 
 // daemonsOfOwn returns the daemons of the user's steps and their servers.
-func (r *room) daemonsOfOwn() ([]site.Process, error) {
+func (r *room) daemonsOfOwn() ([]proc.Process, error) {
 	return r.node.Below(r.rootOfOwn() + fmt.Sprintf("/tmp/slurm-mps-%d/", r.user.UID))
 }
 
@@ -118,7 +118,7 @@ func (r *room) rootOfOwn() string {
 }
 
 // ofOwn returns the user's processes that have a mode of --own.
-func (r *room) ofOwn(mode string) (found []site.Process) {
+func (r *room) ofOwn(mode string) (found []proc.Process) {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		line, err := os.ReadFile(filepath.Join(folder, "cmdline"))
@@ -127,7 +127,7 @@ func (r *room) ofOwn(mode string) (found []site.Process) {
 		if err != nil || len(args) < 2 || !strings.HasPrefix(string(args[1]), mode) || len(args) > 4 && string(args[4]) != r.rootOfOwn() {
 			continue
 		}
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() {
 			found = append(found, stat.Process)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -160,7 +161,7 @@ func until(ctx context.Context, limit time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for !done() {
-		if !site.Sleep(ctx, 2*time.Millisecond) {
+		if !wait.Sleep(ctx, 2*time.Millisecond) {
 			return done()
 		}
 	}
@@ -195,13 +196,13 @@ func (k rank) await(ctx context.Context, word string, limit time.Duration) error
 var pidOf = regexp.MustCompile(` pid=(\d+)`)
 
 // proc returns the rank's process if it lives.
-func (k rank) proc() (site.Process, bool) {
+func (k rank) proc() (proc.Process, bool) {
 	m := pidOf.FindStringSubmatch(k.said("loaded"))
 	if m == nil {
-		return site.Process{}, false
+		return proc.Process{}, false
 	}
 	pid, _ := strconv.Atoi(m[1])
-	stat, err := site.ReadStat(pid)
+	stat, err := proc.ReadStat(pid)
 	return stat.Process, err == nil && stat.Running()
 }
 

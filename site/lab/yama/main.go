@@ -26,7 +26,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -317,7 +317,7 @@ func (t *trials) of(mode string) (pids []int) {
 		line, _ := os.ReadFile(folder + "/cmdline")
 		args := strings.Split(string(line), "\x00")
 		pid, _ := strconv.Atoi(filepath.Base(folder))
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() && len(args) > 1 && strings.HasPrefix(args[1], mode) {
+		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() && len(args) > 1 && strings.HasPrefix(args[1], mode) {
 			pids = append(pids, pid)
 		}
 	}

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // Cluster is a real Slurm whose hooks are the production binaries. Every node has its own test node, so that the nodes
@@ -228,7 +228,7 @@ func (c *Cluster) Running(id int) {
 	ctx, cancel := context.WithTimeout(c.Ctx, 20*time.Second)
 	defer cancel()
 	for strings.Count(c.Output(id), " ready") < 4 {
-		if !site.Sleep(ctx, 20*time.Millisecond) {
+		if !wait.Sleep(ctx, 20*time.Millisecond) {
 			c.T.Fatalf("the ranks do not run:\n%s\n%s", c.Output(id), c.Log())
 		}
 	}
@@ -241,7 +241,7 @@ func (c *Cluster) Quiet() {
 	defer cancel()
 	for name, s := range c.TestNodes {
 		for left := s.Leftovers(); len(left) > 0; left = s.Leftovers() {
-			if !site.Sleep(ctx, 20*time.Millisecond) {
+			if !wait.Sleep(ctx, 20*time.Millisecond) {
 				c.T.Fatalf("left behind on %s: %q\n%s", name, left, c.Log())
 			}
 		}

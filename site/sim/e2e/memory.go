@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -121,7 +121,7 @@ func (g MemoryGroup) remove() {
 			content, _ := os.ReadFile(filepath.Join(group, "cgroup.procs"))
 			for field := range strings.FieldsSeq(string(content)) {
 				pid, _ := strconv.Atoi(field)
-				if stat, err := site.ReadStat(pid); err == nil {
+				if stat, err := proc.ReadStat(pid); err == nil {
 					_ = stat.Kill(unix.SIGKILL)
 				}
 			}

@@ -34,8 +34,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -289,7 +291,7 @@ func (p Node) CudaClient() string {
 // Lease reads the lease of a job.
 func (p Node) Lease(job uint32) lease.Lease {
 	p.T.Helper()
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		p.T.Fatal(err)
 	}
@@ -303,7 +305,7 @@ func (p Node) Lease(job uint32) lease.Lease {
 // Ticket reads the ticket of a job.
 func (p Node) Ticket(job uint32) lease.Ticket {
 	p.T.Helper()
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		p.T.Fatal(err)
 	}
@@ -416,7 +418,7 @@ func (p Node) Strangers() []string {
 		environment, _ := os.ReadFile(folder + "/environ")
 		var pid int
 		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
-		stat, err := site.ReadStat(pid)
+		stat, err := proc.ReadStat(pid)
 		if err == nil && stat.Running() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
 			found = append(found, fmt.Sprintf("process %d %q", pid, line))
 		}
@@ -515,10 +517,10 @@ func (p Node) Again(t *testing.T) Node {
 }
 
 // Gone waits until a process has ended.
-func (p Node) Gone(proc site.Process) {
+func (p Node) Gone(proc proc.Process) {
 	p.T.Helper()
 	for proc.Running() {
-		if !site.Sleep(p.Ctx, time.Millisecond) {
+		if !wait.Sleep(p.Ctx, time.Millisecond) {
 			p.T.Fatalf("%v does not end", proc)
 		}
 	}
@@ -528,7 +530,7 @@ func (p Node) Gone(proc site.Process) {
 func (p Node) KillLeft() {
 	pids, _ := p.Processes()
 	for _, pid := range pids {
-		if stat, err := site.ReadStat(pid); err == nil {
+		if stat, err := proc.ReadStat(pid); err == nil {
 			_ = stat.Kill(9)
 		}
 	}
@@ -541,7 +543,7 @@ func (p Node) KillLeft() {
 func (p Node) Until(what string, done func() bool) {
 	p.T.Helper()
 	for !done() {
-		if !site.Sleep(p.Ctx, time.Millisecond) {
+		if !wait.Sleep(p.Ctx, time.Millisecond) {
 			p.T.Fatalf("no %s", what)
 		}
 	}

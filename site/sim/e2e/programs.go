@@ -19,8 +19,10 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,7 +39,7 @@ func (p Node) SleepsInDriver(pid int) {
 				return
 			}
 		}
-		if !site.Sleep(p.Ctx, time.Millisecond) {
+		if !wait.Sleep(p.Ctx, time.Millisecond) {
 			p.T.Fatal("the prolog does not call the driver")
 		}
 	}
@@ -47,8 +49,8 @@ func (p Node) SleepsInDriver(pid int) {
 func (p Node) HoldsDaemon(d lease.Daemon) {
 	t := p.T
 	t.Helper()
-	proc := fmt.Sprintf("/proc/%d/", d.Proc.PID)
-	status := Read(t, proc+"status")
+	folder := fmt.Sprintf("/proc/%d/", d.Proc.PID)
+	status := Read(t, folder+"status")
 	for _, want := range []string{
 		"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
 	} {
@@ -56,24 +58,24 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 			t.Errorf("status lacks %q:\n%s", want, status)
 		}
 	}
-	if stat, err := site.ReadStat(d.Proc.PID); err != nil || stat.Session != d.Proc.PID || stat.Start != d.Proc.Start {
+	if stat, err := proc.ReadStat(d.Proc.PID); err != nil || stat.Session != d.Proc.PID || stat.Start != d.Proc.Start {
 		t.Errorf("stat %+v, %v: want a session of its own", stat, err)
 	}
-	if cwd, err := os.Readlink(proc + "cwd"); cwd != "/" {
+	if cwd, err := os.Readlink(folder + "cwd"); cwd != "/" {
 		t.Errorf("cwd %s, %v", cwd, err)
 	}
-	if got := Read(t, proc+"oom_score_adj"); got != "0\n" {
+	if got := Read(t, folder+"oom_score_adj"); got != "0\n" {
 		t.Errorf("oom_score_adj %s", got)
 	}
 	var files uint64
-	for line := range strings.Lines(Read(t, proc+"limits")) {
+	for line := range strings.Lines(Read(t, folder+"limits")) {
 		fmt.Sscanf(line, "Max open files %d", &files)
 	}
 	if files < 16384 {
 		t.Errorf("RLIMIT_NOFILE %d", files)
 	}
 	for fd := range 3 {
-		if to, err := os.Readlink(fmt.Sprintf("%sfd/%d", proc, fd)); to != "/dev/null" {
+		if to, err := os.Readlink(fmt.Sprintf("%sfd/%d", folder, fd)); to != "/dev/null" {
 			t.Errorf("fd %d is %s, %v", fd, to, err)
 		}
 	}
@@ -81,7 +83,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	for _, uuid := range d.Devices {
 		uuids = append(uuids, string(uuid))
 	}
-	environment := strings.Split(strings.TrimRight(Read(t, proc+"environ"), "\x00"), "\x00")
+	environment := strings.Split(strings.TrimRight(Read(t, folder+"environ"), "\x00"), "\x00")
 	slices.Sort(environment)
 	if p.Sim == nil { // a machine's control program may be a script that adds its own variables
 		environment = slices.DeleteFunc(environment, func(entry string) bool {
@@ -151,7 +153,7 @@ func Boot(t *testing.T) string {
 }
 
 // Recorder is the process that records what job 7 uses; its pid is 0 if there is none.
-func (p Node) Recorder() site.Process {
+func (p Node) Recorder() proc.Process {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		line, _ := os.ReadFile(folder + "/cmdline")
@@ -160,11 +162,11 @@ func (p Node) Recorder() site.Process {
 		}
 		var pid int
 		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() {
 			return stat.Process
 		}
 	}
-	return site.Process{}
+	return proc.Process{}
 }
 
 // Rank is a client that has printed that it is ready.

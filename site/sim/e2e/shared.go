@@ -19,10 +19,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,7 +33,7 @@ type Shared struct {
 	Node
 	Job   testnode.Job
 	Env   []string // the environment of a client
-	Guard site.Process
+	Guard proc.Process
 }
 
 // NewShared runs the prolog of job 7 under a policy of one rule.
@@ -162,7 +163,7 @@ func (s *Shared) Holds(want int, within time.Duration) {
 	s.T.Helper()
 	deadline := time.Now().Add(within)
 	for s.Held(s.Guard.PID, "/nvidia-uvm") != want {
-		if time.Now().After(deadline) || !site.Sleep(s.Ctx, time.Millisecond) {
+		if time.Now().After(deadline) || !wait.Sleep(s.Ctx, time.Millisecond) {
 			s.T.Fatalf("the guard holds %d files of nvidia-uvm, want %d\n%s", s.Held(s.Guard.PID, "/nvidia-uvm"), want, s.Log())
 		}
 	}
@@ -209,7 +210,7 @@ var Setpriv = []string{"setpriv", fmt.Sprint("--reuid=", UID), fmt.Sprint("--reg
 
 // Ended reports whether a client has ended.
 func (s *Shared) Ended(neighbour *Running) bool {
-	stat, err := site.ReadStat(neighbour.Process.Pid)
+	stat, err := proc.ReadStat(neighbour.Process.Pid)
 	return err != nil || !stat.Running()
 }
 
@@ -222,7 +223,7 @@ func (s *Shared) Knows(seen int) {
 		if state.ClientsSeen >= seen && state.Unheld == 0 {
 			return
 		}
-		if time.Since(began) > 5*time.Second || !site.Sleep(s.Ctx, 50*time.Millisecond) {
+		if time.Since(began) > 5*time.Second || !wait.Sleep(s.Ctx, 50*time.Millisecond) {
 			s.T.Errorf("the guard's state is %+v, want at least %d clients", state, seen)
 			return
 		}
@@ -232,7 +233,7 @@ func (s *Shared) Knows(seen int) {
 // State returns the state that the guard last wrote.
 func (s *Shared) State() lease.GuardState {
 	s.T.Helper()
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		s.T.Fatal(err)
 	}
@@ -259,7 +260,7 @@ func (r *Running) Kill() {
 func (s *Shared) When(is func() bool) time.Time {
 	s.T.Helper()
 	for !is() {
-		if !site.Sleep(s.Ctx, time.Millisecond) {
+		if !wait.Sleep(s.Ctx, time.Millisecond) {
 			s.T.Fatalf("the condition did not become true in time\n%s", s.Log())
 		}
 	}
@@ -411,7 +412,7 @@ func (s *Shared) RoomSoon() {
 		if err == nil && strings.HasPrefix(string(out), "err=0") {
 			return
 		}
-		if time.Since(began) > Soon || !site.Sleep(s.Ctx, 50*time.Millisecond) {
+		if time.Since(began) > Soon || !wait.Sleep(s.Ctx, 50*time.Millisecond) {
 			s.T.Errorf("%v after the death, a new client prints %s", Soon, out)
 			return
 		}
@@ -422,7 +423,7 @@ func (s *Shared) RoomSoon() {
 // neighbours live and that a new client works.
 func (s *Shared) Survive(neighbours []*Running, work time.Duration) {
 	s.T.Helper()
-	site.Sleep(s.Ctx, work+HitBy)
+	wait.Sleep(s.Ctx, work+HitBy)
 	alive := s.Alive(neighbours)
 	s.T.Logf("%d of %d neighbours live", alive, len(neighbours))
 	if alive < len(neighbours) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // The node has two GPUs.
@@ -33,7 +34,7 @@ type Node struct {
 	T     *testing.T
 	Dir   string // of the store
 	Store *lease.Store
-	Self  site.Process // a process that runs; all daemons and guards have this process number
+	Self  proc.Process // a process that runs; all daemons and guards have this process number
 
 	sync.Mutex
 	Events []string // what was done outside of the store, each with the records at that moment
@@ -54,7 +55,7 @@ func New(t *testing.T) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := site.CurrentProcess()
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // run traces a shell script in a folder of its own.
@@ -89,7 +89,7 @@ func TestAChildGoesOn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for !there(dir + "/child") {
-		if !site.Sleep(ctx, time.Millisecond) {
+		if !wait.Sleep(ctx, time.Millisecond) {
 			t.Fatal("the child did not continue")
 		}
 	}

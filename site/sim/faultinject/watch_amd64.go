@@ -105,7 +105,7 @@ const mine = unix.WALL | unix.WNOTHREAD
 // run handles one stop after the other until nothing is left to trace.
 func (w *watch) run() (syscall.WaitStatus, error) {
 	var first syscall.WaitStatus
-	if _, err := wait(w.pid, &first); err != nil {
+	if _, err := wait4(w.pid, &first); err != nil {
 		return 0, err
 	}
 	if !first.Stopped() {
@@ -117,7 +117,7 @@ func (w *watch) run() (syscall.WaitStatus, error) {
 	w.resume(w.pid, 0)
 	for {
 		var status syscall.WaitStatus
-		tid, err := wait(-1, &status)
+		tid, err := wait4(-1, &status)
 		if errors.Is(err, unix.ECHILD) {
 			return w.status, nil
 		}
@@ -132,7 +132,7 @@ func (w *watch) run() (syscall.WaitStatus, error) {
 }
 
 // wait waits again if a signal to the tracer interrupts it.
-func wait(pid int, status *syscall.WaitStatus) (int, error) {
+func wait4(pid int, status *syscall.WaitStatus) (int, error) {
 	for {
 		tid, err := syscall.Wait4(pid, status, mine, nil)
 		if !errors.Is(err, unix.EINTR) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
 )
 
@@ -386,7 +387,7 @@ func TestAContextLivesWithoutTheFirstThread(t *testing.T) {
 		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 			t.Fatalf("%q, %v", line, err)
 		}
-		if stat, err := site.ReadStat(cmd.Process.Pid); err != nil || stat.State != 'Z' || stat.Threads < 2 {
+		if stat, err := proc.ReadStat(cmd.Process.Pid); err != nil || stat.State != 'Z' || stat.Threads < 2 {
 			t.Fatalf("the first thread has not ended: %+v, %v", stat, err)
 		}
 		added := Context{PID: cmd.Process.Pid, Type: Compute, MemoryMiB: 500, Instance: Whole}

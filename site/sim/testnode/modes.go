@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Unchanged is the attribute of a policy with which the prolog does not change compute modes.
@@ -100,7 +101,7 @@ func (s Node) WrongModes(held ...site.UUID) ([]string, error) {
 // CloseLeft runs the epilog of every job that has a lease. Without it, a test that fails between a prolog and its
 // epilog on a real node would leave GPUs in exclusive mode.
 func (s Node) CloseLeft(ctx context.Context) error {
-	boot, err := site.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -100,7 +101,7 @@ func lockBuild(dir string) (unlock func(), err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if err := site.Flock(ctx, file); err != nil {
+	if err := osfile.Flock(ctx, file); err != nil {
 		file.Close()
 		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
 	}
@@ -421,12 +422,12 @@ func (s Node) Processes() ([]int, error) {
 // guards returns the living guards of the root's jobs.
 func (s Node) guards() (pids []int, err error) {
 	all, err := proc.PIDs()
-	var named []site.Process
+	var named []proc.Process
 	for _, pid := range all {
 		if name, _ := proc.Name(pid); name != "guard" {
 			continue
 		}
-		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() {
 			named = append(named, stat.Process)
 		}
 	}
@@ -439,18 +440,18 @@ func (s Node) guards() (pids []int, err error) {
 }
 
 // Below returns the living processes of MPS whose pipe folder begins with dir, in the order of their pids.
-func (s Node) Below(dir string) ([]site.Process, error) {
+func (s Node) Below(dir string) ([]proc.Process, error) {
 	all, err := mps.FindAll(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	var below []site.Process
+	var below []proc.Process
 	for _, p := range all {
 		if strings.HasPrefix(p.PipeDir, dir) {
 			below = append(below, p.Process)
 		}
 	}
-	slices.SortFunc(below, func(a, b site.Process) int { return a.PID - b.PID })
+	slices.SortFunc(below, func(a, b proc.Process) int { return a.PID - b.PID })
 	return below, nil
 }
 

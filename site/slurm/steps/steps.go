@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -166,7 +165,7 @@ func (s *Steps) title(pid int) error {
 	if uids, err := proc.UIDs(pid); err != nil || uids[0] != 0 {
 		return nil
 	}
-	line := proc.CommandLines(context.Background(), []site.Process{{PID: pid}})[0]
+	line := proc.CommandLines(context.Background(), []proc.Process{{PID: pid}})[0]
 	if errors.Is(line.Err, proc.ErrLate) {
 		return line.Err
 	}
@@ -185,10 +184,10 @@ func (s *Steps) title(pid int) error {
 // has left behind has the same variable.
 func ProcessOf(job, uid uint32) int {
 	pids, _ := proc.PIDs()
-	var procs []site.Process
+	var procs []proc.Process
 	for _, pid := range pids {
 		if uids, err := proc.UIDs(pid); err == nil && uids[0] == uid {
-			procs = append(procs, site.Process{PID: pid})
+			procs = append(procs, proc.Process{PID: pid})
 		}
 	}
 	const variable = "SLURM_JOB_ID"

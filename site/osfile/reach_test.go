@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package site_test
+package osfile_test
 
 import (
 	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 func TestMayOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nvidia0")
-	if site.CanOpen(path) {
+	if osfile.CanOpen(path) {
 		t.Error("a device that does not exist may be opened")
 	}
 	if err := os.WriteFile(path, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if !site.CanOpen(path) {
+	if !osfile.CanOpen(path) {
 		t.Error("a device that exists may not be opened")
 	}
 }

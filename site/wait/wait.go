@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package site
+// Package wait bounds what may take long: a call, a pause, and several calls side by side.
+package wait
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -36,4 +38,29 @@ func AtMostThird(ctx context.Context, d time.Duration) time.Duration {
 		return d
 	}
 	return min(d, time.Until(deadline)/3)
+}
+
+// Sleep waits for d, or until ctx ends. It reports whether ctx has not ended.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return ctx.Err() == nil
+	}
+}
+
+// Each runs act for 0 to n-1 side by side, and joins the errors.
+func Each(n int, act func(int) error) error {
+	results := make(chan error, n)
+	for i := range n {
+		go func() { results <- act(i) }()
+	}
+	var failed error
+	for range n {
+		failed = errors.Join(failed, <-results)
+	}
+	return failed
 }

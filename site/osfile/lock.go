@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package site
+package osfile
 
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,21 +25,23 @@ func Flock(ctx context.Context, file *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		if !Sleep(ctx, pause) {
+		if !wait.Sleep(ctx, pause) {
 			return ErrLocked
 		}
 		pause = min(2*pause, 20*time.Millisecond)
 	}
 }
 
-// Sleep waits for d, or until ctx ends. It reports whether ctx has not ended.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
+// CanOpen reports whether this process may open a device file for reading and writing. access(2) fails if a control
+// group denies the device. The call has no effect on the device.
+func CanOpen(path string) bool { return unix.Access(path, unix.R_OK|unix.W_OK) == nil }
+
+// IsTerminal reports whether a stream is a terminal.
+func IsTerminal(stream io.Writer) bool {
+	file, ok := stream.(*os.File)
+	if !ok {
 		return false
-	case <-timer.C:
-		return ctx.Err() == nil
 	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
 }

@@ -1,8 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package site
+// Package words makes text for people: counts, quotes, one line of printable characters, and the name that was meant.
+package words
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
+
+// Count returns a number with its noun: "1 client", "2 clients", "3 processes".
+func Count(n int, noun string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(noun, "s"):
+		noun += "es"
+	default:
+		noun += "s"
+	}
+	return strconv.Itoa(n) + " " + noun
+}
+
+// OneLine returns an error as one line of printable text. Joined errors are separated by semicolons.
+func OneLine(err error) string {
+	return Printable(strings.ReplaceAll(err.Error(), "\n", "; "))
+}
+
+// Printable returns a text with "?" for each character that is not printable, because a terminal may obey it.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !strconv.IsPrint(r) { // C1 controls and marks that change the direction of a line are not printable either
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// Quote returns a text in Go's quotes, cut after max bytes. So the result has no bytes that would break a log line.
+func Quote(text string, max int) string {
+	if len(text) > max {
+		return strconv.Quote(text[:max]) + "…"
+	}
+	return strconv.Quote(text)
+}
 
 // Nearest returns the known name that differs from name by at most two letters and at most half of them, where two
 // swapped letters count as one. It also returns a known name with which name begins, or one that begins with name, and ""

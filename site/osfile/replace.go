@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package site
+// Package osfile opens, locks and writes files that root trusts: it follows no link that a user can make, and a file that
+// it writes is whole or absent.
+package osfile
 
 import (
 	"encoding/binary"
