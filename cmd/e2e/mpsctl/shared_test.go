@@ -54,6 +54,9 @@ func TestStatusOfASharedGPU(t *testing.T) {
 			if out := p.Ctl("reap", "--dry-run").Output; strings.Contains(out, "4026531840") {
 				t.Errorf("reap prints a number that Slurm does not know:\n%s", out)
 			}
+			if how == "user" { // the first sample comes after a second
+				p.Until("a report of both jobs", func() bool { return strings.Contains(p.Ctl("report", "7", "--json").Output, `"shared_with":[8]`) })
+			}
 			for id := uint32(7); id <= 8; id++ {
 				p.Must(0, p.Job(id, "0"), "epilog")
 			}

@@ -30,7 +30,7 @@ var recipes = map[string]recipe{
 	"An ensemble":                    {args: []string{"-n4", "--gres=gpu:2"}, want: []int{66, 66, 66, 66}},
 	"An ensemble without a step":     {args: []string{"-n8", "--gres=gpu:2"}, any: []int{32, 34}, n: 12 + 3 + 3 + 12},
 	"MPI":                            {args: []string{"-n4", "--gres=gpu:2"}, want: slices.Repeat([]int{66}, 12)},
-	"Several programs in one launch": {args: []string{"-n4", "--gres=gpu:1"}, want: []int{18, 18, 18, 18, 18, 18, 18, 18, 18, 78, 78, 78}},
+	"Several programs in one launch": {args: []string{"-n4", "--gres=gpu:1"}, want: []int{22, 22, 22, 22, 22, 22, 22, 22, 22, 66, 66, 66}},
 	"torchrun":                       {args: []string{"-n8", "--gres=gpu:2"}, want: []int{32, 32, 32, 32, 34, 34, 34, 34}},
 }
 
