@@ -156,7 +156,7 @@ fuzz: ## run every fuzzer for FUZZTIME
 	FUZZTIME=$(or $(FUZZTIME),10m) site/lab/fuzz.sh $(BUILT)/fuzz
 
 bench: setup build ## measure the cost of prolog, epilog and wrapper
-	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/inspect
+	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/state
 	go run -C $(BENCH) .
 
 # Makes the tables of docs/benchmarks.md, and docs/plots, from docs/measurements.

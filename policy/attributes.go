@@ -18,8 +18,8 @@ type Kind int
 
 // A Number may have decimals, a Count has none. A Text is neither of these and has a form of its own.
 const (
-	Text Kind = iota
-	Word
+	text Kind = iota
+	word
 	Number
 	Count
 	Duration
@@ -86,7 +86,7 @@ func siteOnly(a Attribute) Attribute {
 
 // choice is an attribute with one of some words that have no order.
 func choice[W ~string](name string, field func(*Grant) *W, words ...W) Attribute {
-	a := Attribute{Name: name, Kind: Word, text: func(g Grant) string { return string(*field(&g)) }}
+	a := Attribute{Name: name, Kind: word, text: func(g Grant) string { return string(*field(&g)) }}
 	for _, word := range words {
 		a.Words = append(a.Words, string(word))
 	}
@@ -177,7 +177,7 @@ func overlap() Attribute {
 func priority() Attribute {
 	words := []string{"low", "normal"}
 	return Attribute{
-		Name: "priority", Kind: Word, Words: words,
+		Name: "priority", Kind: word, Words: words,
 		text: func(g Grant) string { return priorityText(g.Low) },
 		read: func(value string, g *Grant) error {
 			if !slices.Contains(words, value) {

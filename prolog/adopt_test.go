@@ -47,7 +47,7 @@ func TestTheSamePrologAgainAdoptsWhatIsThere(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0, 1))
 	before := n.content()
-	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Adopted || err != nil {
+	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.Did()
@@ -64,7 +64,7 @@ func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
 	if err := n.Store.RemoveTicket(7); err != nil {
 		t.Fatal(err)
 	}
-	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.Did()
@@ -79,7 +79,7 @@ func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
 	n.mustOpen(job(0))
 	n.rewrite(func(l *lease.Lease) { l.Guard = proc.Process{PID: n.Self.PID, Start: 1} })
 	n.guard = proc.Process{}
-	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.Did("start guard: lease open, claims a, ticket")
@@ -120,7 +120,7 @@ func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 			n := newNode(t)
 			n.mustOpen(job(0))
 			c.plant(n)
-			if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Opened || err != nil {
+			if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != opened || err != nil {
 				t.Fatalf("%s, %v", outcome, err)
 			}
 			restored := strings.Replace(c.undo, "undo", "set mode of a to default", 1)
@@ -144,14 +144,14 @@ func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))
-	if outcome, err := n.open(job(0), refusing("not any more")); outcome != Adopted || err != nil {
+	if outcome, err := n.open(job(0), refusing("not any more")); outcome != adopted || err != nil {
 		t.Errorf("with a ticket: %s, %v", outcome, err)
 	}
 	n.Did()
 	if err := n.Store.RemoveTicket(7); err != nil {
 		t.Fatal(err)
 	}
-	if outcome, err := n.open(job(0), refusing("not any more")); outcome != Refused || err != nil {
+	if outcome, err := n.open(job(0), refusing("not any more")); outcome != refused || err != nil {
 		t.Errorf("without a ticket: %s, %v", outcome, err)
 	}
 	if ticket, err := n.Store.ReadTicket(7); err != nil || ticket.RefusalReason != "not any more" {
@@ -234,9 +234,9 @@ func TestAnEarlierLeaseOfAnotherGrant(t *testing.T) {
 		for _, ticket := range []bool{true, false} {
 			n := newNode(t)
 			n.mustOpenAs(quarter(7), granting(before))
-			want := Adopted
+			want := adopted
 			if !ticket {
-				want = Opened
+				want = opened
 				if err := n.Store.RemoveTicket(7); err != nil {
 					t.Fatal(err)
 				}

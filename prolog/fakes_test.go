@@ -82,7 +82,7 @@ func (n *node) open(job slurm.Job, rules policy.Policy) (Outcome, error) {
 // mustOpen runs the prolog of a job that asks for MPS and gets it.
 func (n *node) mustOpen(job slurm.Job) {
 	n.T.Helper()
-	if outcome, err := n.open(job, granting(oneDaemon())); outcome != Opened || err != nil {
+	if outcome, err := n.open(job, granting(oneDaemon())); outcome != opened || err != nil {
 		n.T.Fatalf("the prolog of job %d: %s, %v", job.ID, outcome, err)
 	}
 }

@@ -37,7 +37,7 @@ func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	if all, err := n.Store.Held(); err != nil || len(all) == 0 {
 		t.Skipf("this process may not mount: %v", err)
 	}
-	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Refused || err != nil {
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != refused || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	if ticket, err := n.Store.ReadTicket(7); err != nil || ticket.RefusalReason == "" {
@@ -45,7 +45,7 @@ func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	}
 	another := job(1)
 	another.ID, another.UID = 8, 2002
-	if outcome, err := n.open(another, granting(oneDaemon())); outcome != Opened || err != nil {
+	if outcome, err := n.open(another, granting(oneDaemon())); outcome != opened || err != nil {
 		t.Errorf("another user: %s, %v", outcome, err)
 	}
 	unix.Close(pair[0])

@@ -23,7 +23,7 @@ func (p Prolog) joinLease(ctx context.Context, a admission, l lease.Lease, devic
 	l.Settings = lease.Settings{} // the shared lease has them
 	refusal, err := p.member(ctx, a, &l, settings, devices)
 	if refusal == "" && err == nil {
-		return Opened, nil
+		return opened, nil
 	}
 	if l.Joined != 0 { // its lease may exist
 		if undone := p.undo(l); undone != nil {

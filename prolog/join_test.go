@@ -35,7 +35,7 @@ func together() policy.Policy {
 
 func (n *node) mustOpenAs(j slurm.Job, rules policy.Policy) lease.Ticket {
 	n.T.Helper()
-	if outcome, err := n.open(j, rules); outcome != Opened || err != nil {
+	if outcome, err := n.open(j, rules); outcome != opened || err != nil {
 		n.T.Fatalf("the prolog of job %d: %s, %v", j.ID, outcome, err)
 	}
 	ticket, err := n.Store.ReadTicket(j.ID)
@@ -239,7 +239,7 @@ func TestTheLastMemberCannotLeaveBeforeAJobHasJoined(t *testing.T) {
 		}
 		return time.Now()
 	}
-	if outcome, err := p.Open(t.Context(), quarter(8), together()); outcome != Opened || err != nil || looked == 0 {
+	if outcome, err := p.Open(t.Context(), quarter(8), together()); outcome != opened || err != nil || looked == 0 {
 		t.Errorf("%s, %v, looked %d times", outcome, err, looked)
 	}
 	if !n.Store.IsMember(shared, 8) {
@@ -279,7 +279,7 @@ func TestAMemberIsAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	outcome, err := n.open(quarter(7), together())
-	if outcome != Adopted || err != nil {
+	if outcome != adopted || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
 	}
 	if again, err := n.Store.ReadTicket(7); err != nil || again.Joined != first.Joined || len(again.Daemons) != 1 {

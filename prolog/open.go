@@ -35,7 +35,7 @@ func (p Prolog) makeLease(ctx context.Context, a admission, l lease.Lease, devic
 // refuseUser writes the ticket of a job whose user's processes fail.
 func (p Prolog) refuseUser(a admission, refusal string) (Outcome, error) {
 	p.Log.Warn().Uint32("uid", a.job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
-	return Refused, p.Store.WriteTicket(lease.Ticket{
+	return refused, p.Store.WriteTicket(lease.Ticket{
 		Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: refusal, RunWithoutMPS: a.verdict.Grant.OnFailure == policy.FailRunWithout,
 	})
 }
@@ -72,7 +72,7 @@ func outcome(err error) (Outcome, error) {
 	if err != nil {
 		return Failed, err
 	}
-	return Opened, nil
+	return opened, nil
 }
 
 // failedAsUser reports whether an attempt failed in a process of the job's user, and left the node clean.

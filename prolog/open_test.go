@@ -87,7 +87,7 @@ func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
 func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.Scope, grant.Compute, grant.Hold = policy.ScopeGPU, policy.ComputeUnchanged, 0
-	if outcome, err := n.open(job(0, 1), granting(grant)); outcome != Opened || err != nil {
+	if outcome, err := n.open(job(0, 1), granting(grant)); outcome != opened || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
 	}
 	slices.Sort(n.Events) // the daemons start side by side
@@ -237,7 +237,7 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
 	grant := oneDaemon()
 	grant.Hold = 0
-	if outcome, err := n.open(job(0), granting(grant)); outcome != Refused || err != nil {
+	if outcome, err := n.open(job(0), granting(grant)); outcome != refused || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	attempt := []string{
@@ -308,7 +308,7 @@ func TestATrialChangesNoMode(t *testing.T) {
 		}
 		return state()
 	}
-	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Refused || err != nil || trials == 0 {
+	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != refused || err != nil || trials == 0 {
 		t.Errorf("%s, %v, %d events of a trial", outcome, err, trials)
 	}
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveThread {

@@ -82,9 +82,9 @@ type Outcome string
 // The outcomes of Open.
 const (
 	NotRequested  Outcome = "not asked" // the job does not ask for MPS
-	Opened        Outcome = "opened"
-	Adopted       Outcome = "adopted" // the job's lease is open and its daemons serve: nothing has changed
-	Refused       Outcome = "refused" // the job cannot have MPS, and its ticket has the reason
+	opened        Outcome = "opened"
+	adopted       Outcome = "adopted" // the job's lease is open and its daemons serve: nothing has changed
+	refused       Outcome = "refused" // the job cannot have MPS, and its ticket has the reason
 	RanWithoutMPS Outcome = "without" // the node failed, and the policy lets the job run without MPS
 	Failed        Outcome = "failed"  // the node failed: drain it
 )
@@ -195,7 +195,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	if before != nil {
 		if serving, ok := p.adoptable(ctx, a, *before, found); ok {
 			p.guardAgain(ctx, serving)
-			return Adopted, p.republish(*before, serving, a, found.devices)
+			return adopted, p.republish(*before, serving, a, found.devices)
 		}
 		if err := p.undo(*before); err != nil {
 			return Failed, dirtyError{err}
@@ -208,7 +208,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	}
 	if found.refusal != "" {
 		p.Log.Warn().Str("reason", found.refusal).Msg("refused: the ticket has the reason")
-		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: found.refusal})
+		return refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(a.job), Rule: a.verdict.Rule, RefusalReason: found.refusal})
 	}
 	l, err := p.draft(a, found)
 	if err != nil {

@@ -65,7 +65,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			c.plant(n, &j, &rules)
 			outcome, err := n.open(j, rules)
 			ticket, readErr := n.Store.ReadTicket(7)
-			if outcome != Refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
+			if outcome != refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
 				t.Errorf("%s, %v: the ticket has %q, %v", outcome, err, ticket.RefusalReason, readErr)
 			}
 			if ticket.RunWithoutMPS || ticket.Daemons != nil {

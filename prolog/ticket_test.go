@@ -38,7 +38,7 @@ func TestATicketHasTheClientsThatMPSServes(t *testing.T) {
 		if c.driver == "" {
 			n.noDriver = errors.New("cannot read driver version")
 		}
-		if outcome, err := n.open(job(0), granting(grant)); outcome != Opened || err != nil {
+		if outcome, err := n.open(job(0), granting(grant)); outcome != opened || err != nil {
 			t.Fatalf("%s, %v", outcome, err)
 		}
 		got, err := n.Store.ReadTicket(7)
@@ -89,7 +89,7 @@ func TestATicketHasWhatRanksNeed(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.Ceiling, grant.MaxClients = 50, 40
 	n.fit = 30
-	if outcome, err := n.open(job(1, 0), granting(grant)); outcome != Opened || err != nil {
+	if outcome, err := n.open(job(1, 0), granting(grant)); outcome != opened || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
 	}
 	got, err := n.Store.ReadTicket(7)

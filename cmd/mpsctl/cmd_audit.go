@@ -11,7 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
@@ -37,13 +37,13 @@ func auditCommand(call *command.Invocation) *cobra.Command {
 		Example: "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
 		Args:    command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			reader, err := inspect.Open(call.Paths, true)
+			reader, err := state.Open(call.Paths, true)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
 			ctx, stop := command.SignalContext()
 			defer stop()
-			n, found, err := look(ctx, reader, "audit", inspect.Violations)
+			n, found, err := look(ctx, reader, "audit", state.Violations)
 			if err != nil {
 				return err
 			}
@@ -54,12 +54,12 @@ func auditCommand(call *command.Invocation) *cobra.Command {
 
 // auditReport is the result of an audit.
 type auditReport struct {
-	Node     string            `json:"node"`
-	Time     time.Time         `json:"time"`
-	Complete bool              `json:"complete"` // everything was seen
-	Seen     seen              `json:"counts"`
-	Findings []inspect.Finding `json:"findings"`
-	Unseen   []string          `json:"errors"`
+	Node     string          `json:"node"`
+	Time     time.Time       `json:"time"`
+	Complete bool            `json:"complete"` // everything was seen
+	Seen     seen            `json:"counts"`
+	Findings []state.Finding `json:"findings"`
+	Unseen   []string        `json:"errors"`
 }
 
 // seen counts the parts that were read.
@@ -71,7 +71,7 @@ type seen struct {
 	Processes int `json:"processes"` // that have a compute context, with servers and clients
 }
 
-func newReport(n inspect.Node, found []inspect.Finding) auditReport {
+func newReport(n state.Node, found []state.Finding) auditReport {
 	r := auditReport{Node: n.Name, Time: n.Time, Findings: found, Unseen: unseen(n)}
 	processes := map[int]bool{}
 	for _, j := range n.Jobs {
@@ -89,12 +89,12 @@ func newReport(n inspect.Node, found []inspect.Finding) auditReport {
 
 // unseen lists the parts that an audit could not see: parts of the node, clients with unknown limits, and daemons that
 // did not list their clients.
-func unseen(n inspect.Node) []string {
+func unseen(n state.Node) []string {
 	missed := append([]string{}, n.Incomplete...)
 	for _, j := range n.Jobs {
 		for _, d := range j.Daemons {
 			switch d.State {
-			case inspect.NoAnswer, inspect.NotServing, inspect.Unclear, inspect.Replaced:
+			case state.NoAnswer, state.NotServing, state.Unclear, state.Replaced:
 				missed = append(missed, fmt.Sprintf("the clients of job %d: its daemon (pid %d) is %s: see mpsctl status",
 					j.ID, d.PID, d.State))
 			}

@@ -15,41 +15,41 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
 // looked is a node with a job of two clients, and with the parts that the audit could not see.
-func looked(unseen ...string) inspect.Node {
-	client := func(pid int) inspect.Client { return inspect.Client{PID: pid, Command: "lmp"} }
-	return inspect.Node{
+func looked(unseen ...string) state.Node {
+	client := func(pid int) state.Client { return state.Client{PID: pid, Command: "lmp"} }
+	return state.Node{
 		Name: "gpu01", Time: time.Date(2026, 3, 12, 14, 3, 12, 0, time.UTC), Root: true, Incomplete: append([]string{}, unseen...),
-		Jobs: []inspect.Job{{
-			ID: 4711, Devices: []inspect.Held{{UUID: "GPU-1", Clients: []inspect.Client{client(4301), client(4302)}},
-				{UUID: "GPU-2", Clients: []inspect.Client{client(4301)}}},
-			Daemons: []inspect.Daemon{{PID: 4242, State: inspect.Serves}},
+		Jobs: []state.Job{{
+			ID: 4711, Devices: []state.Held{{UUID: "GPU-1", Clients: []state.Client{client(4301), client(4302)}},
+				{UUID: "GPU-2", Clients: []state.Client{client(4301)}}},
+			Daemons: []state.Daemon{{PID: 4242, State: state.Serves}},
 		}},
-		GPUs: []inspect.GPU{
-			{UUID: "GPU-1", Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer},
-				{PID: 4301, Kind: inspect.KindClient}, {PID: 4302, Kind: inspect.KindClient}}},
-			{UUID: "GPU-2", Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer},
-				{PID: 4301, Kind: inspect.KindClient}, {PID: 5000, Kind: inspect.KindCompute}}},
+		GPUs: []state.GPU{
+			{UUID: "GPU-1", Processes: []state.Process{{PID: 4250, Kind: state.KindServer},
+				{PID: 4301, Kind: state.KindClient}, {PID: 4302, Kind: state.KindClient}}},
+			{UUID: "GPU-2", Processes: []state.Process{{PID: 4250, Kind: state.KindServer},
+				{PID: 4301, Kind: state.KindClient}, {PID: 5000, Kind: state.KindCompute}}},
 		},
 	}
 }
 
-var planted = []inspect.Finding{
-	{Kind: inspect.ProcessWithoutMPS, Job: 4711, GPU: "GPU-2", PID: 5000, Where: "pid 5000, job 4711, GPU 1 (GPU-2)",
+var planted = []state.Finding{
+	{Kind: state.ProcessWithoutMPS, Job: 4711, GPU: "GPU-2", PID: 5000, Where: "pid 5000, job 4711, GPU 1 (GPU-2)",
 		What: "python computes on the GPU beside MPS, in turns with all of the job's ranks", Fix: "see whose it is: ps -fp 5000; a rank of the job is there"},
-	{Kind: inspect.DaemonUnknown, PID: 6000, Where: "pid 6000, uid 2002, /tmp/nvidia-mps",
+	{Kind: state.DaemonUnknown, PID: 6000, Where: "pid 6000, uid 2002, /tmp/nvidia-mps",
 		What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy", Fix: "see whose it is: ps -fp 6000; to end it when its clients have ended: echo quit"},
 }
 
 func TestAuditGoldens(t *testing.T) {
 	for name, r := range map[string]auditReport{
-		"clean":  newReport(looked(), []inspect.Finding{}),
+		"clean":  newReport(looked(), []state.Finding{}),
 		"found":  newReport(looked(), planted),
-		"blind":  newReport(looked("the GPUs: the driver does not answer within 15s"), []inspect.Finding{}),
+		"blind":  newReport(looked("the GPUs: the driver does not answer within 15s"), []state.Finding{}),
 		"halved": newReport(looked("the pipe folders of 2 MPS daemons of other users"), planted[:1]),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,14 +73,14 @@ func TestAuditGoldens(t *testing.T) {
 // An audit that could not see something is not complete, even without findings.
 func TestWhatIsMissed(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil func(*inspect.Node)
+		spoil func(*state.Node)
 		want  string
 	}{
-		"nothing": {func(*inspect.Node) {}, ""},
-		"a daemon that hangs": {func(n *inspect.Node) { n.Jobs[0].Daemons[0].State = inspect.NoAnswer },
+		"nothing": {func(*state.Node) {}, ""},
+		"a daemon that hangs": {func(n *state.Node) { n.Jobs[0].Daemons[0].State = state.NoAnswer },
 			"the clients of job 4711: its daemon (pid 4242) is wedged: see mpsctl status"},
-		"a daemon that has no users": {func(n *inspect.Node) { n.Jobs[0].Daemons[0].State = inspect.Gone }, ""},
-		"a client's limits": {func(n *inspect.Node) { n.Jobs[0].Devices[0].Clients[1].Unknown = "not yours to read" },
+		"a daemon that has no users": {func(n *state.Node) { n.Jobs[0].Daemons[0].State = state.Gone }, ""},
+		"a client's limits": {func(n *state.Node) { n.Jobs[0].Devices[0].Clients[1].Unknown = "not yours to read" },
 			"the limits of client 4302 of job 4711: not yours to read"},
 	} {
 		n := looked()

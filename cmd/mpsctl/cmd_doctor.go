@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/doctor"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
@@ -111,8 +111,8 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 		switch c.Result {
 		case "ok":
 			sign = screen.Green("ok")
-		case string(inspect.Fault), string(inspect.Warning):
-			sign = mark(inspect.Level(c.Result), screen) + " "
+		case string(state.Fault), string(state.Warning):
+			sign = mark(state.Level(c.Result), screen) + " "
 		}
 		fmt.Fprintf(&b, "  %s  %s\n", sign, c.What)
 	}
@@ -121,10 +121,10 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 	}
 	b.WriteString(unseenText(r.Unseen, screen))
 	var parts []string
-	if faults := r.Count(inspect.Fault); faults > 0 {
+	if faults := r.Count(state.Fault); faults > 0 {
 		parts = append(parts, screen.Red("! "+words.Count(faults, "fault")))
 	}
-	if warnings := r.Count(inspect.Warning); warnings > 0 {
+	if warnings := r.Count(state.Warning); warnings > 0 {
 		parts = append(parts, screen.Yellow("~ "+words.Count(warnings, "warning")))
 	}
 	if len(parts) > 0 {

@@ -22,8 +22,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/spf13/cobra"
 )
 
@@ -52,7 +52,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 			"  systemctl enable --now slurm-mps-metrics.timer",
 		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			reader, err := inspect.Open(call.Paths, true)
+			reader, err := state.Open(call.Paths, true)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
@@ -60,7 +60,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 			defer stop()
 			looking, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()
-			node, found := reader.Inspect(looking, inspect.Disagreements)
+			node, found := reader.Inspect(looking, state.Disagreements)
 			if ctx.Err() != nil {
 				return cli.RuntimeError{Err: errors.New("cannot print metrics: interrupted")}
 			}
@@ -98,7 +98,7 @@ func replaceMetrics(path, text string) error {
 		return err
 	}
 	defer dir.Close()
-	return osfile.Replace(dir, filepath.Base(path), []byte(text), 0o644)
+	return osfile.File{Content: []byte(text), Mode: 0o644, Sync: true}.Write(dir, filepath.Base(path))
 }
 
 // readTotals reads the log. A missing log is no failure, because no job has ended yet.
@@ -155,8 +155,8 @@ func labelled(labels []string) string {
 }
 
 // nodeMetrics returns the metrics of the node's present state.
-func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
-	jobs, daemons, findings := counts{string(inspect.Opened): 0}, counts{string(inspect.Serves): 0}, counts{}
+func nodeMetrics(n state.Node, found []state.Finding) []family {
+	jobs, daemons, findings := counts{string(state.Opened): 0}, counts{string(state.Serves): 0}, counts{}
 	clients := family{name: "gpu_clients", kind: "gauge", help: "Clients of MPS on a GPU."}
 	held := family{name: "gpu_allocated", kind: "gauge", help: "1 if a job has the GPU."}
 	for _, j := range n.Jobs {
@@ -168,7 +168,7 @@ func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 	for _, g := range n.GPUs {
 		labels, connected := []string{"gpu", fmt.Sprint(g.Index), "uuid", string(g.UUID)}, 0
 		for _, p := range g.Processes {
-			if p.Kind == inspect.KindClient {
+			if p.Kind == state.KindClient {
 				connected++
 			}
 		}
@@ -185,7 +185,7 @@ func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 		{"findings", "gauge", "Differences between the node and its leases, by kind: mpsctl status prints what to do.",
 			findings.samples("kind")},
 		{"unanswered_daemons", "gauge", "Control daemons that did not answer in time, or that no time was left to ask.",
-			[]sample{{nil, float64(daemons[string(inspect.NoAnswer)] + daemons[string(inspect.Alive)])}}},
+			[]sample{{nil, float64(daemons[string(state.NoAnswer)] + daemons[string(state.Alive)])}}},
 		{"inspection_errors", "gauge", "Parts of the node that could not be read.",
 			[]sample{{nil, float64(len(n.Incomplete))}}},
 	}

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -41,37 +41,37 @@ func TestTotals(t *testing.T) {
 
 // The metrics are in Prometheus' text form. The module site/lab/bench lints this golden with Prometheus' own linter.
 func TestText(t *testing.T) {
-	n := inspect.Node{
-		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
-		GPUs: []inspect.GPU{
+	n := state.Node{
+		Jobs: []state.Job{{ID: 7, Phase: state.Opened, Daemons: []state.Daemon{{State: state.Serves}, {State: state.NoAnswer}}}},
+		GPUs: []state.GPU{
 			{Index: 0, UUID: site.UUID("GPU-a"), Held: true,
-				Processes: []inspect.Process{{Kind: inspect.KindClient}, {Kind: inspect.KindServer}, {Kind: inspect.KindClient}}},
+				Processes: []state.Process{{Kind: state.KindClient}, {Kind: state.KindServer}, {Kind: state.KindClient}}},
 			{Index: 1, UUID: site.UUID(`GPU-"b`)},
 		},
 		Incomplete: []string{"x"},
 	}
-	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
-		var jobs []inspect.Job
+	said := func(n state.Node, found []state.Finding, reports []usage.Report, ended totals) string {
+		var jobs []state.Job
 		for _, r := range reports {
-			jobs = append(jobs, inspect.Job{ID: r.Job, Report: r})
+			jobs = append(jobs, state.Job{ID: r.Job, Report: r})
 		}
 		return metricsText(slices.Concat(nodeMetrics(n, found), runningMetrics(jobs), ended.families()))
 	}
 	r := usage.Report{Job: 7,
 		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300},
 			BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu"}
-	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, figures: figures{"seconds": 1.5, "paused_ms": 250}})
+	got := said(n, []state.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, figures: figures{"seconds": 1.5, "paused_ms": 250}})
 	golden.Compare(t, "testdata/metrics.prom", got)
-	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
+	if empty := said(state.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
 		t.Errorf("of a node without jobs:\n%s", empty)
 	}
 }
 
 // Each job has its own totals, and a daemon that jobs share is no job.
 func TestMetricsOfASharedGPU(t *testing.T) {
-	var jobs []inspect.Job
+	var jobs []state.Job
 	for _, id := range []uint32{7, 8, 0xf0000000} {
-		jobs = append(jobs, inspect.Job{ID: id, Report: usage.Report{Job: id, Totals: usage.Totals{EnergyJ: 25}}})
+		jobs = append(jobs, state.Job{ID: id, Report: usage.Report{Job: id, Totals: usage.Totals{EnergyJ: 25}}})
 	}
 	got := metricsText(runningMetrics(jobs))
 	for text, n := range map[string]int{"job_energy_joules{": 2, "4026531840": 0} {
@@ -97,7 +97,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), runningMetrics(nil), totals{}.families()) {
+	for _, f := range slices.Concat(nodeMetrics(state.Node{}, nil), runningMetrics(nil), totals{}.families()) {
 		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
 			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
 		}

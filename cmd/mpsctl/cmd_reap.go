@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/prolog/frame"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/reap"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/spf13/cobra"
 )
 
@@ -57,7 +57,7 @@ func runReap(call *command.Invocation, job uint32, dry bool) error {
 	}
 	ctx, stop := command.SignalContext()
 	defer stop()
-	r, err := reap.New(call.Paths, job, frame.DriverReadOnly(call.Paths))
+	r, err := state.NewReaper(call.Paths, job)
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
@@ -74,14 +74,14 @@ func runReap(call *command.Invocation, job uint32, dry bool) error {
 		return cli.RuntimeError{Err: err}
 	}
 	report := reapReport{dry, results}
-	undone := func(r reap.Result) bool { return r.Failed != "" || r.Action == reap.Leave }
+	undone := func(r state.Result) bool { return r.Failed != "" || r.Action == state.Leave }
 	return call.PrintFindings("reaping", report, report.text, slices.ContainsFunc(results, undone))
 }
 
 // reapReport is the result of a reaping.
 type reapReport struct {
-	DryRun  bool          `json:"dry_run"`
-	Results []reap.Result `json:"results"`
+	DryRun  bool           `json:"dry_run"`
+	Results []state.Result `json:"results"`
 }
 
 // text is the report for people. The report of a dry run differs in its first line only.

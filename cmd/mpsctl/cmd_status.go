@@ -11,7 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/spf13/cobra"
 )
 
@@ -39,7 +39,7 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
 		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			reader, err := inspect.Open(call.Paths, !silent)
+			reader, err := state.Open(call.Paths, !silent)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
@@ -54,13 +54,13 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 
 // viewer is a reader of a node.
 type viewer interface {
-	Inspect(context.Context, func([]inspect.Finding) []inspect.Finding) (inspect.Node, []inspect.Finding)
+	Inspect(context.Context, func([]state.Finding) []state.Finding) (state.Node, []state.Finding)
 }
 
 // look reads a node for a command that prints it. An interrupted command prints nothing.
 func look(
-	ctx context.Context, reader viewer, name string, reported func([]inspect.Finding) []inspect.Finding,
-) (inspect.Node, []inspect.Finding, error) {
+	ctx context.Context, reader viewer, name string, reported func([]state.Finding) []state.Finding,
+) (state.Node, []state.Finding, error) {
 	n, found := reader.Inspect(ctx, reported)
 	if ctx.Err() != nil {
 		return n, nil, cli.RuntimeError{Err: fmt.Errorf("cannot print %s: interrupted", name)}
@@ -69,7 +69,7 @@ func look(
 }
 
 func once(ctx context.Context, call *command.Invocation, reader viewer) error {
-	n, found, err := look(ctx, reader, "status", inspect.Disagreements)
+	n, found, err := look(ctx, reader, "status", state.Disagreements)
 	if err != nil {
 		return err
 	}
@@ -78,11 +78,11 @@ func once(ctx context.Context, call *command.Invocation, reader viewer) error {
 
 // statusReport is the JSON of the command.
 type statusReport struct {
-	inspect.Node
-	Findings []inspect.Finding `json:"findings"`
+	state.Node
+	Findings []state.Finding `json:"findings"`
 }
 
-func printStatus(call *command.Invocation, n inspect.Node, found []inspect.Finding) error {
+func printStatus(call *command.Invocation, n state.Node, found []state.Finding) error {
 	text := func(s command.Screen) string { return statusText(n, found, s) }
 	return call.PrintFindings("status", statusReport{n, found}, text, len(found) > 0 || n.Root && len(n.Incomplete) > 0)
 }

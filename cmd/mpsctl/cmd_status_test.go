@@ -18,10 +18,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -38,95 +38,95 @@ func before(d time.Duration) *time.Time {
 	return &at
 }
 
-func clients(first, n, mib int, percent float64, sms int) []inspect.Client {
-	all := []inspect.Client{}
+func clients(first, n, mib int, percent float64, sms int) []state.Client {
+	all := []state.Client{}
 	for i := range n {
-		all = append(all, inspect.Client{PID: first + i, Command: "lmp", Server: 4250, Rank: (first-4301)/25 + i, Step: "0",
+		all = append(all, state.Client{PID: first + i, Command: "lmp", Server: 4250, Rank: (first-4301)/25 + i, Step: "0",
 			UsedMiB: 1828, Percent: policy.PercentFrom(percent), SMs: sms, MemoryMiB: &mib})
 	}
 	return all
 }
 
 // busy is a node with a job of eight ranks on two GPUs.
-func busy() inspect.Node {
+func busy() state.Node {
 	job, ceiling := uint32(4711), 100.0
-	gpu := func(index int, uuid site.UUID, first int) inspect.GPU {
-		g := inspect.GPU{Index: index, Minor: index, UUID: uuid, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeExclusiveProcess, Holder: &job, Held: true,
-			Processes: []inspect.Process{{PID: 4250, Kind: inspect.KindServer, Name: "nvidia-cuda-mps"}}}
+	gpu := func(index int, uuid site.UUID, first int) state.GPU {
+		g := state.GPU{Index: index, Minor: index, UUID: uuid, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeExclusiveProcess, Holder: &job, Held: true,
+			Processes: []state.Process{{PID: 4250, Kind: state.KindServer, Name: "nvidia-cuda-mps"}}}
 		for i := range 4 {
-			g.Processes = append(g.Processes, inspect.Process{PID: first + i, Kind: inspect.KindClient, Name: "lmp"})
+			g.Processes = append(g.Processes, state.Process{PID: first + i, Kind: state.KindClient, Name: "lmp"})
 		}
 		return g
 	}
-	return inspect.Node{
+	return state.Node{
 		Name: "gpu01", Time: now, Root: true, Incomplete: []string{},
-		Jobs: []inspect.Job{{
-			ID: job, User: "hpc1", UID: 2001, Rule: "ensembles", Phase: inspect.Opened, Since: before(110 * time.Second),
+		Jobs: []state.Job{{
+			ID: job, User: "hpc1", UID: 2001, Rule: "ensembles", Phase: state.Opened, Since: before(110 * time.Second),
 			Share: "overlap:2", Memory: "even", Ceiling: policy.PercentFrom(100),
-			Devices: []inspect.Held{
+			Devices: []state.Held{
 				{UUID: gpu0, Set: site.ModeExclusiveProcess, Clients: clients(4301, 4, 71577, 50, 66),
 					Use: &usage.Sample{SMUtil: 96, SMActive: 31, DRAM: 12, UsedMiB: 14336}},
 				{UUID: gpu1, Set: site.ModeExclusiveProcess, Clients: clients(4401, 4, 71577, 33.333334, 44)},
 			},
-			Daemons: []inspect.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: inspect.Serves,
+			Daemons: []state.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: state.Serves,
 				Ceiling: &ceiling, Servers: []mps.Server{{PID: 4250, Status: "ACTIVE", Percent: 100, MemoryLimits: []string{"", ""}}}}},
-			Guard: &inspect.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8,
+			Guard: &state.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8,
 				Counts: lease.Counts{Pauses: 2, PausedMillis: 1340}}},
 		}},
-		GPUs: []inspect.GPU{gpu(0, gpu0, 4301), gpu(1, gpu1, 4401)},
+		GPUs: []state.GPU{gpu(0, gpu0, 4301), gpu(1, gpu1, 4401)},
 	}
 }
 
 // ill is a node that differs from its leases, as a user sees it who may not see everything.
-func ill() (inspect.Node, []inspect.Finding) {
+func ill() (state.Node, []state.Finding) {
 	n := busy()
 	j := &n.Jobs[0]
 	n.GPUs[1].Mode = site.ModeDefault
 	j.Since = before(50 * time.Hour)
-	j.Devices[0].Clients = []inspect.Client{
+	j.Devices[0].Clients = []state.Client{
 		{PID: 4301, Command: "a-name-that-is-long", SMs: 132},
 		{PID: 4302, Command: "python3", Unknown: "not yours to read"},
 	}
-	j.Daemons[0].State, j.Daemons[0].Reason, j.Daemons[0].Ceiling, j.Daemons[0].Servers = inspect.NoAnswer, "the daemon does not answer", nil, []mps.Server{}
+	j.Daemons[0].State, j.Daemons[0].Reason, j.Daemons[0].Ceiling, j.Daemons[0].Servers = state.NoAnswer, "the daemon does not answer", nil, []mps.Server{}
 	n.Jobs = append(n.Jobs,
-		inspect.Job{ID: 4712, User: "hpc2", UID: 2002, Rule: "mps", Phase: inspect.Refused, Since: before(time.Hour),
-			Devices: []inspect.Held{}, Daemons: []inspect.Daemon{},
+		state.Job{ID: 4712, User: "hpc2", UID: 2002, Rule: "mps", Phase: state.Refused, Since: before(time.Hour),
+			Devices: []state.Held{}, Daemons: []state.Daemon{},
 			Refused: "GPU-dddddddd (Tesla P100) has compute capability 6.0: MPS shares a GPU safely from 7.0 (Volta) on"},
-		inspect.Job{ID: 4713, User: "hpc2", UID: 2002, Rule: "mps", Phase: inspect.Opening, Since: before(time.Second), Acting: 5000,
-			Devices: []inspect.Held{{UUID: mig0,
-				Clients: []inspect.Client{}}}, Daemons: []inspect.Daemon{{Devices: []site.UUID{mig0}, State: inspect.NotStarted, Servers: []mps.Server{}}}},
-		inspect.Job{ID: 4714, Phase: inspect.Orphaned, Devices: []inspect.Held{}, Daemons: []inspect.Daemon{}},
+		state.Job{ID: 4713, User: "hpc2", UID: 2002, Rule: "mps", Phase: state.Opening, Since: before(time.Second), Acting: 5000,
+			Devices: []state.Held{{UUID: mig0,
+				Clients: []state.Client{}}}, Daemons: []state.Daemon{{Devices: []site.UUID{mig0}, State: state.NotStarted, Servers: []mps.Server{}}}},
+		state.Job{ID: 4714, Phase: state.Orphaned, Devices: []state.Held{}, Daemons: []state.Daemon{}},
 	)
 	n.GPUs = append(n.GPUs,
-		inspect.GPU{Index: 2, UUID: "GPU-3", Name: "NVIDIA L4", SMs: 58, Mode: site.ModeExclusiveProcess,
-			Processes: []inspect.Process{{PID: 9, Kind: inspect.KindCompute}}},
-		inspect.GPU{Index: 3, UUID: "GPU-4", Name: "NVIDIA L4", SMs: 58, Mode: site.ModeDefault, Held: true, Processes: []inspect.Process{}},
-		inspect.GPU{Index: -1, UUID: mig0, Name: "NVIDIA H100 MIG 3g.40gb", SMs: 60, Processes: []inspect.Process{}},
+		state.GPU{Index: 2, UUID: "GPU-3", Name: "NVIDIA L4", SMs: 58, Mode: site.ModeExclusiveProcess,
+			Processes: []state.Process{{PID: 9, Kind: state.KindCompute}}},
+		state.GPU{Index: 3, UUID: "GPU-4", Name: "NVIDIA L4", SMs: 58, Mode: site.ModeDefault, Held: true, Processes: []state.Process{}},
+		state.GPU{Index: -1, UUID: mig0, Name: "NVIDIA H100 MIG 3g.40gb", SMs: 60, Processes: []state.Process{}},
 	)
 	n.Incomplete = []string{"the leases of other users: root's to read (jobs 4715, 4716)"}
-	return n, []inspect.Finding{
-		{Kind: inspect.ModeDiffers, Job: 4711, GPU: gpu1, Where: "job 4711, GPU 1 (" + string(gpu1) + ")",
+	return n, []state.Finding{
+		{Kind: state.ModeDiffers, Job: 4711, GPU: gpu1, Where: "job 4711, GPU 1 (" + string(gpu1) + ")",
 			What: "it is in mode default, and the lease has set exclusive_process",
 			Fix:  "find out who set it; to set it again: nvidia-smi -i " + string(gpu1) + " -c EXCLUSIVE_PROCESS"},
-		{Kind: inspect.DaemonNoAnswer, Job: 4711, PID: 4242, Where: "job 4711, /run/slurm-mps/jobs/4711/0/pipe",
+		{Kind: state.DaemonNoAnswer, Job: 4711, PID: 4242, Where: "job 4711, /run/slurm-mps/jobs/4711/0/pipe",
 			What: "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait", Fix: "look for state T: ps -o pid,stat,args --ppid 4242 -p 4242"},
-		{Kind: inspect.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Fix: "remove it"},
-		{Kind: inspect.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)",
+		{Kind: state.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Fix: "remove it"},
+		{Kind: state.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)",
 			What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Fix: "unless someone meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
 	}
 }
 
-func idle() inspect.Node {
-	return inspect.Node{Name: "gpu02", Time: now, Root: true, Jobs: []inspect.Job{}, Incomplete: []string{},
-		GPUs: []inspect.GPU{{Index: 0, UUID: gpu0, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeDefault, Processes: []inspect.Process{}}}}
+func idle() state.Node {
+	return state.Node{Name: "gpu02", Time: now, Root: true, Jobs: []state.Job{}, Incomplete: []string{},
+		GPUs: []state.GPU{{Index: 0, UUID: gpu0, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeDefault, Processes: []state.Process{}}}}
 }
 
 func TestStatusGoldens(t *testing.T) {
 	broken, found := ill()
 	for name, c := range map[string]struct {
-		n     inspect.Node
-		found []inspect.Finding
-	}{"busy": {busy(), []inspect.Finding{}}, "ill": {broken, found}, "idle": {idle(), []inspect.Finding{}}} {
+		n     state.Node
+		found []state.Finding
+	}{"busy": {busy(), []state.Finding{}}, "ill": {broken, found}, "idle": {idle(), []state.Finding{}}} {
 		t.Run(name, func(t *testing.T) {
 			for ending, asJSON := range map[string]bool{".txt": false, ".json": true} {
 				var out bytes.Buffer
@@ -219,13 +219,13 @@ func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 
 // looks is a reader that returns prepared nodes and findings.
 type looks struct {
-	nodes []inspect.Node
-	found []inspect.Finding
+	nodes []state.Node
+	found []state.Finding
 	stop  func()
 	n     int
 }
 
-func (l *looks) Inspect(context.Context, func([]inspect.Finding) []inspect.Finding) (inspect.Node, []inspect.Finding) {
+func (l *looks) Inspect(context.Context, func([]state.Finding) []state.Finding) (state.Node, []state.Finding) {
 	if l.n++; l.n > len(l.nodes) && l.stop != nil {
 		l.stop()
 	}
@@ -239,15 +239,15 @@ func TestVerdict(t *testing.T) {
 	user := blind
 	user.Root = false
 	for name, c := range map[string]struct {
-		n     inspect.Node
-		found []inspect.Finding
+		n     state.Node
+		found []state.Finding
 		want  error
 	}{
-		"all is well": {idle(), nil, nil}, "a finding": {idle(), []inspect.Finding{{Kind: inspect.ModeDiffers}}, cli.ErrFindings},
+		"all is well": {idle(), nil, nil}, "a finding": {idle(), []state.Finding{{Kind: state.ModeDiffers}}, cli.ErrFindings},
 		"root is blind": {blind, nil, cli.ErrFindings}, "a user is blind": {user, nil, nil},
 	} {
 		call := &command.Invocation{Process: cli.Process{Out: &bytes.Buffer{}}}
-		if err := once(t.Context(), call, &looks{nodes: []inspect.Node{c.n}, found: c.found}); !errors.Is(err, c.want) {
+		if err := once(t.Context(), call, &looks{nodes: []state.Node{c.n}, found: c.found}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
@@ -261,7 +261,7 @@ func TestAStatusThatCannotBePrinted(t *testing.T) {
 	for _, asJSON := range []bool{false, true} {
 		call := &command.Invocation{Process: cli.Process{Out: fullNode{}}, JSON: asJSON}
 		var failed cli.RuntimeError
-		for _, err := range []error{once(t.Context(), call, &looks{nodes: []inspect.Node{idle()}})} {
+		for _, err := range []error{once(t.Context(), call, &looks{nodes: []state.Node{idle()}})} {
 			if !errors.As(err, &failed) || err.Error() != "cannot print status: no space left" {
 				t.Errorf("JSON %v: %v", asJSON, err)
 			}

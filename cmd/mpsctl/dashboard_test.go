@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -129,12 +129,12 @@ func (p panel) overlaps(q panel) bool {
 
 // fullMetrics is what mpsctl metrics prints of a node on which each metric has a sample.
 func fullMetrics() string {
-	n := inspect.Node{
-		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
-		GPUs: []inspect.GPU{{UUID: site.UUID("GPU-a"), Held: true, Processes: []inspect.Process{{Kind: inspect.KindClient}}}},
+	n := state.Node{
+		Jobs: []state.Job{{ID: 7, Phase: state.Opened, Daemons: []state.Daemon{{State: state.Serves}, {State: state.NoAnswer}}}},
+		GPUs: []state.GPU{{UUID: site.UUID("GPU-a"), Held: true, Processes: []state.Process{{Kind: state.KindClient}}}},
 	}
 	n.Jobs[0].Report = usage.Report{Job: 7, User: "hpc1", Partition: "gpu"}
-	node := nodeMetrics(n, []inspect.Finding{{Kind: "server-fault"}})
+	node := nodeMetrics(n, []state.Finding{{Kind: "server-fault"}})
 	return metricsText(slices.Concat(node, runningMetrics(n.Jobs), totals{jobs: 3}.families()))
 }
 

@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // replaceFile writes a file, which is whole or absent, and keeps the mode of the old one. It refuses a link, a device
@@ -23,21 +24,5 @@ func replaceFile(path string, content []byte) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("cannot write: %w", err)
 	}
-	file, err := os.CreateTemp(filepath.Dir(path), ".slurm-mps-*")
-	var cause *fs.PathError // its path is that of the temporary file
-	if errors.As(err, &cause) {
-		err = cause.Err
-	}
-	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	_, err = file.Write(content)
-	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("cannot write %s: %w", path, err), os.Remove(file.Name()))
-	}
-	return nil
+	return osfile.File{Content: content, Mode: mode, Sync: true}.WriteTo(path)
 }

@@ -7,12 +7,12 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // findingsText prints findings for people, with their number.
-func findingsText(found []inspect.Finding, screen command.Screen) string {
+func findingsText(found []state.Finding, screen command.Screen) string {
 	if len(found) == 0 {
 		return ""
 	}
@@ -24,14 +24,14 @@ func findingsText(found []inspect.Finding, screen command.Screen) string {
 }
 
 // findingText prints a finding for people: kind and place, then the fault, then the repair.
-func findingText(f inspect.Finding, screen command.Screen) string {
+func findingText(f state.Finding, screen command.Screen) string {
 	head := fmt.Sprintf("%s %s  %s\n", mark(f.Level, screen), screen.Bold(string(f.Kind)), f.Where)
 	return head + screen.Wrap("    ", f.What) + fixText(f.Fix)
 }
 
 // mark is the sign of a finding.
-func mark(level inspect.Level, screen command.Screen) string {
-	if level == inspect.Warning {
+func mark(level state.Level, screen command.Screen) string {
+	if level == state.Warning {
 		return screen.Yellow("~")
 	}
 	return screen.Red("!")

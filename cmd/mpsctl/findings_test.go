@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
 func TestFindingsText(t *testing.T) {
-	found := []inspect.Finding{{Kind: inspect.ModeDiffers, Where: "job 7, GPU 0 (GPU-1)",
+	found := []state.Finding{{Kind: state.ModeDiffers, Where: "job 7, GPU 0 (GPU-1)",
 		What: strings.Repeat("word ", 20), Fix: "nvidia-smi -i GPU-1 -c DEFAULT"}}
 	want := "\n1 finding\n! mode-differs  job 7, GPU 0 (GPU-1)\n" +
 		"    word word word word word word word word word word word word word word word\n    word word word word word\n" +

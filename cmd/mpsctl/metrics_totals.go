@@ -11,8 +11,8 @@ import (
 	"strconv"
 
 	"github.com/slurm-mps/slurm-mps/epilog"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -37,7 +37,7 @@ var jobTotals = []struct {
 
 // runningMetrics returns the totals of running jobs that this user may read. The label is jobid, because Prometheus uses
 // job for the name of a scrape. The use of a GPU is DCGM's: docs/operator.md has how to give its metrics the job.
-func runningMetrics(jobs []inspect.Job) (totals []family) {
+func runningMetrics(jobs []state.Job) (totals []family) {
 	for _, t := range jobTotals {
 		totals = append(totals, family{name: t.name, kind: "gauge", help: t.help})
 	}

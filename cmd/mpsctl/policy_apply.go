@@ -148,7 +148,7 @@ func install(path string, content []byte) error {
 		return err
 	}
 	defer dir.Close()
-	return osfile.Replace(dir, filepath.Base(path), content, mode)
+	return osfile.File{Content: content, Mode: mode, Sync: true}.Write(dir, filepath.Base(path))
 }
 
 func (a applied) unchanged() string { return "Nothing has changed: " + a.File + " stays as it is.\n" }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
@@ -20,15 +20,15 @@ import (
 // view is the text of mpsctl status, to which its methods append.
 type view struct {
 	strings.Builder
-	inspect.Node
-	found  []inspect.Finding
+	state.Node
+	found  []state.Finding
 	screen command.Screen
 }
 
 func (v *view) line(format string, args ...any) { fmt.Fprintf(v, format+"\n", args...) }
 
 // statusText returns the state of a node as text for people.
-func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) string {
+func statusText(n state.Node, found []state.Finding, screen command.Screen) string {
 	v := &view{Node: n, found: found, screen: screen}
 	v.head()
 	for _, j := range n.Jobs {
@@ -45,7 +45,7 @@ func (v *view) head() {
 		words.Count(len(v.GPUs), "GPU"), words.Count(len(v.Jobs), "job"), words.Count(v.Clients(), "client"))
 }
 
-func (v *view) job(j inspect.Job) {
+func (v *view) job(j state.Job) {
 	v.line("")
 	line := v.screen.Bold(lease.Name(j.ID))
 	if j.User != "" {
@@ -96,7 +96,7 @@ func (v *view) job(j inspect.Job) {
 }
 
 // pausesOf returns the pauses of a job's ranks. The guard's state is the latest, but only root can read it.
-func pausesOf(j inspect.Job) usage.Totals {
+func pausesOf(j state.Job) usage.Totals {
 	if j.Guard != nil {
 		return usage.Totals{Counts: j.Guard.Counts}
 	}
@@ -104,15 +104,15 @@ func pausesOf(j inspect.Job) usage.Totals {
 }
 
 // guard appends the line of a job's guard.
-func (v *view) guard(j inspect.Job, g inspect.Guard) {
-	state := v.screen.Green("running")
+func (v *view) guard(j state.Job, g state.Guard) {
+	life := v.screen.Green("running")
 	switch {
 	case !g.Running:
-		state = v.screen.Red("gone")
+		life = v.screen.Red("gone")
 	case g.Stalled != nil:
-		state = v.screen.Red("stalled since " + g.Stalled.In(v.Time.Location()).Format("15:04:05"))
+		life = v.screen.Red("stalled since " + g.Stalled.In(v.Time.Location()).Format("15:04:05"))
 	}
-	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, words.Count(g.Clients, "client"))
+	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, life, words.Count(g.Clients, "client"))
 	if g.Dead > 0 {
 		line += fmt.Sprintf("  holds files of %d that ended", g.Dead)
 	}
@@ -125,11 +125,11 @@ func (v *view) guard(j inspect.Job, g inspect.Guard) {
 	v.line("%s%s", line, v.processMarks(j, g.PID))
 }
 
-func (v *view) phase(phase inspect.Phase) string {
+func (v *view) phase(phase state.Phase) string {
 	switch phase {
-	case inspect.Opened:
+	case state.Opened:
 		return v.screen.Green(string(phase))
-	case inspect.Unreadable, inspect.Orphaned:
+	case state.Unreadable, state.Orphaned:
 		return v.screen.Red(string(phase))
 	}
 	return v.screen.Yellow(string(phase))
@@ -158,7 +158,7 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%ds", second)
 }
 
-func (v *view) daemon(j inspect.Job, d inspect.Daemon) {
+func (v *view) daemon(j state.Job, d state.Daemon) {
 	line := "  daemon   "
 	if d.PID != 0 {
 		line += fmt.Sprintf("pid %d  ", d.PID)
@@ -174,19 +174,19 @@ func (v *view) daemon(j inspect.Job, d inspect.Daemon) {
 	for _, s := range d.Servers {
 		v.line("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, v.health(s.Status), s.Percent, v.processMarks(j, s.PID))
 	}
-	if d.State == inspect.Serves && len(d.Servers) == 0 {
+	if d.State == state.Serves && len(d.Servers) == 0 {
 		v.line("  server   none: the first client starts it")
 	}
 }
 
-func (v *view) serving(state inspect.DaemonState) string {
-	switch state {
-	case inspect.Serves:
-		return v.screen.Green(string(state))
-	case inspect.Alive, inspect.NotStarted:
-		return string(state)
+func (v *view) serving(s state.DaemonState) string {
+	switch s {
+	case state.Serves:
+		return v.screen.Green(string(s))
+	case state.Alive, state.NotStarted:
+		return string(s)
 	}
-	return v.screen.Red(string(state))
+	return v.screen.Red(string(s))
 }
 
 func (v *view) health(status string) string {
@@ -214,7 +214,7 @@ func (v *view) name(uuid site.UUID) string {
 	return string(uuid)
 }
 
-func (v *view) device(j inspect.Job, held inspect.Held) {
+func (v *view) device(j state.Job, held state.Held) {
 	g, seen := v.GPU(held.UUID)
 	line := "  " + v.name(held.UUID)
 	if seen {
@@ -226,7 +226,7 @@ func (v *view) device(j inspect.Job, held inspect.Held) {
 	if sms := assigned(held.Clients); sms > 0 {
 		line += fmt.Sprintf(", %d SMs assigned", sms)
 	}
-	v.line("%s%s", line, v.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	v.line("%s%s", line, v.marks(func(f state.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
 	v.use(held, g)
 	if len(held.Clients) > 0 {
 		v.line("%s", v.screen.Faint(v.clientRow("rank", "step", "pid", "command", "share", "memory", "limit")))
@@ -238,7 +238,7 @@ func (v *view) device(j inspect.Job, held inspect.Held) {
 
 // use appends the line with the use of a GPU. Its bar shows the SMs that have work. Without GPM the bar shows the
 // part of the time in which a kernel runs.
-func (v *view) use(held inspect.Held, g inspect.GPU) {
+func (v *view) use(held state.Held, g state.GPU) {
 	if held.Use == nil {
 		return
 	}
@@ -263,7 +263,7 @@ func (v *view) use(held inspect.Held, g inspect.GPU) {
 }
 
 // assigned returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
-func assigned(clients []inspect.Client) (sms int) {
+func assigned(clients []state.Client) (sms int) {
 	for _, c := range clients {
 		sms += c.SMs
 	}
@@ -277,7 +277,7 @@ func (v *view) clientRow(rank, step, pid, command, share, memory, limit string) 
 	return strings.TrimRight(row, " ")
 }
 
-func (v *view) client(c inspect.Client, g inspect.GPU) {
+func (v *view) client(c state.Client, g state.GPU) {
 	rank, used, share, limit := "-", "-", "-", "-"
 	if c.Rank >= 0 {
 		rank = strconv.Itoa(c.Rank)
@@ -295,7 +295,7 @@ func (v *view) client(c inspect.Client, g inspect.GPU) {
 }
 
 // clientShare returns a client's share in SMs, or its percentage if its SMs are not known.
-func clientShare(c inspect.Client, g inspect.GPU) string {
+func clientShare(c state.Client, g state.GPU) string {
 	switch {
 	case c.SMs > 0 && g.SMs > 0:
 		return strconv.Itoa(c.SMs) + " SMs"
@@ -324,19 +324,19 @@ func (v *view) gpus() {
 		clients, others := 0, 0
 		for _, process := range g.Processes {
 			switch process.Kind {
-			case inspect.KindClient:
+			case state.KindClient:
 				clients++
-			case inspect.KindCompute:
+			case state.KindCompute:
 				others++
 			}
 		}
 		mode := cmp.Or(string(g.Mode), "-")
 		v.line("%s%s", v.gpuRow(g.String(), g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others)),
-			v.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+			v.marks(func(f state.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
 	}
 }
 
-func holder(g inspect.GPU) string {
+func holder(g state.GPU) string {
 	switch {
 	case len(g.Holders) > 1:
 		return fmt.Sprintf("%d jobs", len(g.Holders))
@@ -351,12 +351,12 @@ func holder(g inspect.GPU) string {
 }
 
 // processMarks returns the kinds of the findings of a process of a job, or of the job itself if pid is 0.
-func (v *view) processMarks(j inspect.Job, pid int) string {
-	return v.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == pid && f.GPU == "" })
+func (v *view) processMarks(j state.Job, pid int) string {
+	return v.marks(func(f state.Finding) bool { return f.Job == j.ID && f.PID == pid && f.GPU == "" })
 }
 
 // marks returns the kinds of the findings of a place.
-func (v *view) marks(here func(inspect.Finding) bool) string {
+func (v *view) marks(here func(state.Finding) bool) string {
 	var kinds []string
 	for _, f := range v.found {
 		if here(f) {

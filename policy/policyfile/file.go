@@ -28,8 +28,8 @@ func (f *file) start() hcl.Range {
 	return hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
 }
 
-// Version is the version of the policy language that this program reads.
-const Version = 1
+// version is the version of the policy language that this program reads.
+const version = 1
 
 // These bound a file. hcl's parser uses stack for each level, and 64 KiB of brackets would end the program.
 const (
@@ -123,12 +123,12 @@ func (c *typeChecker) open(f *file) bool {
 	}
 	attr := content.Attributes["version"]
 	if attr == nil {
-		c.mistake(f.start(), "Missing version", "a file begins with version = %d, outside of every block", Version)
+		c.mistake(f.start(), "Missing version", "a file begins with version = %d, outside of every block", version)
 		return true
 	}
-	if v, ok := c.constantOf(attr, cty.Number); ok && float(v) != Version {
+	if v, ok := c.constantOf(attr, cty.Number); ok && float(v) != version {
 		c.mistake(attr.Expr.Range(), "Unsupported version",
-			"this program reads policies of version %d, not %s", Version, decimal(float(v)))
+			"this program reads policies of version %d, not %s", version, decimal(float(v)))
 	}
 	return len(c.wrong) == before
 }

@@ -144,5 +144,5 @@ func keep(paths site.Paths, name string, content []byte) error {
 		return err
 	}
 	defer dir.Close()
-	return osfile.Replace(dir, name, content, 0o600)
+	return osfile.File{Content: content, Mode: 0o600, Sync: true}.Write(dir, name)
 }

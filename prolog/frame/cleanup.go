@@ -5,9 +5,7 @@ package frame
 import (
 	"context"
 
-	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 )
@@ -80,10 +78,3 @@ func (c *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDa
 
 // FreeHeld frees the memory of closed jobs' file systems, as far as it can.
 func (c *Cleanup) FreeHeld() error { return c.n.store.FreeHeld(func(lease.Held) bool { return true }) }
-
-// DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
-// deadline.
-func DriverReadOnly(paths site.Paths) *gpu.NVML {
-	config, _ := policyfile.ReadConfig(paths)
-	return gpu.New(config.NVMLLibrary, config.EpilogDeadline/2)
-}

@@ -212,8 +212,8 @@ func expanded(pattern, dir string) []string {
 	return matched
 }
 
-// state reads the folder of state, or the part of its path that exists.
-func state(paths site.Paths) StateDir {
+// stateDir reads the folder of state, or the part of its path that exists.
+func stateDir(paths site.Paths) StateDir {
 	s := StateDir{Path: paths.Run()}
 	for path := s.Path; ; path = filepath.Dir(path) {
 		var st unix.Stat_t

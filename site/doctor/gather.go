@@ -20,9 +20,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
 // Question is the input of doctor.
@@ -57,7 +57,7 @@ func Gather(ctx context.Context, q Question) Node {
 		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
 	}
 	n.Programs = programs(ctx, n.Slurm)
-	n.State = state(q.Paths)
+	n.State = stateDir(q.Paths)
 	n.Limits = limits()
 	n.Guard = guarding()
 	_, n.NoGroups = cgroup.Mount()
@@ -213,13 +213,13 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 
 // findLeftovers reads the node as mpsctl status does, with the same NVML.
 func (n *Node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
-	reader, err := inspect.Open(n.Paths, true)
+	reader, err := state.Open(n.Paths, true)
 	if err != nil {
 		n.Unseen = append(n.Unseen, "leftovers of jobs: "+err.Error())
 		return
 	}
-	reader.Driver = func() (inspect.Driver, error) { return nvml, n.NVMLErr }
-	seen, found := reader.Inspect(ctx, inspect.Disagreements)
+	reader.Driver = func() (state.Driver, error) { return nvml, n.NVMLErr }
+	seen, found := reader.Inspect(ctx, state.Disagreements)
 	n.Leftovers = found
 	for _, missed := range seen.Incomplete {
 		switch {

@@ -13,30 +13,30 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // diagnosis gathers the findings of a node.
 type diagnosis struct {
 	Node
-	found []inspect.Finding
+	found []state.Finding
 }
 
-func (d *diagnosis) fault(kind inspect.Kind, where, fix, what string, args ...any) {
-	d.add(inspect.Fault, kind, where, fix, what, args...)
+func (d *diagnosis) fault(kind state.Kind, where, fix, what string, args ...any) {
+	d.add(state.Fault, kind, where, fix, what, args...)
 }
 
-func (d *diagnosis) warning(kind inspect.Kind, where, fix, what string, args ...any) {
-	d.add(inspect.Warning, kind, where, fix, what, args...)
+func (d *diagnosis) warning(kind state.Kind, where, fix, what string, args ...any) {
+	d.add(state.Warning, kind, where, fix, what, args...)
 }
 
-func (d *diagnosis) add(level inspect.Level, kind inspect.Kind, where, fix, what string, args ...any) {
+func (d *diagnosis) add(level state.Level, kind state.Kind, where, fix, what string, args ...any) {
 	what = fmt.Sprintf(what, args...)
-	d.found = append(d.found, inspect.Finding{Kind: kind, Level: level, Where: where, What: what, Fix: fix})
+	d.found = append(d.found, state.Finding{Kind: kind, Level: level, Where: where, What: what, Fix: fix})
 }
 
 // part reports whether the part of the node that a check needs was seen. If not, the check is not made, and another
@@ -103,8 +103,8 @@ type Check struct {
 
 // Judge makes all checks, and returns their results and the findings. It is pure: the same
 // node has the same findings.
-func Judge(n Node) (results []Check, found []inspect.Finding) {
-	found = []inspect.Finding{}
+func Judge(n Node) (results []Check, found []state.Finding) {
+	found = []state.Finding{}
 	for _, c := range checks {
 		d, result := diagnosis{Node: n}, "not seen"
 		if c.seen(n) {
@@ -112,7 +112,7 @@ func Judge(n Node) (results []Check, found []inspect.Finding) {
 			result = "ok"
 		}
 		for _, f := range d.found {
-			if result != string(inspect.Fault) {
+			if result != string(state.Fault) {
 				result = string(f.Level)
 			}
 		}
@@ -235,13 +235,13 @@ func (n Node) rooted() string {
 }
 
 // unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning.
-func (d *diagnosis) unreadable(kind inspect.Kind, path, correct string, s policyfile.FileStatus, without string) {
+func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfile.FileStatus, without string) {
 	if s.Err == nil {
 		return
 	}
-	level := inspect.Fault
+	level := state.Fault
 	if !s.Kept.IsZero() {
-		level = inspect.Warning
+		level = state.Warning
 	}
 	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+path
 	var bad *policyfile.Error
@@ -451,20 +451,20 @@ func (d *diagnosis) stateRoom() {
 
 // usersDoing are findings of mpsctl status that a job's user can cause. They harm only this user's jobs, so they are
 // warnings: otherwise a user could drain a node through a health check that runs doctor.
-var usersDoing = []inspect.Kind{
-	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer,
-	inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
-	inspect.GuardStalled, inspect.TakersStuck, inspect.MemoryHeld, inspect.ClientsUnguarded,
+var usersDoing = []state.Kind{
+	state.DaemonGone, state.DaemonReplaced, state.DaemonNotServing, state.DaemonNoAnswer,
+	state.DaemonUnclear, state.ServerFault, state.CeilingLifted, state.FilesUnheld,
+	state.GuardStalled, state.TakersStuck, state.MemoryHeld, state.ClientsUnguarded,
 }
 
 // nothingLeft returns the findings of mpsctl status.
 func (d *diagnosis) nothingLeft() {
 	for _, f := range d.Leftovers {
-		level := inspect.Fault
+		level := state.Fault
 		if slices.Contains(usersDoing, f.Kind) {
-			level = inspect.Warning
+			level = state.Warning
 		}
-		if f.Kind != inspect.PolicyUnusable && f.Kind != inspect.ConfigUnusable { // judged above
+		if f.Kind != state.PolicyUnusable && f.Kind != state.ConfigUnusable { // judged above
 			d.add(level, f.Kind, f.Where, f.Fix, "%s", f.What)
 		}
 	}

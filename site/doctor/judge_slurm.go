@@ -15,8 +15,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
@@ -101,9 +101,9 @@ func (d *diagnosis) notOurs(h Hook) {
 				h.Name, last.Value, h.Scripts[other].Starts, h.Ours)
 		}
 	}
-	level := inspect.Fault
+	level := state.Fault
 	if h.Name == "TaskProlog" {
-		level = inspect.Warning
+		level = state.Warning
 	}
 	d.add(level, "hook-not-ours", where, d.setHook(h), "%s: %s", what, withoutHook[h.Name])
 }
@@ -353,7 +353,7 @@ func (d *diagnosis) parts() {
 			continue
 		}
 		if _, err := s.Gres.SharedCount(name, 0); err != nil {
-			d.fault(inspect.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+reconfigure,
+			d.fault(state.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+reconfigure,
 				"jobs of gres/%s are refused MPS: %s", name, words.OneLine(err))
 		}
 	}

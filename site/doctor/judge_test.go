@@ -12,8 +12,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
 // sound is a node of which nothing was seen that is wrong.
@@ -25,25 +25,25 @@ func sound() Node {
 func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(*Node)
-		want  []inspect.Kind
+		want  []state.Kind
 	}{
 		"nothing seen, nothing wrong": {func(*Node) {}, nil},
-		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []inspect.Kind{"state-on-disk"}},
+		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []state.Kind{"state-on-disk"}},
 		"a root of its own on a disk": {func(n *Node) { n.State.Memory, n.Paths = false, site.Paths{Root: "/x"} }, nil},
-		"no names left":               {func(n *Node) { n.State.Files = minNames - 1 }, []inspect.Kind{"state-room"}},
-		"a state that cannot be seen": {func(n *Node) { n.State = StateDir{Err: errors.New("input/output error")} }, []inspect.Kind{"state-folder"}},
-		"a state of a user":           {func(n *Node) { n.State.Exists, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []inspect.Kind{"state-folder"}},
+		"no names left":               {func(n *Node) { n.State.Files = minNames - 1 }, []state.Kind{"state-room"}},
+		"a state that cannot be seen": {func(n *Node) { n.State = StateDir{Err: errors.New("input/output error")} }, []state.Kind{"state-folder"}},
+		"a state of a user":           {func(n *Node) { n.State.Exists, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []state.Kind{"state-folder"}},
 		"a state as it should be":     {func(n *Node) { n.State.Exists, n.State.Mode = true, 0o755|1<<31 }, nil},
-		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []inspect.Kind{"no-gpu"}},
+		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []state.Kind{"no-gpu"}},
 		"few files that may be more":  {func(n *Node) { n.Limits = []Limit{{"slurmd", 1024, true}} }, nil},
 		"few files": {func(n *Node) {
 			n.Limits = []Limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
-		}, []inspect.Kind{"open-files"}},
-		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []inspect.Kind{"guard"}},
-		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []inspect.Kind{"control-groups"}},
-		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []inspect.Kind{"guard"}},
+		}, []state.Kind{"open-files"}},
+		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []state.Kind{"guard"}},
+		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []state.Kind{"control-groups"}},
+		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []state.Kind{"guard"}},
 		"an older driver": {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} },
-			[]inspect.Kind{"guard"}},
+			[]state.Kind{"guard"}},
 		"a driver that is new enough": {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},
 		"versions that do not say":    {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
@@ -53,7 +53,7 @@ func TestJudge(t *testing.T) {
 		for i := range n.Programs {
 			n.Programs[i].Name = "mpsctl" // which runs: its mode is not judged
 		}
-		var got []inspect.Kind
+		var got []state.Kind
 		_, found := Judge(n)
 		for _, f := range found {
 			got = append(got, f.Kind)

@@ -10,18 +10,18 @@ package doctor
 import (
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
 // Report is the result of doctor, in the form of its JSON.
 type Report struct {
-	Node     string            `json:"node"`
-	Time     time.Time         `json:"time"`
-	Complete bool              `json:"complete"` // all was seen
-	Checked  checked           `json:"checked"`
-	Checks   []Check           `json:"checks,omitempty"` // with -v
-	Findings []inspect.Finding `json:"findings"`
-	Unseen   []string          `json:"errors"`
+	Node     string          `json:"node"`
+	Time     time.Time       `json:"time"`
+	Complete bool            `json:"complete"` // all was seen
+	Checked  checked         `json:"checked"`
+	Checks   []Check         `json:"checks,omitempty"` // with -v
+	Findings []state.Finding `json:"findings"`
+	Unseen   []string        `json:"errors"`
 }
 
 // checked counts the parts that doctor has read.
@@ -49,11 +49,11 @@ func NewReport(n Node) Report {
 
 // Failed reports whether the node is not ready for jobs, or could not be read completely.
 func (r Report) Failed(strict bool) bool {
-	return !r.Complete || r.Count(inspect.Fault) > 0 || strict && len(r.Findings) > 0
+	return !r.Complete || r.Count(state.Fault) > 0 || strict && len(r.Findings) > 0
 }
 
 // Count returns the number of findings of a level.
-func (r Report) Count(level inspect.Level) (n int) {
+func (r Report) Count(level state.Level) (n int) {
 	for _, f := range r.Findings {
 		if f.Level == level {
 			n++

@@ -9,8 +9,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
 // Node is the state of a node, as far as it was gathered. A part that could not be read is nil, and Unseen or an error
@@ -38,7 +38,7 @@ type Node struct {
 	Limits    []Limit
 	Guard     Guarding
 	NoGroups  error // why daemons get no control groups
-	Leftovers []inspect.Finding
+	Leftovers []state.Finding
 	Hidden    []string // of the jobs, if a user's process hides them by blocking this process
 }
 

@@ -15,7 +15,7 @@ import (
 // These are the sources of an Activity's percentages.
 const (
 	FromGPM       = "GPM"                 // the GPU's own counters, on Hopper and newer
-	FromProcesses = "process utilization" // what the driver samples of each process
+	fromProcesses = "process utilization" // what the driver samples of each process
 )
 
 // Activity is the use of a GPU. The percentages are for the time since the previous call. All other fields are for
@@ -135,7 +135,7 @@ func (s *Sampler) readProcesses(d device, a *Activity) {
 		last = max(last, one.TimeStamp)
 	}
 	s.since = last
-	a.SMUtil, a.Source = 0, FromProcesses
+	a.SMUtil, a.Source = 0, fromProcesses
 	for _, process := range sums {
 		a.SMUtil = min(a.SMUtil+process.percent/process.count, 100)
 	}

@@ -99,10 +99,10 @@ func TestGPMIsOfTheTimeBetween(t *testing.T) {
 func TestSampleWithoutGPM(t *testing.T) {
 	gpu, s := sampled(t, node.A100SXM80)
 	serverSample(t, gpu, 70)
-	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 70 || a.SMActive != usage.Unknown || a.DRAM != usage.Unknown {
+	if a := read(t, s); a.Source != fromProcesses || a.SMUtil != 70 || a.SMActive != usage.Unknown || a.DRAM != usage.Unknown {
 		t.Errorf("%+v", a)
 	}
-	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 0 {
+	if a := read(t, s); a.Source != fromProcesses || a.SMUtil != 0 {
 		t.Errorf("without a new sample: %+v", a)
 	}
 }
@@ -114,7 +114,7 @@ func TestSampleWhenGPMFails(t *testing.T) {
 	if err := gpu.Fail("nvmlGpmSampleGet", int(nvml.ERROR_UNKNOWN), 1); err != nil {
 		t.Fatal(err)
 	}
-	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 70 {
+	if a := read(t, s); a.Source != fromProcesses || a.SMUtil != 70 {
 		t.Errorf("%+v", a)
 	}
 	if a := read(t, s); a.Source != FromGPM {

@@ -9,73 +9,20 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"golang.org/x/sys/unix"
 )
 
-// writeWhole writes content to path. A reader sees the old file, the new one or none, but never a part. The temporary
-// file has a fixed name, because there is one writer: the next one overwrites the file that a killed writer left.
-func writeWhole(path string, content []byte, mode fs.FileMode, gid int) error {
-	if err := replace(path, content, mode, gid, true); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
+// state is a file of a store that is written often, so it does not wait for the disk. Each file of a store has one
+// writer at a time.
+func state(content []byte, mode fs.FileMode) osfile.File {
+	return osfile.File{Content: append(content, '\n'), Mode: mode, Alone: true}
 }
 
-// replace is writeWhole without the sync of the folder. Without sync, a crash of the node may lose the file.
-func replace(path string, content []byte, mode fs.FileMode, gid int, sync bool) error {
-	temporary := temporaryOf(path)
-	err := writeFile(temporary, content, mode, gid, sync)
-	if err == nil {
-		err = os.Rename(temporary, path)
-	}
-	if err != nil {
-		err = osfile.ExplainFull(path, err)
-		_ = os.Remove(temporary) // on a full disk its blocks are needed
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	return nil
-}
-
-func temporaryOf(path string) string {
-	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
-}
-
-func writeFile(path string, content []byte, mode fs.FileMode, gid int, sync bool) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	if gid >= 0 {
-		if err := file.Chown(-1, gid); err != nil {
-			return err
-		}
-	}
-	if err := file.Chmod(mode); err != nil {
-		return err
-	}
-	if _, err := file.Write(content); err != nil {
-		return err
-	}
-	if !sync {
-		return nil
-	}
-	return file.Sync()
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("cannot sync %s: %w", path, err)
-	}
-	defer dir.Close()
-	if err := dir.Sync(); err != nil {
-		return fmt.Errorf("cannot sync %s: %w", path, err)
-	}
-	return nil
+// record is a file that is on the disk before what it records is done.
+func record(content []byte, mode fs.FileMode, gid uint32) osfile.File {
+	return osfile.File{Content: append(content, '\n'), Mode: mode, GID: gid, Sync: true, Alone: true}
 }
 
 // remove removes path. A missing path is not an error.

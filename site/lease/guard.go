@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -109,13 +110,13 @@ func (s *Store) GuardPromise(job uint32) (time.Time, error) {
 }
 
 // SaveGuard writes the state of a job's guard.
-func (s *Store) SaveGuard(job uint32, state GuardState) error {
-	state.Schema, state.Boot = Schema, s.boot
-	content, err := json.Marshal(state)
+func (s *Store) SaveGuard(job uint32, now GuardState) error {
+	now.Schema, now.Boot = Schema, s.boot
+	content, err := json.Marshal(now)
 	if err != nil {
 		return fmt.Errorf("cannot write state of the guard of job %d: %w", job, err)
 	}
-	return replace(s.guardStatePath(job), append(content, '\n'), 0o600, -1, false) // without sync, which may take longer than a client's start
+	return state(content, 0o600).WriteTo(s.guardStatePath(job)) // without sync, which may take longer than a client's start
 }
 
 // ReadGuard returns the state of a job's guard. Its errors are those of Read.
@@ -126,5 +127,5 @@ func (s *Store) ReadGuard(job uint32) (state GuardState, err error) {
 
 // guardFiles returns the paths of all files of a job's guard.
 func (s *Store) guardFiles(job uint32) []string {
-	return []string{temporaryOf(s.guardStatePath(job)), s.guardStatePath(job), s.guardPath(job)}
+	return []string{osfile.Temporary(s.guardStatePath(job)), s.guardStatePath(job), s.guardPath(job)}
 }

@@ -282,6 +282,20 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 	if err != nil || len(all) != 2 || all[0].Job != 7 || all[0].UID != 2001 || all[0].Bytes/testMiB != 140 {
 		t.Fatalf("%+v, %v", all, err)
 	}
+	// The epilog of one job still runs: its file system may be free in a moment.
+	lock, err := j.Lock(deadline(t, 5*time.Second), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := j.HeldLeft(); err != nil || len(left) != 1 || left[0].Job != 7 {
+		t.Errorf("left while an epilog runs: %+v, %v", left, err)
+	}
+	if err := lock.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := j.HeldLeft(); err != nil || len(left) != 2 {
+		t.Errorf("left: %+v, %v", left, err)
+	}
 	for uid, want := range map[uint32]bool{2001: true, 2002: false} {
 		if much, err := j.HeldTooMuch(uid); much != want || err != nil {
 			t.Errorf("user %d: %v, %v", uid, much, err)

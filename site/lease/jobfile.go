@@ -19,7 +19,7 @@ func WriteJobFile(path string, job uint32) error {
 	if err := trusted(filepath.Dir(path)); err != nil {
 		return err
 	}
-	return replace(path, jobLine(job), 0o644, -1, false)
+	return state(fmt.Append(nil, job), 0o644).WriteTo(path)
 }
 
 // RemoveJobFile removes a job file and what a killed writer has left of it. A file that names another job stays.
@@ -31,7 +31,7 @@ func RemoveJobFile(path string, job uint32) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(remove(temporaryOf(path)), removeOwn(path, job))
+	return errors.Join(remove(osfile.Temporary(path)), removeOwn(path, job))
 }
 
 func removeOwn(path string, job uint32) error {
@@ -41,13 +41,11 @@ func removeOwn(path string, job uint32) error {
 		return nil
 	case err != nil:
 		return err
-	case string(content) != string(jobLine(job)):
+	case string(content) != fmt.Sprintln(job):
 		return nil
 	}
 	return remove(path)
 }
-
-func jobLine(job uint32) []byte { return fmt.Appendf(nil, "%d\n", job) }
 
 // trusted returns an error if another user could decide what a folder is.
 func trusted(folder string) error {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
 // Of all pairs of phases, only these may follow each other. A refused change changes neither the lease nor its file.
@@ -67,7 +69,7 @@ func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
 	if err := j.Create(context.Background(), l); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(temporaryOf(j.leasePath(7)), 0o755); err != nil { // no file can be made there
+	if err := os.Mkdir(osfile.Temporary(j.leasePath(7)), 0o755); err != nil { // no file can be made there
 		t.Fatal(err)
 	}
 	err := j.SetPhase(&l, Closing)

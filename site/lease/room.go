@@ -36,7 +36,7 @@ func (s *Store) SaveRoom(job uint32, r Room) error {
 	}
 	content, err := json.Marshal(r)
 	if err == nil {
-		err = replace(path, append(content, '\n'), 0o644, -1, false)
+		err = state(content, 0o644).WriteTo(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -192,7 +192,7 @@ func (s *Store) Save(l Lease) error {
 	if err != nil {
 		return fmt.Errorf("cannot write lease of job %d: %w", l.Job.ID, err)
 	}
-	return writeWhole(s.leasePath(l.Job.ID), append(content, '\n'), 0o600, -1)
+	return record(content, 0o600, 0).WriteTo(s.leasePath(l.Job.ID))
 }
 
 // claim is the content of a file in claims/.
@@ -208,8 +208,8 @@ func (s *Store) claim(l Lease) error {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
 	temporary := s.claimTemporary(l.Job.ID)
-	if err := writeFile(temporary, content, 0o600, -1, true); err != nil {
-		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, osfile.ExplainFull(temporary, err))
+	if err := record(content, 0o600, 0).WriteTo(temporary); err != nil {
+		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
 	for _, gpu := range l.GPUs {
 		if err := s.claimOne(temporary, gpu.UUID, l.Job.ID, l.Part.Shared()); err != nil {
@@ -219,7 +219,7 @@ func (s *Store) claim(l Lease) error {
 	if err := remove(temporary); err != nil {
 		return err
 	}
-	return syncDir(filepath.Join(s.dir, "claims"))
+	return osfile.SyncFolder(filepath.Join(s.dir, "claims"))
 }
 
 func (s *Store) claimTemporary(job uint32) string {
@@ -303,7 +303,7 @@ func (s *Store) WriteTicket(t Ticket) error {
 	if err != nil {
 		return fmt.Errorf("cannot publish ticket of job %d: %w", t.Job.ID, err)
 	}
-	if err := writeWhole(s.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID)); err != nil {
+	if err := record(content, 0o640, t.Job.GID).WriteTo(s.TicketPath(t.Job.ID)); err != nil {
 		return errors.Join(err, s.RemoveTicket(t.Job.ID)) // the file may be in place, but not on the disk
 	}
 	return nil
@@ -345,7 +345,7 @@ func OpenReadOnly(dir, boot string) *Store { return &Store{dir: dir, boot: boot}
 // RemoveTicket removes a job's ticket.
 func (s *Store) RemoveTicket(job uint32) error {
 	path := s.TicketPath(job)
-	return errors.Join(remove(temporaryOf(path)), remove(path))
+	return errors.Join(remove(osfile.Temporary(path)), remove(path))
 }
 
 // Delete removes a job's claims and then its lease. It is the last step of an undo. The devices are those of the
@@ -375,13 +375,14 @@ func (s *Store) forget(job uint32, devices []site.UUID, others ...string) error 
 			return err
 		}
 	}
-	path := s.leasePath(job)
-	for _, stale := range slices.Concat([]string{s.claimTemporary(job), temporaryOf(path)}, s.guardFiles(job), others, []string{path}) {
+	path, claims := s.leasePath(job), s.claimTemporary(job)
+	temporary := []string{osfile.Temporary(claims), claims, osfile.Temporary(path)}
+	for _, stale := range slices.Concat(temporary, s.guardFiles(job), others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}
 	}
-	return syncDir(filepath.Dir(path))
+	return osfile.SyncFolder(filepath.Dir(path))
 }
 
 // unclaim removes a job's claims on a device.

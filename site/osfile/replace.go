@@ -64,49 +64,71 @@ func openFolder(above int, name, path string) (*os.File, error) {
 	return dir, nil
 }
 
-// Replace writes a file into a folder that OpenFolder has opened. A reader sees the old file or the complete new
-// file. No other user can put a link into the folder. Several processes may replace the same file: each process has a
-// temporary file with its own pid, and the last rename wins.
-func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
-	return replace(dir, name, newFile{content: content, mode: mode, sync: true})
+// File is a file to be written. A reader sees the old file, the whole new one or none.
+type File struct {
+	Content []byte
+	Mode    fs.FileMode
+	GID     uint32 // the file's group; 0 for the writer's
+	Reader  uint32 // a user who may read a file of mode 0600, by an ACL; 0 for none. Without ACLs only root may read it
+	Sync    bool   // a crash of the node does not lose the file
+	Alone   bool   // it has one writer at a time: its temporary file is Temporary, and the next writer overwrites it
 }
 
-// ReplaceForUser is Replace for a file of root's that one user may read, by an ACL. In a file system without ACLs, only
-// root may read it. It does not wait for the disk: a crash of the node may lose the file.
-func ReplaceForUser(dir *os.File, name string, content []byte, uid uint32) error {
-	return replace(dir, name, newFile{content: content, mode: 0o600, reader: uid})
+// Temporary is the path at which the only writer of a file begins it.
+func Temporary(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
 }
 
-// newFile is a file to be written.
-type newFile struct {
-	content []byte
-	mode    fs.FileMode
-	reader  uint32 // a user who may read it; 0 for none
-	sync    bool
+// WriteTo writes the file to a path in a folder that no other user can change.
+func (f File) WriteTo(path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	defer dir.Close()
+	return f.Write(dir, filepath.Base(path))
 }
 
-func replace(dir *os.File, name string, f newFile) error {
+// Write writes the file into a folder that OpenFolder has opened, so no other user can put a link there. Several
+// processes may write the same file, except if it is Alone: each has a temporary file, and the last rename wins.
+func (f File) Write(dir *os.File, name string) error {
+	path := filepath.Join(dir.Name(), name)
 	temporary := fmt.Sprintf(".draft-%s-%d", name, os.Getpid())
-	err := writeTemporary(dir, temporary, f)
+	if f.Alone {
+		temporary = filepath.Base(Temporary(path))
+	}
+	err := f.create(dir, temporary)
 	if err == nil {
 		err = unix.Renameat(int(dir.Fd()), temporary, int(dir.Fd()), name)
 	}
 	if err != nil {
 		err = ExplainFull(dir.Name(), err)
-		_ = unix.Unlinkat(int(dir.Fd()), temporary, 0)
-		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
+		_ = unix.Unlinkat(int(dir.Fd()), temporary, 0) // on a full disk its blocks are needed
+		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
-	if !f.sync {
+	if !f.Sync {
 		return nil
 	}
 	if err := dir.Sync(); err != nil {
-		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
+		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
 	return nil
 }
 
-// writeTemporary writes a new file. If a file with its name exists, a killed process with the same pid has left it.
-func writeTemporary(dir *os.File, name string, f newFile) error {
+// SyncFolder waits until what was made and removed in a folder is on the disk.
+func SyncFolder(path string) error {
+	dir, err := os.Open(path)
+	if err == nil {
+		err = errors.Join(dir.Sync(), dir.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("cannot sync %s: %w", path, err)
+	}
+	return nil
+}
+
+// create makes a new file. If a file with its name exists, a killed process has left it.
+func (f File) create(dir *os.File, name string) error {
 	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -114,13 +136,13 @@ func writeTemporary(dir *os.File, name string, f newFile) error {
 	}
 	file := os.NewFile(uintptr(fd), name)
 	defer file.Close()
-	if err := file.Chmod(f.mode); err != nil {
+	if f.GID != 0 {
+		err = file.Chown(-1, int(f.GID))
+	}
+	if err = errors.Join(err, file.Chmod(f.Mode), letRead(fd, f.Reader)); err != nil {
 		return err
 	}
-	if err := letRead(fd, f.reader); err != nil {
-		return err
-	}
-	if _, err := file.Write(f.content); err != nil || !f.sync {
+	if _, err := file.Write(f.Content); err != nil || !f.Sync {
 		return err
 	}
 	return file.Sync()

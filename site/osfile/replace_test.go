@@ -35,7 +35,7 @@ func TestReplace(t *testing.T) {
 	}
 	defer folder.Close()
 	for _, content := range []string{"first", "2"} {
-		if err := Replace(folder, "file", []byte(content), 0o640); err != nil {
+		if err := (File{Content: []byte(content), Mode: 0o640, Sync: true}).Write(folder, "file"); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Lstat(filepath.Join(dir, "file"))

@@ -19,7 +19,7 @@ import (
 // abandoned and counted (readers.go). Until that reader has returned, nothing more of its process is read.
 const (
 	// MaxBytes limits the read of one environment. A control daemon's environment has four variables.
-	MaxBytes    = 1 << 20
+	maxBytes    = 1 << 20
 	maxLine     = 8 << 10  // for a command line: a path of 4 KiB and the control program's options
 	bufferBytes = 16 << 10 // for one reader; a value must fit into it
 	deadline    = time.Second
@@ -102,7 +102,7 @@ func search(text io.Reader, names []string) (Environment, error) {
 			return found, nil
 		case err != nil:
 			return found, err
-		case total >= MaxBytes || hold == 0 && end == len(buffer)-1:
+		case total >= maxBytes || hold == 0 && end == len(buffer)-1:
 			return found, ErrLong
 		}
 		kept = copy(buffer, buffer[hold:end])

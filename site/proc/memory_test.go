@@ -35,7 +35,7 @@ func TestSearch(t *testing.T) {
 		{"behind much", strings.Repeat("X=12345678\x00", 50_000) + "PIPE=/run\x00A=1", map[string]string{"A": "1", "PIPE": "/run"}, nil},
 		{"behind an entry larger than the buffer", "X=" + long + long + "\x00A=1\x00", map[string]string{"A": "1"}, nil},
 		{"a value larger than the buffer", "A=" + long + "\x00", map[string]string{}, ErrLong},
-		{"an environment larger than the bound", strings.Repeat("X=12345678\x00", (MaxBytes+bufferBytes)/11+1) + "A=1\x00", map[string]string{}, ErrLong},
+		{"an environment larger than the bound", strings.Repeat("X=12345678\x00", (maxBytes+bufferBytes)/11+1) + "A=1\x00", map[string]string{}, ErrLong},
 	} {
 		for name, text := range map[string]io.Reader{
 			"whole": strings.NewReader(c.environment), "halves": iotest.HalfReader(strings.NewReader(c.environment)),

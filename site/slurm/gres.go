@@ -15,15 +15,15 @@ type Detect string
 
 // The values of AutoDetect= whose order of devices is known.
 const (
-	DetectUnset  Detect = ""
+	detectUnset  Detect = ""
 	DetectOff    Detect = "off"
 	DetectNVML   Detect = "nvml"
-	DetectNvidia Detect = "nvidia" // Slurm 24.11 on
+	detectNvidia Detect = "nvidia" // Slurm 24.11 on
 )
 
 // detects are the words for which Slurm searches inside the value, in its order, so "nvml,x" is nvml. "off" must be the
 // whole value.
-var detects = []Detect{"full", DetectNVML, "rsmi", "oneapi", "nrt", DetectNvidia}
+var detects = []Detect{"full", DetectNVML, "rsmi", "oneapi", "nrt", detectNvidia}
 
 // GresEntry is one position in the node's list of GPUs.
 type GresEntry struct {
@@ -101,7 +101,7 @@ func parseGres(lines []confLine, path, node string) (Gres, error) {
 		}
 	}
 	gres := Gres{Path: path, Node: node, Detect: file.global}
-	if file.local != DetectUnset {
+	if file.local != detectUnset {
 		gres.Detect = file.local
 	}
 	if err := gres.fill(append(file.everywhere, file.here...)); err != nil {
@@ -200,7 +200,7 @@ func localDetect(line confLine, values map[string]string, before Detect) (Detect
 	if err != nil {
 		return "", err
 	}
-	if before != DetectUnset && detect != before {
+	if before != detectUnset && detect != before {
 		return "", fmt.Errorf("cannot read %s: AutoDetect=%s, an earlier line for this node says %s: keep one", line, detect, before)
 	}
 	return detect, nil

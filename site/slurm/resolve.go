@@ -17,8 +17,8 @@ type RefKind string
 // The ways in which Slurm refers to a device.
 const (
 	ByMinor      RefKind = "minor"      // N of /dev/nvidiaN
-	ByPCI        RefKind = "pci"        // position, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
-	ByMinorOrder RefKind = "minor rank" // position, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
+	byPCI        RefKind = "pci"        // position, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
+	byMinorOrder RefKind = "minor rank" // position, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
 	ByUUID       RefKind = "uuid"       // Slurm names the device itself: a MIG instance, or Flags=env_uuid
 )
 
@@ -125,12 +125,12 @@ func (g Gres) checkTypes() error {
 // order returns the order of the node's list in Slurm.
 func (g Gres) order() (RefKind, error) {
 	switch g.Detect {
-	case DetectUnset, DetectOff:
+	case detectUnset, DetectOff:
 		return ByMinor, nil
 	case DetectNVML:
-		return ByPCI, nil
-	case DetectNvidia:
-		return ByMinorOrder, nil
+		return byPCI, nil
+	case detectNvidia:
+		return byMinorOrder, nil
 	}
 	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= "+
 		"lines; or Flags=env_uuid, with Slurm 26.05 and later", g.Detect, g.Path)
@@ -249,7 +249,7 @@ func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
 // the library keeps the order of the File= lines.
 func (g Gres) ordered(kind RefKind, devices []site.Device) ([]site.Device, error) {
 	sorted := slices.SortedFunc(slices.Values(devices), byBus)
-	if kind == ByMinorOrder {
+	if kind == byMinorOrder {
 		sorted = slices.SortedFunc(slices.Values(devices), byMinor)
 	}
 	if err := g.checkKinds(devices); err != nil {
@@ -258,7 +258,7 @@ func (g Gres) ordered(kind RefKind, devices []site.Device) ([]site.Device, error
 	if listed := g.listed(); len(listed) > 0 {
 		return g.orderedFiles(listed, sorted)
 	}
-	if kind == ByMinorOrder || slices.IsSortedFunc(sorted, byMinor) {
+	if kind == byMinorOrder || slices.IsSortedFunc(sorted, byMinor) {
 		return sorted, nil // the lowest files have the first positions, so the count does not matter
 	}
 	if g.Configured == nil {

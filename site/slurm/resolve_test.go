@@ -59,8 +59,8 @@ func TestResolve(t *testing.T) {
 		{"slurm.conf drops a type", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "gpu:b:1", Job{Job: policy.Job{GPUs: []int{0}}}, minors(1)},
 		{"slurm.conf without types takes them away", "Name=gpu Type=a File=/dev/nvidia1\nName=gpu Type=b " +
 			"File=/dev/nvidia0\n", "gpu:2", Job{Job: policy.Job{GPUs: []int{0, 1}}}, minors(1, 0)},
-		{"nvml", "AutoDetect=nvml\n", "-", Job{Job: policy.Job{GPUs: []int{2, 0}}}, []DeviceRef{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
-		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{Job: policy.Job{GPUs: []int{3}}}, []DeviceRef{{By: ByMinorOrder, N: 3}}},
+		{"nvml", "AutoDetect=nvml\n", "-", Job{Job: policy.Job{GPUs: []int{2, 0}}}, []DeviceRef{{By: byPCI, N: 2}, {By: byPCI, N: 0}}},
+		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{Job: policy.Job{GPUs: []int{3}}}, []DeviceRef{{By: byMinorOrder, N: 3}}},
 		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7",
 			Job{Job: policy.Job{GPUs: []int{3, 4}}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
 		{"env_uuid", "AutoDetect=nvml\n", "gpu:2", Job{Job: policy.Job{GPUs: []int{1}}, UUIDs: []site.UUID{gpuA}, Visible: []string{gpuA}}, []DeviceRef{{By: ByUUID, UUID: gpuA}}},
@@ -211,16 +211,16 @@ func TestPickRefuses(t *testing.T) {
 	}{
 		{"", DeviceRef{By: ByMinor, N: 5}, gpus(0), pre + "/dev/nvidia5 is in Slurm's list and not on the node"},
 		{"", DeviceRef{By: ByUUID, UUID: gpuA}, gpus(0), pre + gpuA + " is in Slurm's list and not on the node"},
-		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 2}, gpus(0, 1), pre + "place 2 of 2 GPUs"},
-		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list " +
+		{"AutoDetect=nvml\n", DeviceRef{By: byPCI, N: 2}, gpus(0, 1), pre + "place 2 of 2 GPUs"},
+		{"AutoDetect=nvml\n", DeviceRef{By: byPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list " +
 			"counts its instances too: give MPS jobs a node without MIG"},
-		{"AutoDetect=nvml\nName=gpu Type=a\n", DeviceRef{By: ByPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and " +
+		{"AutoDetect=nvml\nName=gpu Type=a\n", DeviceRef{By: byPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and " +
 			"NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
-		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: PCI order differs from minor order, " +
+		{"AutoDetect=nvml\n", DeviceRef{By: byPCI, N: 0}, gpus(1, 0), pre + "place 0: PCI order differs from minor order, " +
 			"and slurm.conf (not read) is needed to tell how many of the 2 GPUs Slurm uses: set SLURM_CONF"},
-		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre +
+		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: byPCI, N: 0}, gpus(1, 0), pre +
 			"place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
-		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: ByPCI, N: 0}, gpus(0, 1), pre +
+		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: byPCI, N: 0}, gpus(0, 1), pre +
 			"place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
 	}
 	for _, tt := range tests {
@@ -230,7 +230,7 @@ func TestPickRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}},
+	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: byPCI}},
 		gpus(1, 0)); message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
 		t.Errorf("got %v", err)
 	}

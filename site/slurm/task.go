@@ -35,7 +35,7 @@ const (
 	SourceInherited = "slurm, by a shell" // Slurm's variables are inherited from a shell or another program
 	SourceSingle    = "alone"             // no launcher started this process
 	SourceSlot      = "slot"              // this process took one of the job's slots
-	SourceManual    = "by hand"           // a person gave rank and size
+	sourceManual    = "by hand"           // a person gave rank and size
 )
 
 // launcher is a row of the table of launchers.
@@ -104,7 +104,7 @@ func ManualTask(env Env, localRank, localSize int) (Task, error) {
 	if err != nil {
 		return Task{}, fmt.Errorf("cannot read task: %w", err)
 	}
-	task.LocalRank, task.LocalSize, task.Source = localRank, localSize, SourceManual
+	task.LocalRank, task.LocalSize, task.Source = localRank, localSize, sourceManual
 	return task, nil
 }
 

@@ -64,5 +64,5 @@ func (r Report) Write(dir *os.File, name string, uid uint32) error {
 	if err != nil {
 		return fmt.Errorf("cannot write report of job %d: %w", r.Job, err)
 	}
-	return osfile.ReplaceForUser(dir, name, append(content, '\n'), uid)
+	return osfile.File{Content: append(content, '\n'), Mode: 0o600, Reader: uid}.Write(dir, name)
 }

@@ -171,7 +171,7 @@ func TestReapAfterAFailedEpilog(t *testing.T) {
 	if result.Code != 1 || !strings.Contains(result.Output, "failed: cannot") || !strings.Contains(result.Output, want) || p.Modes() != "30" {
 		t.Errorf("a reap that fails: %+v, modes %s, want code 1 and %q", result, p.Modes(), want)
 	}
-	p.reaps(0, action("close"), "its epilog has begun")
+	p.reaps(0, action("close"), "its epilog has ended")
 	p.Quiet()
 	p.reaps(0, "", "")
 }
@@ -273,7 +273,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 				t.Error("reap changed the job")
 			}
 			end()
-			p.reaps(0, actionOn(job, "close"), "its epilog has begun")
+			p.reaps(0, actionOn(job, "close"), "its epilog has ended")
 			p.Quiet()
 		})
 	}
@@ -365,7 +365,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 			c.spoil(s)
 			before := s.settled()
 			lines := slices.DeleteFunc(s.reap(1), func(l reapLine) bool { return l.Job == 7 })
-			got := strings.NewReplacer(string(s.UUID(1)), "GPU").Replace(actions(lines))
+			got := strings.NewReplacer("GPU 1 ("+string(s.UUID(1))+")", "GPU").Replace(actions(lines))
 			if strings.HasPrefix(got, "pid ") {
 				got = "pid N" + got[strings.LastIndexByte(got, ' '):]
 			}
@@ -471,7 +471,7 @@ func TestReapThatIsKilled(t *testing.T) {
 			t.Error("the killed reap left nothing behind: the test proves nothing")
 		}
 		if next == "reap" {
-			p.reaps(0, action("close"), "its epilog has begun")
+			p.reaps(0, action("close"), "its epilog has ended")
 		} else {
 			p.Must(0, p.Job(goneJob, "0"), "epilog")
 		}

@@ -39,7 +39,7 @@ var changeRecipes = []changeRecipe{
 		"cmd/mpsctl/cmd_plan.go":                            "a flag of the same name",
 		"cmd/mpsctl/*_test.go":                              "policies that happen to use it",
 		"cmd/mpsctl/testdata/status/*.json":                 "status prints it",
-		"site/inspect/*.go":                                 "status prints it",
+		"site/state/*.go":                                   "status prints it",
 		"site/mps/query_test.go":                            "what the daemon answers",
 		"cmd/e2e/*/*_test.go":                               "policies that happen to use it",
 		"prolog/*_test.go":                                  "what the daemon gets",

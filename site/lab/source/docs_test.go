@@ -332,7 +332,7 @@ func begins(source, piece string) bool {
 func (m manual) sources(command string) string {
 	m.T.Helper()
 	var all strings.Builder
-	patterns := []string{"../../../cmd/mpsctl/*.go", "../../../cmd/mpsctl/testdata/" + command + "/*.txt", "../../../prolog/frame/*.go", "../../../policy/plan/*.go", "../../../site/inspect/*.go", "../../../site/reap/*.go", "../../../site/doctor/*.go", "../../../site/slurm/steps/*.go", "../../../site/paths.go"}
+	patterns := []string{"../../../cmd/mpsctl/*.go", "../../../cmd/mpsctl/testdata/" + command + "/*.txt", "../../../prolog/frame/*.go", "../../../policy/plan/*.go", "../../../site/state/*.go", "../../../site/doctor/*.go", "../../../site/slurm/steps/*.go", "../../../site/paths.go"}
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
@@ -435,7 +435,7 @@ func TestEveryClauseOfTheContractIsTested(t *testing.T) {
 // No program of ours tells an admin to kill a daemon of MPS before it was asked to quit.
 func TestNoAdviceToKillFirst(t *testing.T) {
 	seen := 0
-	for _, root := range []string{"../../../cmd", "../../../epilog", "../../../prolog", "../../../mpirun-wrap", "../../../site/mps", "../../../site/etc", "../../../site/inspect", "../../../site/doctor"} {
+	for _, root := range []string{"../../../cmd", "../../../epilog", "../../../prolog", "../../../mpirun-wrap", "../../../site/mps", "../../../site/etc", "../../../site/state", "../../../site/doctor"} {
 		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/testdata/") {
 				return err

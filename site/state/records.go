@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspect
+package state
 
 import (
 	"errors"
@@ -35,7 +35,7 @@ func (r *Reader) readRecords(n *Node) {
 		if n.takers, err = r.Store.TakersLeft(); err != nil {
 			n.missed("the processes of guards: %v", err)
 		}
-		if n.held, err = r.Store.Held(); err != nil {
+		if n.held, err = r.Store.HeldLeft(); err != nil {
 			n.missed("the file systems of closed jobs: %v", err)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspect
+package state
 
 import (
 	"fmt"
@@ -13,28 +13,29 @@ type Kind string
 
 // The node differs from its records.
 const (
-	LeaseUnreadable        Kind = "lease-unreadable"
-	LeaseUnfinished        Kind = "lease-unfinished" // opening or closing, without a prolog or epilog
-	LeaseWithoutTicket     Kind = "lease-without-ticket"
-	LeaseWithoutClaim      Kind = "lease-without-claim"
-	ClaimWithoutLease      Kind = "claim-without-lease"
-	SharedWithoutJob       Kind = "shared-daemon-without-job"
-	JobWithoutShared       Kind = "job-without-shared-daemon"
-	TicketWithoutLease     Kind = "ticket-without-lease"
+	leaseUnreadable        Kind = "lease-unreadable"
+	leaseUnfinished        Kind = "lease-unfinished" // opening or closing, without a prolog or epilog
+	leaseWithoutTicket     Kind = "lease-without-ticket"
+	leaseWithoutClaim      Kind = "lease-without-claim"
+	claimWithoutLease      Kind = "claim-without-lease"
+	claimUnreadable        Kind = "claim-unreadable"
+	sharedWithoutJob       Kind = "shared-daemon-without-job"
+	jobWithoutShared       Kind = "job-without-shared-daemon"
+	ticketWithoutLease     Kind = "ticket-without-lease"
 	DirectoryWithoutLease  Kind = "directory-without-lease"
 	ModeDiffers            Kind = "mode-differs"
-	GPUMissing             Kind = "gpu-missing"
+	gpuMissing             Kind = "gpu-missing"
 	ExclusiveWithoutLease  Kind = "exclusive-without-lease"
 	DaemonGone             Kind = "daemon-gone"
 	DaemonReplaced         Kind = "daemon-replaced"
 	DaemonNotServing       Kind = "daemon-not-serving"
 	DaemonNoAnswer         Kind = "daemon-wedged"
 	DaemonUnclear          Kind = "daemon-unclear"
-	DaemonWithoutLease     Kind = "daemon-without-lease"  // its pipe folder is below ours
+	daemonWithoutLease     Kind = "daemon-without-lease"  // its pipe folder is below ours
 	DaemonUnknown          Kind = "daemon-not-of-a-lease" // any other daemon that no lease names
 	ServerFault            Kind = "server-fault"
 	CeilingLifted          Kind = "ceiling-lifted"
-	GuardGone              Kind = "guard-gone"
+	guardGone              Kind = "guard-gone"
 	GuardStalled           Kind = "guard-stalled"
 	TakersStuck            Kind = "takers-stuck"
 	MemoryHeld             Kind = "memory-held"
@@ -43,16 +44,16 @@ const (
 	PolicyUnusable         Kind = "policy"
 	ConfigUnusable         Kind = "site-file"
 	ProcessWithoutMPS      Kind = "process-without-mps"
-	ClientOfAnother        Kind = "client-of-another-daemon"
-	ClientWithoutShare     Kind = "client-without-share"
-	ClientWithoutMemoryCap Kind = "client-without-memory-limit"
+	clientOfAnother        Kind = "client-of-another-daemon"
+	clientWithoutShare     Kind = "client-without-share"
+	clientWithoutMemoryCap Kind = "client-without-memory-limit"
 )
 
 // audited are the kinds that audit reports: use of a GPU against the policy. If the value is true, the node differs
 // from its records too, and status marks it. The other kinds are for status alone.
 var audited = map[Kind]bool{
-	CeilingLifted: true, ExclusiveWithoutLease: true, DaemonWithoutLease: true, PolicyUnusable: true, ConfigUnusable: true,
-	ProcessWithoutMPS: false, ClientOfAnother: false, ClientWithoutShare: false, ClientWithoutMemoryCap: false,
+	CeilingLifted: true, ExclusiveWithoutLease: true, daemonWithoutLease: true, PolicyUnusable: true, ConfigUnusable: true,
+	ProcessWithoutMPS: false, clientOfAnother: false, clientWithoutShare: false, clientWithoutMemoryCap: false,
 	DaemonUnknown: false,
 }
 
@@ -75,6 +76,7 @@ type Finding struct {
 	Where string    `json:"where"`
 	What  string    `json:"what"`
 	Fix   string    `json:"fix"`
+	Undo  Action    `json:"undo,omitempty"` // by reap, unless Slurm shows the job here; "" if an admin must decide
 }
 
 // same reports whether two findings are about the same thing, even if their texts differ.
@@ -95,6 +97,17 @@ func Violations(all []Finding) []Finding {
 	return selected(all, func(k Kind) bool {
 		_, known := audited[k]
 		return known
+	})
+}
+
+// ofNoJob selects the findings that belong to no job, so that no epilog ends them. reap reports them.
+func ofNoJob(all []Finding) []Finding {
+	return selected(all, func(k Kind) bool {
+		switch k {
+		case TakersStuck, MemoryHeld, claimUnreadable, ExclusiveWithoutLease, ConfigUnusable:
+			return true
+		}
+		return false
 	})
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspect
+package state
 
 import (
 	"context"
@@ -69,6 +69,9 @@ func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding
 		if try < tries && ctx.Err() == nil && r.moved(n) {
 			continue
 		}
+		if slices.ContainsFunc(found, func(f Finding) bool { return f.Kind == TakersStuck }) {
+			wait.Sleep(ctx, takerEnds) // one whose guard has just ended is about to end
+		}
 		again := r.once(ctx)
 		agreed := both(reported(Diagnose(again)), found)
 		if ctx.Err() == nil {
@@ -78,6 +81,9 @@ func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding
 		return n, agreed
 	}
 }
+
+// takerEnds is the time in which a process of a guard ends that waits for nothing.
+const takerEnds = 100 * time.Millisecond
 
 // moved reports whether the records have changed since a look began.
 func (r *Reader) moved(n Node) bool {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect reads the state of this node: its records, and the reports of the driver, the daemons and the kernel.
-// It finds where they differ. status, audit, doctor and metrics use it.
+// Package state reads the state of this node: its records, and the reports of the driver, the daemons and the kernel.
+// It finds where they differ, and says what undoes that. status, audit, doctor, metrics and reap use it.
 //
-// It changes nothing, every wait has a deadline, and it follows no link that a user can make. It reports a finding
-// only if it has seen it twice, because prologs and epilogs run at the same time.
-package inspect
+// It changes nothing itself, every wait has a deadline, and it follows no link that a user can make. It reports a
+// finding only if it has seen it twice, because prologs and epilogs run at the same time. A Reaper judges a job again
+// under its lock, and an Executor makes the changes.
+package state
 
 import (
 	"time"
@@ -48,7 +49,7 @@ type Phase string
 const (
 	Opening    Phase = "opening"
 	Opened     Phase = "open"
-	Closing    Phase = "closing"
+	closing    Phase = "closing"
 	Refused    Phase = "refused"  // it runs without MPS, and its ticket has the reason
 	Orphaned   Phase = "no lease" // its files are left, and the job has been closed or never had a lease
 	Unreadable Phase = "unreadable"

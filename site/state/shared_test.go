@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspect
+package state
 
 import (
 	"slices"
@@ -27,7 +27,7 @@ func sharing() Node {
 // A client of one job's daemon is not a stranger to the other job on the GPU.
 func TestJobsThatShareAGPUAreNoStrangers(t *testing.T) {
 	n := sharing()
-	if found := Diagnose(n); slices.ContainsFunc(found, func(f Finding) bool { return f.Kind == ClientOfAnother }) {
+	if found := Diagnose(n); slices.ContainsFunc(found, func(f Finding) bool { return f.Kind == clientOfAnother }) {
 		t.Errorf("%+v", found)
 	}
 	if jobs := n.sharers(gpuA); !slices.Equal(jobs, []uint32{7, 8}) {
@@ -54,8 +54,8 @@ func TestASharedDaemonAndItsJobs(t *testing.T) {
 		want []Kind
 	}{
 		{[]Job{{ID: 7, Joined: shared}, {ID: shared}}, nil},
-		{[]Job{{ID: shared}}, []Kind{SharedWithoutJob}},
-		{[]Job{{ID: 7, Joined: shared}}, []Kind{JobWithoutShared}},
+		{[]Job{{ID: shared}}, []Kind{sharedWithoutJob}},
+		{[]Job{{ID: 7, Joined: shared}}, []Kind{jobWithoutShared}},
 	} {
 		if got := kinds(c.jobs...); !slices.Equal(got, c.want) {
 			t.Errorf("%v, want %v", got, c.want)

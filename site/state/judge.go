@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspect
+package state
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"regexp"
@@ -95,35 +97,51 @@ func (d *diagnosis) file(kind Kind, path string, s policyfile.FileStatus, withou
 	d.add(Finding{Kind: kind, Where: path, What: what, Fix: "see what is wrong: " + command})
 }
 
+// undone adds a finding of a job that reap undoes.
+func (d *diagnosis) undone(j Job, kind Kind, what string, by Action) {
+	f := j.finding(kind, what, fmt.Sprintf("%s it: %s", by, d.paths.ReapCommand(j.ID)))
+	f.Undo = by
+	d.add(f)
+}
+
+// unfinished tells what has ended too early, of a lease in whose phase a prolog or an epilog works.
+var unfinished = map[Phase]string{
+	Opening: "its prolog has ended before the job was ready",
+	closing: "its epilog has ended before all was undone: the log has the reason, unless the epilog was killed",
+}
+
 // job judges one job. While a prolog or an epilog works on a job, nothing about it is a finding.
 func (d *diagnosis) job(j Job) {
-	reap := d.paths.ReapCommand(j.ID)
 	switch {
 	case j.Acting != 0:
 	case j.Phase == Unreadable:
-		d.add(j.finding(LeaseUnreadable, j.err.Error(), "look at the file; "+
-			"a record that is not root's own, or of another version, stays until a person moves it away"))
+		d.add(j.finding(leaseUnreadable, j.err.Error(), stays))
 	case !j.leased:
-		d.leftovers(j, reap)
-	case j.Phase == Opening:
-		d.add(j.finding(LeaseUnfinished, "its prolog has ended before the job was ready", "undo it: "+reap))
-	case j.Phase == Closing:
-		d.add(j.finding(LeaseUnfinished, "its epilog has ended before all was undone: "+
-			"the log has the reason, unless the epilog was killed", "close it again: "+reap))
+		d.leftovers(j)
+	case unfinished[j.Phase] != "":
+		d.undone(j, leaseUnfinished, unfinished[j.Phase], Close)
 	case j.Phase == Opened:
 		d.opened(j)
 	}
 }
 
 // leftovers judges the files of a job without a lease. They have no effect, and can mislead an admin.
-func (d *diagnosis) leftovers(j Job, reap string) {
-	if j.ticketed() && j.Refused == "" {
+func (d *diagnosis) leftovers(j Job) {
+	dir := filepath.Join(d.run, "jobs", fmt.Sprint(j.ID))
+	switch {
+	case j.ticketed() && j.ticket == nil:
+		d.add(j.finding(ticketWithoutLease, "its ticket cannot be read: "+words.OneLine(j.ticketErr), stays))
+		return
+	case j.Refused != "" && j.dir:
+		d.add(j.finding(DirectoryWithoutLease, dir+" is left of a job that was refused and may run",
+			"when the job is gone: "+d.paths.ReapCommand(j.ID)))
+		return
+	case j.ticketed() && j.Refused == "":
 		ticket := filepath.Join(d.run, "tickets", fmt.Sprintf("%d.json", j.ID))
-		d.add(j.finding(TicketWithoutLease, "ranks that read "+ticket+" continue as if the job had MPS", "remove it: "+reap))
+		d.undone(j, ticketWithoutLease, "ranks that read "+ticket+" continue as if the job had MPS", remove)
 	}
 	if j.dir {
-		dir := filepath.Join(d.run, "jobs", fmt.Sprint(j.ID))
-		d.add(j.finding(DirectoryWithoutLease, dir+" is left of a job that has been closed", "remove it: "+reap))
+		d.undone(j, DirectoryWithoutLease, dir+" is left of a job that has been closed", remove)
 	}
 }
 
@@ -133,9 +151,9 @@ func (d *diagnosis) shared(j Job) {
 	is := func(other Job) bool { return other.leased && other.ID == j.Joined }
 	switch {
 	case lease.IsShared(j.ID) && d.Root && !slices.ContainsFunc(d.Jobs, uses):
-		d.add(j.finding(SharedWithoutJob, "no job's lease names this daemon, so no epilog will end it", "end it: "+d.paths.ReapCommand(j.ID)))
+		d.undone(j, sharedWithoutJob, "no job's lease names this daemon, so no epilog will end it", Close)
 	case j.Joined != 0 && d.Root && !slices.ContainsFunc(d.Jobs, is):
-		d.add(j.finding(JobWithoutShared, "the daemon that it shares has no lease: its ranks do not start", j.requeue()))
+		d.add(j.finding(jobWithoutShared, "the daemon that it shares has no lease: its ranks do not start", j.requeue()))
 	}
 }
 
@@ -144,7 +162,7 @@ func (d *diagnosis) opened(j Job) {
 	d.shared(j)
 	if d.Root && j.ticket == nil {
 		what := fmt.Sprintf("its ranks do not start: its ticket: %v", j.ticketErr)
-		d.add(j.finding(LeaseWithoutTicket, what, j.requeue()))
+		d.add(j.finding(leaseWithoutTicket, what, j.requeue()))
 	}
 	for _, held := range j.Devices {
 		d.device(j, held)
@@ -162,7 +180,7 @@ func (d *diagnosis) guard(j Job, g Guard) {
 	another := fmt.Sprintf("to have a guard again requeue the job: scontrol requeue %d", j.ID)
 	if !g.Running {
 		const what = "pid %d has ended: a client that ends with work in flight kills the other clients on its GPU"
-		d.add(j.finding(GuardGone, fmt.Sprintf(what, g.PID),
+		d.add(j.finding(guardGone, fmt.Sprintf(what, g.PID),
 			"find out who ended it, in the log and by dmesg; "+another).in(g.PID, ""))
 	}
 	if g.Stalled != nil {
@@ -223,12 +241,12 @@ func takersSentence(left []lease.Taker) string {
 func (d *diagnosis) device(j Job, held Held) {
 	g := d.gpu(held.UUID)
 	if d.Root && !d.claimed(held.UUID, j.ID) {
-		d.add(d.on(j, held.UUID, LeaseWithoutClaim,
+		d.add(d.on(j, held.UUID, leaseWithoutClaim,
 			"the job holds it and has no claim on it: another job's prolog may take it", j.requeue()))
 	}
 	switch {
 	case g == nil && d.driverAnswered:
-		d.add(d.on(j, held.UUID, GPUMissing, "the driver does not show it",
+		d.add(d.on(j, held.UUID, gpuMissing, "the driver does not show it",
 			"look at the kernel's log for Xid messages of this GPU: dmesg"))
 	case g == nil || g.Mode == "":
 	case held.Set != "" && g.Mode != held.Set:
@@ -313,11 +331,11 @@ func (d *diagnosis) client(j Job, held Held, c Client) {
 			actual = "the percentage " + c.ignored + ", which CUDA ignores"
 		}
 		const what = "%s has %s, and the rule's share among %d clients is %d SMs"
-		d.process(j, held.UUID, c.PID, ClientWithoutShare, fmt.Sprintf(what, c.Command, actual, len(held.Clients), share),
+		d.process(j, held.UUID, c.PID, clientWithoutShare, fmt.Sprintf(what, c.Command, actual, len(held.Clients), share),
 			"ask the user to start it with mpirun-wrap, or whether no share was meant: --share=none")
 	}
 	if j.Memory != "" && j.Memory != "none" && c.MemoryMiB == nil {
-		d.process(j, held.UUID, c.PID, ClientWithoutMemoryCap,
+		d.process(j, held.UUID, c.PID, clientWithoutMemoryCap,
 			fmt.Sprintf("%s has no limit of memory, and the rule grants %s", c.Command, j.Memory),
 			"ask the user to start it with mpirun-wrap")
 	}
@@ -357,7 +375,7 @@ func (d *diagnosis) otherProcesses(j Job, held Held) {
 				p.Name+" computes on the GPU beside MPS, in turns with all of the job's ranks", ps+"; a rank of the job "+
 					"is there when it was started without mpirun-wrap, or lost CUDA_MPS_PIPE_DIRECTORY")
 		case p.Kind == KindClient && asked && !served:
-			d.process(j, held.UUID, p.PID, ClientOfAnother,
+			d.process(j, held.UUID, p.PID, clientOfAnother,
 				p.Name+" is a client of MPS, and the job's daemon does not serve it", ps)
 		}
 	}
@@ -382,11 +400,17 @@ func (d *diagnosis) judgeClaims() {
 		settled[job] = true
 	}
 	for _, c := range d.claims {
+		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) && !errors.Is(c.Err, fs.ErrPermission) {
+			d.add(Finding{
+				Kind: claimUnreadable, GPU: c.UUID, Where: d.where(c.UUID),
+				What: "the claim on it cannot be read, so no job gets it: " + words.OneLine(c.Err), Fix: stays,
+			})
+		}
 		if c.Err != nil || settled[c.Job] {
 			continue
 		}
 		d.add(Finding{
-			Kind: ClaimWithoutLease, Job: c.Job, GPU: c.UUID, Where: d.where(c.UUID),
+			Kind: claimWithoutLease, Undo: remove, Job: c.Job, GPU: c.UUID, Where: d.where(c.UUID),
 			What: fmt.Sprintf("job %d has claimed it and has no lease: "+
 				"the claim holds nothing, and the next job's prolog takes it away", c.Job),
 			Fix: "nothing, or: " + d.paths.ReapCommand(c.Job),
@@ -424,10 +448,10 @@ func (d *diagnosis) judgeDaemons() {
 			Fix:  fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, d.ending(p)),
 		}
 		if strings.HasPrefix(p.PipeDir, d.run+"/") {
-			f.Kind, f.Fix = DaemonWithoutLease, d.ending(p)
+			f.Kind, f.Fix = daemonWithoutLease, d.ending(p)
 			f.What = "a control daemon of ours, and no lease names it: nothing will end it"
 			if job, below := d.jobBelow(p.PipeDir); below {
-				f.Fix = "end it: " + d.paths.ReapCommand(job)
+				f.Fix, f.Undo = "end it: "+d.paths.ReapCommand(job), remove
 			}
 		}
 		d.add(f)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspect
+package state
 
 import (
 	"errors"
@@ -103,7 +103,7 @@ func TestJudge(t *testing.T) {
 			n.Jobs[0].Phase, n.Jobs[0].Acting, n.GPUs[0].Mode, n.Jobs[0].Daemons[0].State = Opening, 9, site.ModeDefault, NotStarted
 		}, ""},
 		{"its prolog died", func(n *Node) { n.Jobs[0].Phase = Opening }, "lease-unfinished at job 7"},
-		{"its epilog died", func(n *Node) { n.Jobs[0].Phase = Closing }, "lease-unfinished at job 7"},
+		{"its epilog died", func(n *Node) { n.Jobs[0].Phase = closing }, "lease-unfinished at job 7"},
 		{"its lease is torn", func(n *Node) { n.Jobs[0].Phase, n.Jobs[0].err = Unreadable, lease.ErrCorrupt }, "lease-unreadable at job 7"},
 		{"a lease that names nothing readable owns its folder", func(n *Node) {
 			n.Jobs[0].Phase, n.Jobs[0].err, n.Jobs[0].Daemons = Unreadable, lease.ErrCorrupt, nil
@@ -194,11 +194,11 @@ func daemonIs(state DaemonState) func(*Node) {
 
 // Every kind is status's or audit's, or both's; none is lost on the way.
 func TestEachKindIsReported(t *testing.T) {
-	both := []Kind{CeilingLifted, ExclusiveWithoutLease, DaemonWithoutLease, PolicyUnusable, ConfigUnusable}
+	both := []Kind{CeilingLifted, ExclusiveWithoutLease, daemonWithoutLease, PolicyUnusable, ConfigUnusable}
 	for _, kind := range []Kind{
-		LeaseUnreadable, LeaseUnfinished, LeaseWithoutTicket, LeaseWithoutClaim, ClaimWithoutLease, TicketWithoutLease, DirectoryWithoutLease,
-		ModeDiffers, GPUMissing, ExclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonNoAnswer, DaemonUnclear,
-		DaemonWithoutLease, DaemonUnknown, ServerFault, CeilingLifted, ProcessWithoutMPS, ClientOfAnother, ClientWithoutShare, ClientWithoutMemoryCap,
+		leaseUnreadable, leaseUnfinished, leaseWithoutTicket, leaseWithoutClaim, claimWithoutLease, ticketWithoutLease, DirectoryWithoutLease,
+		ModeDiffers, gpuMissing, ExclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonNoAnswer, DaemonUnclear,
+		daemonWithoutLease, DaemonUnknown, ServerFault, CeilingLifted, ProcessWithoutMPS, clientOfAnother, clientWithoutShare, clientWithoutMemoryCap,
 		PolicyUnusable, ConfigUnusable,
 	} {
 		all := []Finding{{Kind: kind}}

@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package reap
+package state
 
 import (
 	"context"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// Action is what reap does about something, as a word for programs.
+type Action string
+
+// Close undoes a lease, and Remove deletes files without a lease. Keep is for running jobs, and Leave for something
+// that an admin must decide.
+const (
+	Close  Action = "close"
+	remove Action = "remove"
+	keep   Action = "keep"
+	Leave  Action = "leave"
 )
 
 // Executor makes the changes of reap. The executor of a dry run changes nothing.
@@ -22,12 +33,6 @@ type Executor interface {
 	Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error
 	// FreeHeld frees the memory of closed jobs' file systems, as far as it can.
 	FreeHeld() error
-}
-
-// GPUs reads the GPUs of this node from the driver.
-type GPUs interface {
-	Devices() ([]site.Device, error)
-	Mode(site.UUID) (site.Mode, error)
 }
 
 // dryRun changes nothing, and takes no lock.

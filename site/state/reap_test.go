@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package reap
+package state
 
 import (
 	"errors"
@@ -34,7 +34,13 @@ func newReaper(t *testing.T, only uint32) *Reaper {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Reaper{Executor: dryRun{}, paths: paths, store: store, only: only}
+	r, err := NewReaper(paths, only)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.self = proc.Process{}
+	r.reader.Store, r.reader.Driver = store, func() (Driver, error) { return bare{}, nil }
+	return r
 }
 
 // A process of MPS belongs to a job if it has the job's pipe folder in its environment, and the folder belongs to its
@@ -43,7 +49,7 @@ func newReaper(t *testing.T, only uint32) *Reaper {
 // Contract: R8
 func TestWhoseProcessItIs(t *testing.T) {
 	r := newReaper(t, 0)
-	pipe := filepath.Join(r.store.DaemonDir(7, 0), "pipe")
+	pipe := filepath.Join(r.reader.Store.DaemonDir(7, 0), "pipe")
 	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.Chown(pipe, 2001, 2001)); err != nil {
 		t.Fatal(err)
 	}
@@ -57,11 +63,11 @@ func TestWhoseProcessItIs(t *testing.T) {
 		{"of the job's user", 2001, pipe, 7, true},
 		{"of another user", 61050, pipe, 0, false},
 		{"of root", 0, pipe, 0, false},
-		{"the folder is gone", 61050, filepath.Join(r.store.DaemonDir(8, 0), "pipe"), 8, true},
-		{"another folder of the job", 2001, r.store.DaemonDir(7, 0), 0, false},
+		{"the folder is gone", 61050, filepath.Join(r.reader.Store.DaemonDir(8, 0), "pipe"), 8, true},
+		{"another folder of the job", 2001, r.reader.Store.DaemonDir(7, 0), 0, false},
 		{"another way to the folder", 2001, pipe + "/../pipe", 0, false},
 		{"below the folder", 2001, pipe + "/x", 0, false},
-		{"no number", 2001, filepath.Join(r.paths.Run(), "jobs/x/0/pipe"), 0, false},
+		{"no number", 2001, filepath.Join(r.reader.Paths.Run(), "jobs/x/0/pipe"), 0, false},
 	} {
 		job, ok := r.jobOf(mps.Process{UID: c.uid, PipeDir: c.pipe})
 		if ok != c.ok || ok && job != c.job {
@@ -93,7 +99,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 		want  Action
 	}{
 		{"open", lease.Opened, false, false, Leave},
-		{"open, with a step", lease.Opened, true, false, Keep},
+		{"open, with a step", lease.Opened, true, false, keep},
 		{"open and named", lease.Opened, false, true, Close},
 		{"open and named, with a step", lease.Opened, true, true, Leave},
 		{"opening", lease.Opening, false, false, Close},
@@ -122,7 +128,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 // Contract: R8
 func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 	r := newReaper(t, 7)
-	lock, err := r.store.Lock(t.Context(), 7)
+	lock, err := r.reader.Store.Lock(t.Context(), 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +137,7 @@ func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 		t.Errorf("%+v", line)
 	}
 	r.only = 0
-	if line, _ := r.judge(7, steps.Steps{}); line.Action != Keep {
+	if line, _ := r.judge(7, steps.Steps{}); line.Action != keep {
 		t.Errorf("%+v", line)
 	}
 }
@@ -141,13 +147,13 @@ func TestTakersThatAreLeft(t *testing.T) {
 	r := newReaper(t, 0)
 	lines := func() string {
 		r.results = nil
-		r.checkTakers(t.Context())
+		r.reapNode(t.Context())
 		return fmt.Sprint(r.results)
 	}
 	if got := lines(); got != "[]" {
 		t.Errorf("of none: %s", got)
 	}
-	place, err := r.store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}})
+	place, err := r.reader.Store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package reap
+package state
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
@@ -43,17 +44,17 @@ func (e *executor) Void(_ context.Context, job uint32, daemons []lease.OrphanDae
 	return e.err
 }
 
-// modes are the compute modes of GPUs.
+// modes is a driver whose GPUs have these compute modes.
 type modes map[site.UUID]site.Mode
 
-func (m modes) Devices() (all []site.Device, err error) {
-	for uuid := range m {
-		all = append(all, site.Device{UUID: uuid})
+func (m modes) List() (all []gpu.Status, err error) {
+	for uuid, mode := range m {
+		all = append(all, gpu.Status{Device: site.Device{UUID: uuid}, Mode: mode})
 	}
 	return all, nil
 }
 
-func (m modes) Mode(uuid site.UUID) (site.Mode, error) { return m[uuid], nil }
+func (m modes) Instance(site.UUID) gpu.Status { return gpu.Status{} }
 
 const (
 	gpu0 = site.UUID("GPU-00000000-0000-0000-0000-000000000000")
@@ -63,18 +64,19 @@ const (
 // The jobs of these tests: no process on this machine belongs to them.
 const goneJob, openJob = 3_999_999_907, 3_999_999_908
 
-// node is a node with an open job on gpu0.
-type node struct {
+// reaped is a node with an open job on gpu0.
+type reaped struct {
 	*Reaper
 	t *testing.T
 	e *executor
 }
 
-func newNode(t *testing.T, only uint32) node {
+func newNode(t *testing.T, only uint32) reaped {
 	t.Helper()
 	r := newReaper(t, only)
-	n := node{r, t, &executor{}}
-	r.Executor, r.gpus = n.e, modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeDefault}
+	n := reaped{r, t, &executor{}}
+	r.Executor = n.e
+	n.drive(modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeDefault})
 	var err error
 	if r.self, err = proc.Current(); err != nil {
 		t.Fatal(err)
@@ -83,37 +85,39 @@ func newNode(t *testing.T, only uint32) node {
 	return n
 }
 
-func (n node) do(err error) {
+func (n reaped) drive(m modes) { n.reader.Driver = func() (Driver, error) { return m, nil } }
+
+func (n reaped) do(err error) {
 	n.t.Helper()
 	if err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-func (n node) lease(job uint32, phase lease.Phase, uuids ...site.UUID) {
+func (n reaped) lease(job uint32, phase lease.Phase, uuids ...site.UUID) {
 	n.t.Helper()
 	l := lease.Lease{Job: lease.Job{ID: job, UID: 2001, GID: 2001}, Phase: phase}
 	for _, uuid := range uuids {
 		l.GPUs = append(l.GPUs, lease.LeasedGPU{UUID: uuid, NewMode: site.ModeExclusiveProcess})
 	}
-	n.do(n.store.Create(n.t.Context(), l))
+	n.do(n.reader.Store.Create(n.t.Context(), l))
 }
 
-func (n node) ticket(job uint32, refusal string) {
+func (n reaped) ticket(job uint32, refusal string) {
 	n.t.Helper()
-	n.do(n.store.WriteTicket(lease.Ticket{Job: lease.Job{ID: job, UID: 2001, GID: 2001}, RefusalReason: refusal}))
+	n.do(n.reader.Store.WriteTicket(lease.Ticket{Job: lease.Job{ID: job, UID: 2001, GID: 2001}, RefusalReason: refusal}))
 }
 
 // file writes a file of root's below the folder of state.
-func (n node) file(path, content string) {
+func (n reaped) file(path, content string) {
 	n.t.Helper()
-	path = filepath.Join(n.paths.Run(), path)
+	path = filepath.Join(n.reader.Paths.Run(), path)
 	n.do(os.MkdirAll(filepath.Dir(path), 0o755))
 	n.do(os.WriteFile(path, []byte(content), 0o600))
 }
 
 // run reaps, and returns the results except that of the open job, and the calls.
-func (n node) run() (results []Result, calls string) {
+func (n reaped) run() (results []Result, calls string) {
 	n.t.Helper()
 	results, err := n.Run(n.t.Context())
 	n.do(err)
@@ -128,44 +132,44 @@ func (n node) run() (results []Result, calls string) {
 func TestLeftovers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(node)
+		spoil func(reaped)
 		want  string // place and action
 		text  string // a part of reason and fix
 		calls string
 	}{
-		{"nothing", func(node) {}, "", "", ""},
-		{"a lease that a prolog left", func(n node) { n.lease(goneJob, lease.Opening, gpu1) },
-			"job close", "prolog has died", "undo, unlock"},
-		{"a lease that an epilog left", func(n node) { n.lease(goneJob, lease.Closing) },
-			"job close", "did not end well", "undo, unlock"},
-		{"a folder", func(n node) { n.file(fmt.Sprintf("jobs/%d/lock", goneJob), "") },
+		{"nothing", func(reaped) {}, "", "", ""},
+		{"a lease that a prolog left", func(n reaped) { n.lease(goneJob, lease.Opening, gpu1) },
+			"job close", "prolog has ended", "undo, unlock"},
+		{"a lease that an epilog left", func(n reaped) { n.lease(goneJob, lease.Closing) },
+			"job close", "epilog has ended", "undo, unlock"},
+		{"a folder", func(n reaped) { n.file(fmt.Sprintf("jobs/%d/lock", goneJob), "") },
 			"job remove", "no lease names a folder", "void with 0 daemons, unlock"},
-		{"a claim", func(n node) {
+		{"a claim", func(n reaped) {
 			n.lease(goneJob, lease.Opening, gpu1)
-			n.do(os.Remove(filepath.Join(n.paths.Run(), fmt.Sprintf("leases/%d.json", goneJob))))
+			n.do(os.Remove(filepath.Join(n.reader.Paths.Run(), fmt.Sprintf("leases/%d.json", goneJob))))
 		}, "job remove", "the claim on GPU-1", "void with 0 daemons, unlock"},
-		{"a ticket", func(n node) { n.ticket(goneJob, "") }, "job remove", "a ticket", "void with 0 daemons, unlock"},
-		{"a lock file of a killed program", func(n node) { n.file(fmt.Sprintf("locks/%d", goneJob), `{"pid":1,"start":1}`) },
+		{"a ticket", func(n reaped) { n.ticket(goneJob, "") }, "job remove", "a ticket", "void with 0 daemons, unlock"},
+		{"a lock file of a killed program", func(n reaped) { n.file(fmt.Sprintf("locks/%d", goneJob), `{"pid":1,"start":1}`) },
 			"job remove", "the lock", "void with 0 daemons, unlock"},
-		{"a lease of another boot", func(n node) {
+		{"a lease of another boot", func(n reaped) {
 			n.file(fmt.Sprintf("leases/%d.json", goneJob), fmt.Sprintf(`{"schema":%d,"boot":"earlier"}`, lease.Schema))
 		}, "job remove", "another boot", "void with 0 daemons, unlock"},
-		{"a refusal of a job that may run", func(n node) { n.ticket(goneJob, "no GPU") }, "", "", ""},
-		{"a refusal with a folder", func(n node) {
+		{"a refusal of a job that may run", func(n reaped) { n.ticket(goneJob, "no GPU") }, "", "", ""},
+		{"a refusal with a folder", func(n reaped) {
 			n.ticket(goneJob, "no GPU")
 			n.file(fmt.Sprintf("jobs/%d/lock", goneJob), "")
 		}, "job leave", "mpsctl reap --job", ""},
-		{"an exclusive GPU", func(n node) { n.gpus = modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeExclusiveProcess} },
+		{"an exclusive GPU", func(n reaped) { n.drive(modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeExclusiveProcess}) },
 			"GPU leave", "nvidia-smi -i " + string(gpu1), ""},
-		{"a torn claim", func(n node) { n.file("claims/"+string(gpu1), `{"schema":1`) }, "GPU leave", stays, ""},
-		{"a torn lease", func(n node) { n.file(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) },
+		{"a torn claim", func(n reaped) { n.file("claims/"+string(gpu1), `{"schema":1`) }, "GPU leave", stays, ""},
+		{"a torn lease", func(n reaped) { n.file(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) },
 			"job leave", stays, ""},
-		{"a lease of another schema", func(n node) {
+		{"a lease of another schema", func(n reaped) {
 			boot, err := proc.BootID()
 			n.do(err)
 			n.file(fmt.Sprintf("leases/%d.json", goneJob), fmt.Sprintf(`{"schema":99,"boot":%q}`, boot))
 		}, "job leave", stays, ""},
-		{"a torn ticket and a folder", func(n node) {
+		{"a torn ticket and a folder", func(n reaped) {
 			n.file(fmt.Sprintf("tickets/%d.json", goneJob), `{"schema":1`)
 			n.file(fmt.Sprintf("jobs/%d/lock", goneJob), "")
 		}, "job leave", stays, ""},
@@ -173,6 +177,7 @@ func TestLeftovers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, 0)
 			c.spoil(n)
+			_, found := n.reader.Inspect(t.Context(), func(all []Finding) []Finding { return all })
 			results, calls := n.run()
 			job := fmt.Sprintf(" %d", uint32(goneJob))
 			if calls = strings.ReplaceAll(calls, job, ""); calls != c.calls {
@@ -185,9 +190,14 @@ func TestLeftovers(t *testing.T) {
 				t.Fatalf("%+v, want %s", results, c.want)
 			}
 			got := results[0]
-			place := strings.NewReplacer(job, "", string(gpu1), "GPU").Replace(got.Where)
+			place := strings.NewReplacer(job, "", "GPU 0 ("+string(gpu1)+")", "GPU").Replace(got.Where)
 			if place+" "+string(got.Action) != c.want || !strings.Contains(got.Reason+got.Fix, c.text) {
 				t.Errorf("%+v, want %s with %q", got, c.want, c.text)
+			}
+			for _, f := range found { // status and reap agree
+				if f.Job == goneJob && f.Undo != "" && f.Undo != got.Action {
+					t.Errorf("status has %+v, and reap %+v", f, got)
+				}
 			}
 			if (got.Action == Leave) != (got.Fix != "") || got.Failed != "" {
 				t.Errorf("half a result: %+v", got)
@@ -209,7 +219,7 @@ func TestJudgedAgainUnderTheLock(t *testing.T) {
 	}
 	n.e.calls, n.results = nil, nil
 	n.lease(goneJob, lease.Closing)
-	n.e.first = func() { n.do(os.Remove(filepath.Join(n.paths.Run(), fmt.Sprintf("leases/%d.json", goneJob)))) }
+	n.e.first = func() { n.do(os.Remove(filepath.Join(n.reader.Paths.Run(), fmt.Sprintf("leases/%d.json", goneJob)))) }
 	if results, calls := n.run(); len(results) != 0 || calls != "unlock" {
 		t.Errorf("%+v, calls %s", results, calls)
 	}
@@ -232,19 +242,19 @@ func TestANamedJob(t *testing.T) {
 // Contract: S2
 func TestASharedDaemon(t *testing.T) {
 	r := newReaper(t, 0)
-	id, lock, err := r.store.NewShared(t.Context())
+	id, lock, err := r.reader.Store.NewShared(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	shared := lease.Lease{Job: lease.Job{ID: id, UID: 2001}, Phase: lease.Opened}
 	member := lease.Lease{Job: lease.Job{ID: 7, UID: 2001}, Phase: lease.Opened, Joined: id}
-	if err := errors.Join(lock.Release(), r.store.Save(shared), r.store.Save(member)); err != nil {
+	if err := errors.Join(lock.Release(), r.reader.Store.Save(shared), r.reader.Store.Save(member)); err != nil {
 		t.Fatal(err)
 	}
-	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != Keep || result.Where != "shared daemon 1" {
+	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != keep || result.Where != "shared daemon 1" {
 		t.Errorf("with a job: %+v", result)
 	}
-	if err := r.store.Delete(t.Context(), member); err != nil {
+	if err := r.reader.Store.Delete(t.Context(), member); err != nil {
 		t.Fatal(err)
 	}
 	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != Close {
