@@ -153,7 +153,7 @@ type keeper struct {
 	process atomic.Pointer[proc.Process]
 	control sync.Mutex // of the control program while the daemon is started or asked: see ControlProgram.Start
 	store   *lease.Store
-	clients func() int // that the guard sees
+	clients atomic.Int32 // that the guard sees
 }
 
 // daemon is the daemon that was started last.
@@ -185,7 +185,7 @@ func keep(dir, job, root string, env slurm.Env) error {
 	if err != nil {
 		return err
 	}
-	k := &keeper{dir: dir, root: root, clients: func() int { return 0 }}
+	k := &keeper{dir: dir, root: root}
 	k.job = lease.Job{ID: uint32(number), UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), User: strconv.Itoa(os.Getuid())}
 	g, err := k.serve(env)
 	if err != nil {
@@ -405,20 +405,13 @@ const ruleName = "mpirun-wrap --own"
 // guard makes the guard, with the user's rights.
 func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	grant := policy.DefaultGrant()
-	clients := make(chan int, 1)
-	clients <- 0
-	k.clients = func() int { n := <-clients; clients <- n; return n }
 	o := guard.Options{
 		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
 		Daemons: func() []proc.Process { return []proc.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
 		Warnings: guard.Warnings{Unguarded: k.unguarded, Outside: k.outside},
-		OfRoot: &guard.OfRoot{
-			Promise: func(time.Time) {}, Guards: func() int { return 1 }, Leased: func() bool { return true },
-			Save:     func(s lease.GuardState) { <-clients; clients <- s.Clients },
-			SaveRoom: func(r lease.Room) { _ = k.store.SaveRoom(k.job.ID, r) },
-		},
+		Record:   k,
 	}
 	for _, device := range k.devices {
 		o.Minors = append(o.Minors, device.Minor)
@@ -426,6 +419,32 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	o.Gauge = k.gauge(env)
 	return guard.New(o)
 }
+
+// The keeper is the record of its guard: it keeps the room for the ranks, and how many clients live.
+
+// Promise keeps nothing: no one looks whether this guard is late.
+func (k *keeper) Promise(time.Time) {}
+
+// Guards is 1: the guard leaves the other guards of the node out of its account.
+func (k *keeper) Guards() int { return 1 }
+
+// Leased is true: the keeper ends its guard.
+func (k *keeper) Leased() bool { return true }
+
+// Published is true; there is no recorder.
+func (k *keeper) Published() bool { return true }
+
+// Member is false: no other job shares the daemon.
+func (k *keeper) Member(uint32) bool { return false }
+
+// TakerPlace is none: takers of a user are not counted.
+func (k *keeper) TakerPlace() (*lease.TakerPlace, error) { return nil, nil }
+
+// Save keeps the number of clients.
+func (k *keeper) Save(s lease.GuardState) { k.clients.Store(int32(s.Clients)) }
+
+// SaveRoom writes the room, for the ranks.
+func (k *keeper) SaveRoom(r lease.Room) { _ = k.store.SaveRoom(k.job.ID, r) }
 
 // gauge is the command line of the guard's gauge: gpu-usage if it is beside this program, else nvidia-smi. It is empty
 // if the node has neither.
@@ -476,7 +495,7 @@ func waitForRanks(alive *os.File, k *keeper) {
 // hasClient reports whether a client of the daemon lives. The guard also sees the clients of the user's other daemons on
 // the GPUs, so the daemon is asked if the guard sees any.
 func (k *keeper) hasClient() bool {
-	if k.clients() == 0 || k.process.Load() == nil {
+	if k.clients.Load() == 0 || k.process.Load() == nil {
 		return false
 	}
 	clients, err := k.askClients()

@@ -3,11 +3,12 @@
 package guard
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // A process in the middle of an exec can block a process that asks the kernel about it: for its open files, its program, its
@@ -18,11 +19,8 @@ import (
 // So the guard asks in another goroutine and goes on without the answer. A process that does not answer is not asked
 // again until its question has returned. The guard then scans again. Nothing wakes the guard before that.
 
-// errSilent means that a process does not answer, or that too many do not.
-var errSilent = errors.New("the process is in the middle of an exec and does not answer")
-
 // errCrowd means that too many processes do not answer, so that no other one is asked.
-var errCrowd = fmt.Errorf("too many processes of its user are in the middle of an exec: %w", errSilent)
+var errCrowd = fmt.Errorf("too many processes of its user are in the middle of an exec: %w", proc.ErrSilent)
 
 const (
 	// answerTime is the time in which an answer comes, or a part of it. It takes some microseconds on a node that is
@@ -40,9 +38,8 @@ const (
 
 // asker asks questions about processes, one at a time, for one goroutine.
 type asker struct {
-	spare time.Duration    // what this round may still wait for slow answers
-	work  chan func() bool // to the goroutine that asks, nil for none; it ends after a question that returns false
-	nudge func()           // ends a wait of the guard
+	spare time.Duration // what this round may still wait for slow answers
+	nudge func()        // ends a wait of the guard
 
 	mutex    sync.Mutex
 	silent   map[int]bool // pids of questions that have not returned
@@ -62,7 +59,7 @@ type question struct {
 }
 
 // ask asks the kernel about a process. The function calls step for each part of a long answer. It must not use what the
-// guard changes, because it may return after ask. The error is errSilent if it does not return in time.
+// guard changes, because it may return after ask. The error is proc.ErrSilent if it does not return in time.
 func ask[T any](a *asker, pid int, about func(step func()) (T, error)) (value T, err error) {
 	if err := a.mayAsk(pid); err != nil {
 		return value, err
@@ -72,11 +69,11 @@ func ask[T any](a *asker, pid int, about func(step func()) (T, error)) (value T,
 		err   error
 	}
 	q, answers := &question{pid: pid}, make(chan answer, 1)
-	a.hand(func() bool {
+	go func() {
 		value, err := about(func() { q.steps.Add(1) })
 		answers <- answer{value, err}
-		return a.end(q)
-	})
+		a.end(q)
+	}()
 	pause := max(min(answerTime, a.spare), lateTime)
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -95,35 +92,10 @@ func ask[T any](a *asker, pid int, about func(step func()) (T, error)) (value T,
 		}
 		a.charge(time.Since(began))
 		if a.leave(q) {
-			a.work = nil
-			return value, errSilent
+			return value, proc.ErrSilent
 		}
 		got := <-answers
 		return got.value, got.err
-	}
-}
-
-// hand gives a question to the goroutine that asks, and starts one if the last one waits for a silent process.
-func (a *asker) hand(about func() bool) {
-	if a.work == nil {
-		work := make(chan func() bool)
-		a.work = work
-		go func() {
-			for next := range work {
-				if !next() {
-					return
-				}
-			}
-		}()
-	}
-	a.work <- about
-}
-
-// close ends the goroutine that asks. Those that wait for silent processes end with their questions.
-func (a *asker) close() {
-	if a.work != nil {
-		close(a.work)
-		a.work = nil
 	}
 }
 
@@ -134,30 +106,29 @@ func (a *asker) charge(took time.Duration) {
 	}
 }
 
-// mayAsk returns errSilent for a process that has not answered yet, and errCrowd if there are too many of them.
+// mayAsk returns proc.ErrSilent for a process that has not answered yet, and errCrowd if there are too many of them.
 func (a *asker) mayAsk(pid int) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	switch {
 	case a.silent[pid]:
-		return errSilent
+		return proc.ErrSilent
 	case len(a.silent) >= maxSilent:
 		return errCrowd
 	}
 	return nil
 }
 
-// end notes that a question has returned. It reports whether ask has waited for it.
-func (a *asker) end(q *question) (awaited bool) {
+// end notes that a question has returned.
+func (a *asker) end(q *question) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if q.done = true; !q.left {
-		return true
+		return
 	}
 	delete(a.silent, q.pid)
 	a.returned.Store(true)
 	a.nudge()
-	return false
 }
 
 // leave gives up a question, unless its answer has come.

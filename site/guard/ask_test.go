@@ -46,13 +46,12 @@ func TestAskingASilentProcess(t *testing.T) { synctest.Test(t, testAskingASilent
 
 func testAskingASilentProcess(t *testing.T) {
 	a, until := newAsker(), make(chan struct{})
-	defer a.close()
 	var nudges atomic.Int32
 	a.nudge = func() { nudges.Add(1) }
-	if err := a.hangs(1, until); !errors.Is(err, errSilent) {
+	if err := a.hangs(1, until); !errors.Is(err, proc.ErrSilent) {
 		t.Fatal(err)
 	}
-	if err := a.answers(1); !errors.Is(err, errSilent) || errors.Is(err, errCrowd) {
+	if err := a.answers(1); !errors.Is(err, proc.ErrSilent) || errors.Is(err, errCrowd) {
 		t.Errorf("a silent process is asked again: %v", err)
 	}
 	if err := a.answers(2); err != nil {
@@ -71,7 +70,6 @@ func testAskingASilentProcess(t *testing.T) {
 // Many silent processes take a bounded time of one round. If there are too many, no process is asked.
 func TestAskingManySilentProcesses(t *testing.T) {
 	a, until := newAsker(), make(chan struct{})
-	defer a.close()
 	began := time.Now()
 	fds := []int{0, 0}
 	if err := unix.Pipe(fds); err != nil {
@@ -83,7 +81,7 @@ func TestAskingManySilentProcesses(t *testing.T) {
 			<-until
 			return 0, nil
 		})
-		if !errors.Is(err, errSilent) {
+		if !errors.Is(err, proc.ErrSilent) {
 			t.Fatal(err)
 		}
 	}
@@ -108,14 +106,13 @@ func TestAskingManySilentProcesses(t *testing.T) {
 func TestALateAnswerEndsNoThread(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so a late answer continues in this goroutine's thread
 	a := newAsker()
-	defer a.close()
 	var children []proc.Process
 	for range 10 {
 		var fds [2]int
 		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ask(a, 1, func(func()) (int, error) { <-readOne(fds[0]); return 0, nil }); !errors.Is(err, errSilent) {
+		if _, err := ask(a, 1, func(func()) (int, error) { <-readOne(fds[0]); return 0, nil }); !errors.Is(err, proc.ErrSilent) {
 			t.Fatal(err)
 		}
 		child := exec.Command("/bin/sleep", "60")
@@ -166,13 +163,12 @@ func TestAskingForALongAnswer(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsker()
-		defer a.close()
 		if got, err := ask(a, 10, slow(5)); err != nil || got != 5 {
 			t.Errorf("an answer that makes progress: %d, %v", got, err)
 		}
 		a.begin()
 		began := time.Now()
-		if _, err := ask(a, 2, slow(20*int(roundTime/answerTime))); !errors.Is(err, errSilent) {
+		if _, err := ask(a, 2, slow(20*int(roundTime/answerTime))); !errors.Is(err, proc.ErrSilent) {
 			t.Errorf("an answer without end is awaited: %v", err)
 		}
 		if took := time.Since(began); took < roundTime || took > roundTime+answerTime {
@@ -191,7 +187,7 @@ func TestProcessesThatCannotBeWatched(t *testing.T) {
 		r.noteUnguarded(12, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE), false)
 		r.noteUnguarded(13, fmt.Errorf("cannot open a pidfd: %w", unix.EPERM), false)
 		r.noteUnguarded(14, unix.ESRCH, false)
-		r.noteUnguarded(15, errSilent, false)
+		r.noteUnguarded(15, proc.ErrSilent, false)
 		r.noteUnguarded(16, errNotOurs, false)
 		r.noteUnguarded(17, nil, false)
 		r.noteUnguarded(18, fmt.Errorf("cannot list its open files: %w", unix.ENOENT), false)
@@ -247,7 +243,7 @@ func TestPidfdsAtTheLimit(t *testing.T) {
 func TestPromises(t *testing.T) {
 	r := newTestGuard(t, 0)
 	promises := make(chan time.Time, 1000)
-	r.Promise = func(by time.Time) {
+	r.promised = func(by time.Time) {
 		select {
 		case promises <- by:
 		default:

@@ -166,7 +166,7 @@ func (g *Guard) processorTime() (total, children time.Duration) {
 	children = computed(unix.RUSAGE_CHILDREN) - time.Duration(g.gauges.Load())
 	total = computed(unix.RUSAGE_SELF) - time.Duration(g.closings.Load()) + children
 	if t := g.takers.current; t != nil {
-		total += computedBy(t.process.Pid)
+		total += computedBy(t.process.PID)
 	}
 	return total, children
 }
@@ -175,7 +175,7 @@ func (g *Guard) processorTime() (total, children time.Duration) {
 func (g *Guard) gaugeTime() time.Duration {
 	used := time.Duration(g.gauges.Load())
 	if u := g.usage.gauge; u != nil {
-		used += computedBy(u.proc.PID)
+		used += computedBy(u.PID)
 	}
 	return used
 }

@@ -269,7 +269,7 @@ const (
 // noteUnguarded counts a process that may be a client, or is for certain, and cannot be watched, once, and logs each
 // cause once. It ignores processes that have ended, that are not the job's, and that do not answer now.
 func (g *Guard) noteUnguarded(pid int, err error, certain bool) {
-	silent := errors.Is(err, errSilent) && !errors.Is(err, errCrowd)
+	silent := errors.Is(err, proc.ErrSilent) && !errors.Is(err, errCrowd)
 	ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 	known := g.living[pid] != nil || g.unguarded[pid] || len(g.unguarded) >= maxUnguarded
 	if err == nil || silent || ended || known || errors.Is(err, errNotOurs) {
@@ -321,7 +321,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 
 // ours reports whether a process runs as the job's user and is in no other job's control group.
 func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
-	another := func(job uint32) bool { return job != g.Job && (g.OfRoot == nil || g.Member == nil || !g.Member(job)) }
+	another := func(job uint32) bool { return job != g.Job && !g.Record.Member(job) }
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 
@@ -334,7 +334,7 @@ func (g *Guard) isHelper(pid int) bool {
 }
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error
-// is errSilent if that is not known yet.
+// is proc.ErrSilent if that is not known yet.
 func (g *Guard) isDaemon(pid int) (daemon bool, err error) {
 	for _, d := range g.Daemons() {
 		if d.PID == pid {
@@ -344,7 +344,7 @@ func (g *Guard) isDaemon(pid int) (daemon bool, err error) {
 		if same {
 			return true, nil
 		}
-		if errors.Is(failed, errSilent) {
+		if errors.Is(failed, proc.ErrSilent) {
 			err = failed
 		}
 	}
@@ -405,7 +405,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	}
 	fd, err := g.duplicate(c, number, k)
 	switch {
-	case errors.Is(err, errSilent):
+	case errors.Is(err, proc.ErrSilent):
 		return
 	case errors.Is(err, errChanged):
 		g.logOnce("a process changes its files while they are looked at", err)
@@ -610,8 +610,8 @@ func (g *Guard) neighbours() (count int) {
 func (k *kernel) sameProgram(a, b int) (bool, error) {
 	first, err1 := k.program(a)
 	second, err2 := k.program(b)
-	if errors.Is(err1, errSilent) || errors.Is(err2, errSilent) {
-		return false, errSilent
+	if errors.Is(err1, proc.ErrSilent) || errors.Is(err2, proc.ErrSilent) {
+		return false, proc.ErrSilent
 	}
 	return err1 == nil && err2 == nil && first == second, nil
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -81,36 +80,23 @@ func (c Control) Start(ctx context.Context, job uint32) (proc.Process, error) {
 }
 
 func (c Control) start(ctx context.Context, job uint32) (proc.Process, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return proc.Process{}, err
-	}
-	defer null.Close()
-	answer, theirs, err := os.Pipe()
-	if err != nil {
-		return proc.Process{}, err
-	}
-	defer answer.Close()
 	argv := []string{c.Path, "--job", strconv.FormatUint(uint64(job), 10), "--nvml", c.NVML, "--interval", c.Interval.String()}
 	if c.Root != "" {
 		argv = append(argv, "--root", c.Root)
 	}
 	keepFiles()
-	process, err := os.StartProcess(c.Path, argv, &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{null, theirs, null}, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
-	theirs.Close()
+	guard, err := proc.StartPiped(argv...)
 	if err != nil {
 		return proc.Process{}, err
 	}
-	if err := heard(ctx, answer); err != nil {
-		_ = process.Kill()
-		_, _ = process.Wait()
+	defer guard.In.Close()
+	defer guard.Out.Close()
+	if err := heard(ctx, guard.Out); err != nil {
+		guard.End()
+		<-guard.Ended
 		return proc.Process{}, err
 	}
-	stat, err := proc.ReadStat(process.Pid)
-	_ = process.Release()
-	return stat.Process, err
+	return guard.Process, nil
 }
 
 // keepFiles makes this process's files close-on-exec, so that no program inherits them.

@@ -19,7 +19,7 @@ func counting(random *rand.Rand, now time.Time) *Guard {
 	usage := func() Usage {
 		return Usage{Known: true, TotalMiB: 1000, FreeMiB: random.IntN(1000), Clients: map[int]int{}, ContextsUnknown: random.IntN(4) == 0}
 	}
-	g.usage.gauge, g.usage.asked = &gauge{program: &program{}}, now
+	g.usage.gauge, g.usage.asked = &gauge{Child: &proc.Child{}}, now
 	line := []Usage{usage(), usage()}
 	for pid := 1; pid < 40; pid++ {
 		c := clientOf(pid, uint64(random.IntN(4)))
@@ -141,7 +141,7 @@ func TestATurnBeside1400Clients(t *testing.T) {
 		g.Minors = append(g.Minors, gpu)
 	}
 	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
-	g.usage.gauge, g.usage.asked, g.Pause = &gauge{program: &program{}}, now, time.Hour
+	g.usage.gauge, g.usage.asked, g.Pause = &gauge{Child: &proc.Child{}}, now, time.Hour
 	g.usage.take(slices.Repeat([]Usage{{Known: true, TotalMiB: 100}}, len(g.Minors)))
 	g.usage.answered = false
 	for pid := range 1400 {
@@ -197,7 +197,7 @@ func TestMemoryBesideOthers(t *testing.T) {
 	} {
 		g := &Guard{Options: Options{Minors: []int{0}}, dead: []*client{clientOf(3, 1)}}
 		g.living = map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1)}
-		g.usage = usages{gauge: &gauge{program: &program{}}, asked: now, ours: func(pid int) bool { return pid == server }}
+		g.usage = usages{gauge: &gauge{Child: &proc.Child{}}, asked: now, ours: func(pid int) bool { return pid == server }}
 		g.living[1].opened, g.living[2].opened, g.dead[0].died = now.Add(-time.Second), now.Add(-time.Minute), now
 		g.closing = map[*client]time.Time{clientOf(4, 1): {}}
 		if c.lately > 0 {

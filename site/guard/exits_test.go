@@ -86,7 +86,6 @@ func (e *exits) noted(t *testing.T, pid int, want string) {
 // Each source knows how a process has ended.
 func TestHowAProcessEnded(t *testing.T) {
 	k := newKernel(Options{Devices: t.TempDir()})
-	defer k.asks.close()
 	e := olderExits(t)
 	for _, end := range ends {
 		pidfd, pid, reap := ended(t, end.script, func(pid int) { e.follow(map[int]*client{pid: {}}, nil) })
@@ -116,7 +115,6 @@ func TestTheEndOfAProcessWithoutItsFirstThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := newKernel(Options{Devices: t.TempDir()})
-	defer k.asks.close()
 	for _, end := range ends {
 		e := olderExits(t)
 		script := "export LD_PRELOAD=" + library + "; exec /bin/sh -c '" + end.script + "'"
@@ -135,7 +133,6 @@ func TestTheEndOfAProcessWithoutItsFirstThread(t *testing.T) {
 // without root, it is not known.
 func TestAZombieOnAnOlderKernel(t *testing.T) {
 	k := newKernel(Options{Devices: t.TempDir()})
-	defer k.asks.close()
 	for _, end := range ends {
 		pidfd, pid, reap := ended(t, end.script, func(int) {})
 		want := end.want

@@ -22,12 +22,14 @@
 // The guard sends no signal to a client and opens no path of a user. It trusts only the kernel's data: process ids,
 // start times, device numbers.
 //
+// Package take has the process that duplicates files, package pause the one that stops neighbours, and package gauge
+// the wire to the one that asks the driver.
+//
 // # A guard without root
 //
-// A guard of the job's user can duplicate the files of the user's processes, if Yama's ptrace_scope is 0. Such a guard
-// sets Job, UID, GID, Hold, Pause, Clients, Devices, Minors, Pipes, Logs, Daemons, Taker, Pauser and Log, NameOf if it
-// likes, and Gauge if it has a program for that. OfRoot is nil. Without the proc connector, which needs root,
-// it knows of fewer clients how they have ended before Linux 6.15.
+// A guard of the job's user can duplicate the files of the user's processes, if Yama's ptrace_scope is 0. It differs in
+// its Record alone, which keeps no lease. Without the proc connector, which needs root, it knows of fewer clients how
+// they have ended before Linux 6.15.
 package guard
 
 import (
@@ -60,32 +62,25 @@ type Options struct {
 	Gauge   []string                  // the command line of gpu-usage; empty to run without it
 	NameOf  func(proc.Process) string // the name of a client, as in "rank 3"; it may take a second; nil for nothing
 	Log     func(Line)                // nil for nothing
-	*OfRoot                           // nil for a guard without root
+	// Recorder is the command line of the program that records what the job uses; empty for none.
+	Recorder []string
+	// Raised says that this process has a high priority, and is not killed if the node is out of memory. A taker has
+	// neither, because it may hang for long.
+	Raised bool
+	Record Record
 	Warnings
 }
 
-// OfRoot are the options of a guard that runs as root and has a lease.
-type OfRoot struct {
-	// Raised says that this process has a high priority, and is not killed if the node is out of memory. A taker has
-	// neither, because it may hang for long.
-	Raised     bool
-	TakerPlace func() (*lease.TakerPlace, error) // takes a place among the node's takers; nil for takers that are not counted
-	Recorder   []string                          // the command line of the program that records what the job uses; empty for none
-	Published  func() bool                       // whether the job has its ticket; the recorder starts then
-	Promise    func(time.Time)                   // is told before each wait by when the guard acts again
-	Guards     func() int                        // how many guards run on the node, about
-	Leased     func() bool                       // whether the job's lease exists; a guard without a lease ends
-	Member     func(job uint32) bool             // whether a job's processes may be clients: the job itself, or one that shares its daemon; nil for the job alone
-	Save       func(lease.GuardState)            // called by another goroutine than Run's, after changes, once a second at most
-	SaveRoom   func(lease.Room)                  // called by another goroutine than Run's, after each change
-}
-
-// withoutRoot are the options of root for a guard that has no lease and tells no one.
-func withoutRoot() *OfRoot {
-	return &OfRoot{
-		Promise: func(time.Time) {}, Guards: func() int { return 1 }, Leased: func() bool { return true },
-		Save: func(lease.GuardState) {}, SaveRoom: func(lease.Room) {},
-	}
+// Record is what is kept of a job: by root, with a lease, or by the job's user, without one.
+type Record interface {
+	Promise(time.Time)                      // is told before each wait by when the guard acts again
+	Guards() int                            // how many guards run on the node, about
+	Leased() bool                           // whether the job's lease exists; a guard without a lease ends
+	Published() bool                        // whether the job has its ticket; the recorder starts then
+	Member(job uint32) bool                 // whether another job's processes may be clients, because it shares the daemon
+	TakerPlace() (*lease.TakerPlace, error) // takes a place among the node's takers; nil if they are not counted
+	Save(lease.GuardState)                  // called by another goroutine than Run's, after changes, once a second at most
+	SaveRoom(lease.Room)                    // called by another goroutine than Run's, after each change
 }
 
 const (
@@ -160,9 +155,6 @@ type reporting struct {
 
 // New makes a guard. The guard receives events of the device files from now on.
 func New(o Options) (*Guard, error) {
-	if o.OfRoot == nil {
-		o.OfRoot = withoutRoot()
-	}
 	e, err := openEvents()
 	if err != nil {
 		return nil, err
@@ -205,7 +197,7 @@ func (g *Guard) Stop() { g.events.stop() }
 
 // Run guards until Stop is called or the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
-	g.states, g.rooms.saver = newSaver(g.Save), newSaver(g.SaveRoom)
+	g.states, g.rooms.saver = newSaver(g.Record.Save), newSaver(g.Record.SaveRoom)
 	go g.tellAll()
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
@@ -214,7 +206,7 @@ func (g *Guard) Run() {
 		if now := time.Now(); deadline.Before(now) {
 			deadline = now
 		}
-		g.Promise(deadline)
+		g.Record.Promise(deadline)
 		seen := g.events.wait(deadline)
 		g.turn(seen, time.Now())
 		g.rest(time.Now())
@@ -245,7 +237,7 @@ func (g *Guard) turn(seen seen, now time.Time) {
 func (g *Guard) rest(now time.Time) {
 	g.budget.charge(now)
 	if rest := g.budget.rest(now); rest > 0 {
-		g.Promise(now.Add(rest))
+		g.Record.Promise(now.Add(rest))
 		g.events.rest(rest)
 	}
 }
@@ -283,7 +275,6 @@ func (g *Guard) finish() {
 	g.recorder.end()
 	g.exits.close()
 	g.events.close()
-	g.kernel.asks.close()
 }
 
 // wakeUp returns when the guard must act without an event.
@@ -318,7 +309,7 @@ func (g *Guard) scan(began time.Time) {
 		maps.DeleteFunc(g.dismissed, func(p proc.Process, _ bool) bool { return g.kernel.ended(p) })
 		clear(g.servers)
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
-		g.unleased, g.budget.guards = !g.Leased(), g.Guards()
+		g.unleased, g.budget.guards = !g.Record.Leased(), g.Record.Guards()
 		g.findClosed(began)
 		g.scans.nextFull = began.Add(rareScan)
 	}

@@ -39,10 +39,42 @@ func devices(t *testing.T) string {
 // testGuard is a guard in this process that guards children of the test, and the states that it reports.
 type testGuard struct {
 	*Guard
+	notes
 	t      *testing.T
 	folder string // the folder of the devices
-	mutex  sync.Mutex
-	last   lease.GuardState
+}
+
+// notes is the record of a guard that keeps its last state in memory. A function that is nil does nothing.
+type notes struct {
+	mutex    sync.Mutex
+	last     lease.GuardState
+	promised func(time.Time)
+	saves    func()
+	member   uint32 // a job that shares the daemon
+	gone     bool   // the lease
+}
+
+func (n *notes) Guards() int                            { return 1 }
+func (n *notes) Leased() bool                           { return !n.gone }
+func (n *notes) Published() bool                        { return true }
+func (n *notes) Member(job uint32) bool                 { return job == n.member }
+func (n *notes) TakerPlace() (*lease.TakerPlace, error) { return nil, nil }
+func (n *notes) SaveRoom(lease.Room)                    {}
+
+func (n *notes) Promise(by time.Time) {
+	if n.promised != nil {
+		n.promised(by)
+	}
+}
+
+func (n *notes) Save(s lease.GuardState) {
+	if n.saves != nil {
+		n.saves()
+	}
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.last = s
+	n.last.Released = maps.Clone(s.Released)
 }
 
 // newTestGuard makes a guard of GPUs 0 and 1 that does not run yet.
@@ -51,18 +83,12 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
 		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Pause: 5 * time.Second, Clients: 48, Devices: r.folder,
-		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []proc.Process { return nil },
+		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []proc.Process { return nil }, Record: &r.notes,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.Raised, g.takers.wait = true, soon // a busy machine is no hostile process
-	g.Save = func(s lease.GuardState) {
-		r.mutex.Lock()
-		defer r.mutex.Unlock()
-		s.Released = maps.Clone(s.Released)
-		r.last = s
-	}
 	r.Guard = g
 	return r
 }
@@ -86,7 +112,6 @@ func (r *testGuard) still() {
 	r.t.Cleanup(func() {
 		r.releaseAll()
 		r.events.close()
-		r.kernel.asks.close()
 	})
 }
 
@@ -244,7 +269,7 @@ func (r *testGuard) isWoken(otherwise string) {
 func TestAStateThatIsNotSaved(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	asked, answers := make(chan struct{}), make(chan struct{})
-	r.Save = func(lease.GuardState) { asked <- struct{}{}; <-answers }
+	r.saves = func() { asked <- struct{}{}; <-answers }
 	ended := make(chan struct{})
 	go func() { r.Run(); close(ended) }()
 	<-asked
@@ -382,15 +407,15 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 func TestWhatAHelperStartsIsNoClient(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	helper, err := startProgram("/bin/sh", "-c", "cd "+r.folder+"; ("+opens+waits+"); exit")
+	helper, err := proc.StartPiped("/bin/sh", "-c", "cd "+r.folder+"; ("+opens+waits+"); exit")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { helper.in.Close(); <-helper.reaped }()
-	if line, err := bufio.NewReader(helper.out).ReadString('\n'); err != nil || line != "ready\n" {
+	defer func() { helper.In.Close(); <-helper.Ended }()
+	if line, err := bufio.NewReader(helper.Out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("it prints %q, %v", line, err)
 	}
-	started := forks(r.folder, helper.proc.PID)
+	started := forks(r.folder, helper.PID)
 	for pid := range started {
 		r.scanOne(pid)
 	}
@@ -468,7 +493,7 @@ func (r *testGuard) scanOne(pid int) {
 		opened, err := r.kernel.openedBy(pid, maxDescriptors)
 		if err == nil {
 			r.take(pid, opened)
-		} else if !errors.Is(err, errSilent) {
+		} else if !errors.Is(err, proc.ErrSilent) {
 			r.t.Fatal(err)
 		}
 	})

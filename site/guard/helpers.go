@@ -2,15 +2,7 @@
 
 package guard
 
-import (
-	"errors"
-	"fmt"
-	"os"
-	"syscall"
-	"time"
-
-	"github.com/slurm-mps/slurm-mps/site/proc"
-)
+import "time"
 
 // background runs a function that may take long in another goroutine. The function that it returns notes the result,
 // in the guard's goroutine.
@@ -80,43 +72,4 @@ func (s saver[T]) end() {
 	case <-s.saved:
 	case <-time.After(saveWait):
 	}
-}
-
-// program is a program that the guard has started in a session of its own.
-type program struct {
-	proc    proc.Process
-	in, out *os.File      // pipes to its stdin and from its stdout
-	reaped  chan struct{} // closed when it has ended
-	used    time.Duration // its processor time, when it has ended
-}
-
-// startProgram starts a program from its command line. Its stderr is /dev/null.
-func startProgram(line ...string) (*program, error) {
-	null, err1 := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	stdin, in, err2 := os.Pipe()
-	out, stdout, err3 := os.Pipe()
-	defer null.Close() // of nil, this only returns an error
-	defer stdin.Close()
-	defer stdout.Close()
-	var process *os.Process
-	err := errors.Join(err1, err2, err3)
-	if err == nil {
-		process, err = os.StartProcess(line[0], line, &os.ProcAttr{
-			Dir: "/", Env: []string{}, Files: []*os.File{stdin, stdout, null}, Sys: &syscall.SysProcAttr{Setsid: true},
-		})
-	}
-	if err != nil {
-		in.Close()
-		out.Close()
-		return nil, fmt.Errorf("cannot start %q: %w", line, err)
-	}
-	stat, _ := proc.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
-	p := &program{proc: stat.Process, in: in, out: out, reaped: make(chan struct{})}
-	go func() {
-		if state, err := process.Wait(); err == nil {
-			p.used = state.UserTime() + state.SystemTime()
-		}
-		close(p.reaped)
-	}()
-	return p, nil
 }

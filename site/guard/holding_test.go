@@ -77,7 +77,7 @@ func TestAClientOfTwoGPUs(t *testing.T) {
 		{"the second is not known", []Usage{empty, {}}, false, false},
 		{"the first is full", []Usage{full, empty}, true, false},
 	} {
-		g := Guard{usage: usages{gauge: &gauge{program: &program{}}, asked: now}}
+		g := Guard{usage: usages{gauge: &gauge{Child: &proc.Child{}}, asked: now}}
 		g.usage.take(c.usage)
 		s := situation{roomy: true}
 		if g.counted(now).addUsage(&client{died: now, gpus: 3}, &s, now); s.gpuKnown != c.known || s.roomy != c.room {
@@ -104,9 +104,9 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 		want  bool
 	}{
 		{"gpu-usage does not run", usages{}, 0, false},
-		{"no line since the death", usages{gauge: &gauge{program: &program{}}, asOf: died.Add(-1)}, 0, true},
-		{"a line since the death", usages{gauge: &gauge{program: &program{}}, asOf: died}, 0, false},
-		{"no line for long", usages{gauge: &gauge{program: &program{}}, asOf: died.Add(-1)}, usageStart, false},
+		{"no line since the death", usages{gauge: &gauge{Child: &proc.Child{}}, asOf: died.Add(-1)}, 0, true},
+		{"a line since the death", usages{gauge: &gauge{Child: &proc.Child{}}, asOf: died}, 0, false},
+		{"no line for long", usages{gauge: &gauge{Child: &proc.Child{}}, asOf: died.Add(-1)}, usageStart, false},
 		{"gpu-usage starts", usages{starting: true}, 0, true},
 		{"gpu-usage does not start", usages{starting: true}, usageStart, false},
 		{"gpu-usage was started late", usages{starting: true, started: died.Add(time.Second)}, usageStart, true},
@@ -349,7 +349,7 @@ func TestAllFilesAreClosedAtTheEnd(t *testing.T) {
 // Contract: G1
 func TestAGuardWithoutALeaseEnds(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
-	r.Leased = func() bool { return false }
+	r.gone = true
 	ended := make(chan struct{})
 	go func() { r.Run(); close(ended) }()
 	select {
@@ -392,10 +392,11 @@ func TestWhoIsAdmitted(t *testing.T) {
 		{"in no job's group", "0::/user.slice\n", 0, true},
 		{"in this job's group", "0::/slurm/job_7/step_0/user/task_0\n", 0, true},
 		{"in another job's group", "0::/slurm/job_8/step_0/user/task_0\n", 0, false},
+		{"in the group of a job that shares the daemon", "0::/slurm/job_9/step_0/user/task_0\n", 0, true},
 		{"in the groups of both jobs", "1:freezer:/slurm/job_7/step_0\n4:memory:/slurm/job_8/step_0\n", 0, false},
 		{"of another user", "0::/slurm/job_7/step_0\n", 1, false},
 	} {
-		g := Guard{Options: Options{Job: 7, UID: 2001}}
+		g := Guard{Options: Options{Job: 7, UID: 2001, Record: &notes{member: 9}}}
 		status := proc.Status{UIDs: [4]uint32{0, uint32(2001 + c.uid), 0, 0}}
 		if ours := g.ours(status, jobsOf(proc.ParseGroups(c.groups))); ours != c.want {
 			t.Errorf("%s: %v", c.name, ours)
@@ -526,7 +527,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{program: &program{}}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
+	u := usages{gauge: &gauge{Child: &proc.Child{}}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
 		gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
@@ -595,7 +596,7 @@ func TestADriverWithoutSamples(t *testing.T) {
 		known bool
 	}{{0, 0, true}, {0, usageStart, false}, {1, usageStart, true}} {
 		now := died.Add(c.after)
-		g := &Guard{usage: usages{gauge: &gauge{program: &program{}}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []Usage{{Known: true}}}}
+		g := &Guard{usage: usages{gauge: &gauge{Child: &proc.Child{}}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []Usage{{Known: true}}}}
 		var s situation
 		if g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
 			t.Errorf("%+v: %+v", c, s)

@@ -239,7 +239,7 @@ func (k *kernel) filesOf(c *client) (pidfd int, err error) {
 // ended reports whether a process is known to have ended.
 func (k *kernel) ended(p proc.Process) bool {
 	stat, err := k.stat(p.PID)
-	if errors.Is(err, errSilent) || errors.Is(err, proc.ErrSilent) {
+	if errors.Is(err, proc.ErrSilent) {
 		return false
 	}
 	return err != nil || stat.Process != p || !stat.Running()
@@ -252,5 +252,5 @@ func (k *kernel) threadStat(pid, thread int) (proc.Stat, error) {
 
 // stat returns the state of a process.
 func (k *kernel) stat(pid int) (proc.Stat, error) {
-	return ask(k.asks, pid, func(func()) (proc.Stat, error) { return proc.ReadStat(pid) })
+	return ask(k.asks, pid, func(func()) (proc.Stat, error) { return proc.StatNow(pid) })
 }

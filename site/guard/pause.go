@@ -409,34 +409,34 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 // run runs the process that pauses, until the pause ends.
 func (p *pause) run(line []string, limit time.Duration, nudge func()) {
 	defer nudge()
-	pauser, err := startProgram(append(slices.Clone(line), limit.String())...)
+	pauser, err := proc.StartPiped(append(slices.Clone(line), limit.String())...)
 	if err != nil {
 		p.answers <- err
 		return
 	}
-	defer pauser.in.Close()
-	defer pauser.out.Close()
+	defer pauser.In.Close()
+	defer pauser.Out.Close()
 	go func() {
 		<-p.end
-		_ = pauser.proc.Kill(unix.SIGKILL) // its end continues what it has stopped
+		pauser.End() // its end continues what it has stopped
 	}()
 	p.talk(pauser, nudge)
-	<-pauser.reaped
+	<-pauser.Ended
 }
 
 // talk passes on each neighbour and waits for the answer, until the pause or the pausing process ends.
-func (p *pause) talk(pauser *program, nudge func()) {
-	answers := bufio.NewReader(pauser.out)
+func (p *pause) talk(pauser *proc.Child, nudge func()) {
+	answers := bufio.NewReader(pauser.Out)
 	for {
 		select {
 		case <-p.end:
 			return
-		case <-pauser.reaped:
+		case <-pauser.Ended:
 			p.answers <- errors.New("the process that pauses them has ended")
 			return
 		case neighbour := <-p.add:
-			_, err := fmt.Fprintln(pauser.in, neighbour.PID, neighbour.Start, neighbour.uid)
-			_ = pauser.out.SetReadDeadline(time.Now().Add(pauseAck + pauseSlack))
+			_, err := fmt.Fprintln(pauser.In, neighbour.PID, neighbour.Start, neighbour.uid)
+			_ = pauser.Out.SetReadDeadline(time.Now().Add(pauseAck + pauseSlack))
 			line, wrong := answers.ReadString('\n')
 			if err = errors.Join(err, wrong); err == nil && strings.TrimSpace(line) != pauseDone {
 				err = errors.New(strings.TrimSpace(line))

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/wait"
-	"golang.org/x/sys/unix"
 )
 
 // recorderWait limits both waits for the recorder at the guard's end: for its last report, and after its kill. It is
@@ -26,7 +26,7 @@ const maxEvents = 1024
 // waits for it. An event that the recorder is too slow for is lost.
 type recorder struct {
 	events  chan usage.Event
-	started chan *program // one element: nil if the start has failed
+	started chan *proc.Child // one element: nil if the start has failed
 }
 
 // ticketCheck is the time between two looks for the job's ticket.
@@ -38,18 +38,18 @@ func (g *Guard) startRecorder() {
 	if len(g.Recorder) == 0 {
 		return
 	}
-	r := &recorder{make(chan usage.Event, maxEvents), make(chan *program, 1)}
+	r := &recorder{make(chan usage.Event, maxEvents), make(chan *proc.Child, 1)}
 	g.recorder = r
 	go func() {
-		for !g.Published() {
+		for !g.Record.Published() {
 			wait.Sleep(context.Background(), ticketCheck)
 		}
-		p, err := startProgram(g.Recorder...)
+		p, err := proc.StartPiped(g.Recorder...)
 		if r.started <- p; err != nil {
 			g.warn("cannot record what the job uses", err)
 			return
 		}
-		r.send(p.in)
+		r.send(p.In)
 	}()
 }
 
@@ -88,7 +88,7 @@ func (r *recorder) end() {
 	if r == nil {
 		return
 	}
-	var p *program
+	var p *proc.Child
 	select {
 	case p = <-r.started:
 	case <-time.After(recorderWait): // its start hangs; its stdin is at its end
@@ -98,10 +98,10 @@ func (r *recorder) end() {
 	}
 	for range 2 {
 		select {
-		case <-p.reaped:
+		case <-p.Ended:
 			return
 		case <-time.After(recorderWait):
-			_ = p.proc.Kill(unix.SIGKILL)
+			p.End()
 		}
 	}
 }

@@ -263,7 +263,7 @@ func TestShortHostMemory(t *testing.T) {
 	killed := &client{proc: proc.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second / 2)}
 	well := &client{proc: proc.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second / 2), inOrder: true}
 	r.dead = []*client{killed, well}
-	r.usage.gauge, r.usage.asOf, r.usage.asked = &gauge{program: &program{}}, now, now
+	r.usage.gauge, r.usage.asOf, r.usage.asked = &gauge{Child: &proc.Child{}}, now, now
 	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
 	r.usage.answered = false
 	needing := r.release(now)
@@ -280,7 +280,7 @@ func TestShortHostMemory(t *testing.T) {
 func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	now := time.Now()
 	g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}, Clients: 48}, kernel: &kernel{memories: map[string]memory{}}}
-	g.usage.gauge, g.usage.asked = &gauge{program: &program{}}, now
+	g.usage.gauge, g.usage.asked = &gauge{Child: &proc.Child{}}, now
 	died := now.Add(-10 * time.Millisecond)
 	g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
 	c := &client{proc: proc.Process{PID: 9}, gpus: 1, died: died, inOrder: true}
@@ -305,7 +305,7 @@ func TestAPauseThatFailedBeforeHold(t *testing.T) {
 	for failed, want := range map[time.Duration]string{-1: "", 1: holdOver} { // after hold
 		g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
 		g.pauses.failed = now.Add(failed)
-		g.usage.gauge, g.usage.asked = &gauge{program: &program{}}, now
+		g.usage.gauge, g.usage.asked = &gauge{Child: &proc.Child{}}, now
 		g.usage.take([]Usage{{Known: true, TotalMiB: 100, Samples: []Sample{{uint64(now.UnixMicro()), 50}}}})
 		if s := g.counted(now).situation(c, now); s.releaseReason(hold) != want {
 			t.Errorf("failed %v after hold: %q, want %q: %+v", failed, s.releaseReason(hold), want, s)
@@ -328,7 +328,7 @@ func TestUsageThatIsLostForATime(t *testing.T) {
 		}
 		c := clientOf(9, 1)
 		g.addDead(c, died)
-		g.usage.gauge = &gauge{program: &program{}}
+		g.usage.gauge = &gauge{Child: &proc.Child{}}
 		known := func(at time.Time) {
 			g.usage.asked = at
 			g.usage.take([]Usage{{Known: true, TotalMiB: 100, FreeMiB: 90, Samples: []Sample{{uint64(at.UnixMicro()), 50}}}})

@@ -111,7 +111,7 @@ func (g *Guard) isOurServer(pid int) bool {
 		return ours
 	}
 	stat, err := g.kernel.stat(pid)
-	if errors.Is(err, errSilent) {
+	if errors.Is(err, proc.ErrSilent) {
 		return false
 	}
 	isParent := func(d proc.Process) bool { return d.PID > 0 && d.PID == stat.Parent }

@@ -45,7 +45,7 @@ var (
 // its own.
 type takers struct {
 	line    []string      // the command line of a taker
-	raised  bool          // as in OfRoot
+	raised  bool          // as in Options
 	wait    time.Duration // how long an answer may take
 	spent   time.Duration // of that, in this round, on answers that did not come
 	place   func() (*lease.TakerPlace, error)
@@ -58,7 +58,7 @@ type takers struct {
 }
 
 func takersOf(o Options) takers {
-	return takers{line: o.Taker, raised: o.Raised, wait: takerWait, place: o.TakerPlace}
+	return takers{line: o.Taker, raised: o.Raised, wait: takerWait, place: o.Record.TakerPlace}
 }
 
 // request asks a taker for a duplicate of a descriptor if it is still the wanted file. If there is a text, it asks the
@@ -80,7 +80,7 @@ const (
 // taker is a process that runs Take.
 type taker struct {
 	socket  int
-	process *os.Process
+	process *proc.Child
 	place   *lease.TakerPlace // among the node's takers, nil for none
 }
 
@@ -88,10 +88,10 @@ type taker struct {
 func (t *takers) begin() { t.spent = 0 }
 
 // duplicate duplicates a descriptor of a process. It returns errChanged if the descriptor is no longer the wanted file,
-// and errSilent if the process has made a taker hang.
+// and proc.ErrSilent if the process has made a taker hang.
 func (t *takers) duplicate(pid, pidfd, number int, wanted identity) (fd int, err error) {
 	if t.hangs(pid) {
-		return -1, errSilent
+		return -1, proc.ErrSilent
 	}
 	if err := t.start(); err != nil {
 		return -1, err
@@ -142,20 +142,19 @@ func (t *takers) start() (err error) {
 		return errStuck
 	}
 	var place *lease.TakerPlace
-	if now := time.Now(); t.place != nil {
-		if now.Before(t.again) {
-			return t.refused
-		}
-		if place, err = t.place(); err != nil {
-			t.refused, t.again = err, now.Add(placeEvery)
-			return err
-		}
+	now := time.Now()
+	if now.Before(t.again) {
+		return t.refused
+	}
+	if place, err = t.place(); err != nil {
+		t.refused, t.again = err, now.Add(placeEvery)
+		return err
 	}
 	if t.current, err = startTaker(t.line, place); err != nil {
-		return fmt.Errorf("cannot start %q: %w", t.line, err)
+		return err
 	}
 	if t.raised {
-		_ = proc.SetOOMScore(t.current.process.Pid, 0)
+		_ = proc.SetOOMScore(t.current.process.PID, 0)
 	}
 	return nil
 }
@@ -169,16 +168,14 @@ func (t *takers) abandon(pid int) {
 	old := t.current
 	t.current = nil
 	unix.Close(old.socket) // tells the taker to end
-	_ = old.process.Kill()
-	if t.raised {
-		lower(old.process.Pid)
+	old.process.End()
+	if t.raised && old.process.Running() {
+		lower(old.process.PID)
 	}
-	if old.place != nil {
-		_ = old.place.Leave()
-	}
+	_ = old.place.Leave()
 	t.note(pid, 1)
 	go func() {
-		_, _ = old.process.Wait()
+		<-old.process.Ended
 		t.note(pid, -1)
 	}()
 }
@@ -192,33 +189,23 @@ func lower(pid int) {
 func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, errors.Join(err, leave(place))
+		return nil, errors.Join(err, place.Leave())
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "taker")
 	defer theirs.Close()
-	// The taker answers on its standard input, because os.StartProcess passes a file with another number only after
+	// The taker answers on its standard input, because a start passes a file with another number only after
 	// those before it. The lock of its place is its standard output.
 	files := []*os.File{theirs}
 	if place != nil {
 		files = append(files, place.Descriptor())
 	}
-	process, err := os.StartProcess(line[0], line, &os.ProcAttr{Dir: "/", Env: []string{}, Files: files})
+	process, err := proc.StartChild(line, false, files...)
 	if err != nil {
 		unix.Close(pair[0])
-		return nil, errors.Join(err, leave(place))
+		return nil, errors.Join(err, place.Leave())
 	}
-	if place != nil {
-		stat, _ := proc.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
-		place.Started(stat.Process)
-	}
+	place.Started(process.Process)
 	return &taker{pair[0], process, place}, nil
-}
-
-func leave(place *lease.TakerPlace) error {
-	if place == nil {
-		return nil
-	}
-	return place.Leave()
 }
 
 // ask makes the taker duplicate a descriptor. The code is the taker's answer; the error means that there was no answer.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -64,7 +65,7 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 	if pidfd, err = unix.PidfdOpen(os.Getpid(), 0); err != nil {
 		t.Fatal(err)
 	}
-	taken = &takers{line: takerLine, raised: true, wait: soon}
+	taken = &takers{line: takerLine, raised: true, wait: soon, place: (&notes{}).TakerPlace}
 	t.Cleanup(func() { taken.abandon(0); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
@@ -118,7 +119,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 		if err := taken.start(); err != nil {
 			t.Fatal(err)
 		}
-		if err := taken.current.process.Signal(unix.SIGSTOP); err != nil {
+		if err := taken.current.process.Kill(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errChanged) {
@@ -134,12 +135,12 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	if err := taken.start(); err != nil {
 		t.Fatal(err)
 	}
-	ended, err := unix.PidfdOpen(taken.current.process.Pid, 0)
+	ended, err := unix.PidfdOpen(taken.current.process.PID, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(ended)
-	_ = taken.current.process.Kill()
+	taken.current.process.End()
 	if err := readable(ended, soon); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +166,7 @@ func TestTakersThatHang(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	taken.note(os.Getpid(), 1)
-	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errSilent) || taken.current != nil {
+	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, proc.ErrSilent) || taken.current != nil {
 		t.Fatalf("a taker is asked about a process that has made one hang: %v", err)
 	}
 	taken.note(os.Getpid(), -1)
@@ -175,7 +176,7 @@ func TestTakersThatHang(t *testing.T) {
 		if err := taken.start(); err != nil {
 			t.Fatal(err)
 		}
-		if err := taken.current.process.Signal(unix.SIGSTOP); err != nil {
+		if err := taken.current.process.Kill(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := taken.duplicate(-1-other, pidfd, number, wanted); !errors.Is(err, errChanged) {
@@ -228,7 +229,7 @@ func TestTakersHavePlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	pid := taken.current.process.Pid
+	pid := taken.current.process.PID
 	if kept, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/1", pid)); kept != filepath.Join(folder, "takers") {
 		t.Errorf("the taker's place is %q, %v", kept, err)
 	}
@@ -266,7 +267,7 @@ func TestLower(t *testing.T) {
 	if err := taken.start(); err != nil {
 		t.Fatal(err)
 	}
-	pid := taken.current.process.Pid
+	pid := taken.current.process.PID
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	taken := takers{line: takerLine, wait: soon}
+	taken := takers{line: takerLine, wait: soon, place: (&notes{}).TakerPlace}
 	defer taken.abandon(0)
 	if err := taken.start(); err != nil {
 		t.Fatal(err)

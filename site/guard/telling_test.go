@@ -69,7 +69,7 @@ func TestWhenMemoryIsFree(t *testing.T) {
 	} {
 		dead := clientOf(pid, 1)
 		dead.lives = c.lives
-		g := &Guard{closing: map[*client]time.Time{dead: c.closed}, usage: usages{gauge: &gauge{program: &program{}}, asOf: closed.Add(c.line)}}
+		g := &Guard{closing: map[*client]time.Time{dead: c.closed}, usage: usages{gauge: &gauge{Child: &proc.Child{}}, asOf: closed.Add(c.line)}}
 		g.usage.gpus = []Usage{{Known: true, Clients: map[int]int{}}}
 		if c.listed {
 			g.usage.gpus[0].Clients[pid] = 100

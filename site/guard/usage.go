@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Usage is a GPU's free memory and utilisation, as the program gpu-usage prints them. The guard does not link NVML, so
@@ -57,13 +57,13 @@ const (
 
 // gauge is a running gpu-usage.
 type gauge struct {
-	*program // it ends when its stdin is closed, as at the guard's end
-	lines    chan []Usage
+	*proc.Child // it ends when its stdin is closed, as at the guard's end
+	lines       chan []Usage
 }
 
 // startGauge starts gpu-usage.
 func startGauge(line []string, nudge func()) (*gauge, error) {
-	p, err := startProgram(line...)
+	p, err := proc.StartPiped(line...)
 	if err != nil {
 		return nil, err
 	}
@@ -76,9 +76,9 @@ func startGauge(line []string, nudge func()) (*gauge, error) {
 func (g *gauge) read(nudge func()) {
 	defer nudge()
 	defer close(g.lines)
-	defer func() { <-g.reaped }()
-	defer g.out.Close()
-	lines := bufio.NewScanner(g.out)
+	defer func() { <-g.Ended }()
+	defer g.Out.Close()
+	lines := bufio.NewScanner(g.Out)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)
 	for lines.Scan() {
 		var usage []Usage
@@ -95,8 +95,8 @@ func (g *gauge) read(nudge func()) {
 
 // stop ends gpu-usage. It ends when its stdin is closed; the signal is for the case that the driver blocks it.
 func (g *gauge) stop() {
-	g.in.Close()
-	_ = g.proc.Kill(unix.SIGKILL)
+	g.In.Close()
+	g.End()
 }
 
 // usages is the usage of the job's GPUs.
@@ -183,7 +183,7 @@ func (u *usages) ask(change, now time.Time) {
 	case u.asked.After(change) && age < u.every:
 		return
 	}
-	if _, err := u.gauge.in.Write([]byte{'\n'}); err == nil {
+	if _, err := u.gauge.In.Write([]byte{'\n'}); err == nil {
 		u.asked, u.answered = now, false
 	}
 }
@@ -193,8 +193,8 @@ func (g *Guard) startGauge() (note func(now time.Time)) {
 	started, err := startGauge(g.Gauge, g.events.nudge)
 	if err == nil {
 		go func() {
-			<-started.reaped
-			g.gauges.Add(int64(started.used))
+			<-started.Ended
+			g.gauges.Add(int64(started.Used))
 		}()
 	}
 	return func(now time.Time) {
@@ -215,7 +215,7 @@ func (g *Guard) readUsage(now time.Time) {
 		case line, ok := <-u.gauge.lines:
 			if !ok {
 				g.logOnce("gpu-usage has ended: how much memory the GPUs have left is not known", nil)
-				u.gauge.in.Close()
+				u.gauge.In.Close()
 				u.gauge, u.failed = nil, now
 				return
 			}

@@ -31,7 +31,7 @@ func TestIdle(t *testing.T) {
 		{"two samples beside neighbours", true, [][2]int{{10_200, 100}, {10_400, 0}, {10_600, 0}}, true},
 		{"at work again", true, [][2]int{{10_400, 0}, {10_600, 0}, {10_800, 3}}, false},
 	} {
-		g := Guard{usage: usages{gauge: &gauge{program: &program{}}, asked: now}}
+		g := Guard{usage: usages{gauge: &gauge{Child: &proc.Child{}}, asked: now}}
 		u := &g.usage
 		u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900}})
 		for _, s := range c.samples {
@@ -91,7 +91,7 @@ func TestShortOfGPUMemory(t *testing.T) {
 				5: {proc: proc.Process{PID: 5}, gpus: 2, opened: now.Add(-time.Second)},
 			},
 			dead:  []*client{{proc: proc.Process{PID: 3}, gpus: 1}, {proc: proc.Process{PID: 4}, gpus: 1, inOrder: true}},
-			usage: usages{gauge: &gauge{program: &program{}}, asked: now},
+			usage: usages{gauge: &gauge{Child: &proc.Child{}}, asked: now},
 		}
 		for _, each := range g.living {
 			each.files = []*file{{owner: each.proc}}
@@ -126,7 +126,7 @@ func TestWhenUsageIsAsked(t *testing.T) {
 	defer reads.Close()
 	defer writes.Close()
 	now := time.Now()
-	u := usages{gauge: &gauge{program: &program{in: writes}}, every: usageEvery}
+	u := usages{gauge: &gauge{Child: &proc.Child{In: writes}}, every: usageEvery}
 	death := now
 	for i, c := range []struct {
 		after  time.Duration

@@ -141,7 +141,7 @@ func (g *Guard) causeOf(p proc.Process) string {
 	return "it changes " + pipeVariable + " itself, or its container has no such folder: mount /run/slurm-mps there"
 }
 
-// serverPipes returns the pipes of all servers, which are the daemons' children. The error is errSilent if a server
+// serverPipes returns the pipes of all servers, which are the daemons' children. The error is proc.ErrSilent if a server
 // does not answer.
 func (g *Guard) serverPipes() (all map[string]bool, err error) {
 	daemons := g.Daemons()
@@ -155,7 +155,7 @@ func (g *Guard) serverPipes() (all map[string]bool, err error) {
 			return true
 		}
 		pipes, failed := g.kernel.pipesOf(pid, maxServerFiles)
-		if errors.Is(failed, errSilent) {
+		if errors.Is(failed, proc.ErrSilent) {
 			err = failed
 		}
 		maps.Copy(all, pipes)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -221,24 +220,16 @@ func (s *Store) empty(h Held) error {
 	defer ours.Close() // ends the process
 	defer stdin.Close()
 	line := append(append([]string{}, s.Emptier...), filepath.Base(h.dir))
-	process, err := os.StartProcess(line[0], line, &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{stdin, place.Descriptor()}, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
+	child, err := proc.StartChild(line, true, stdin, place.Descriptor())
 	if err != nil {
 		_, err = shrink(h.dir)
 		return err
 	}
-	stat, _ := proc.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
-	place.Started(stat.Process)
-	ended := make(chan struct{})
-	go func() {
-		_, _ = process.Wait()
-		close(ended)
-	}()
+	place.Started(child.Process)
 	select {
-	case <-ended:
+	case <-child.Ended:
 	case <-time.After(emptyWait):
-		_ = process.Kill()
+		child.End()
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ type Taker struct {
 // left reports whether a taker runs and has no guard that uses it.
 func (t Taker) left() bool { return t.Proc.Running() && (t.Left || !t.Guard.Running()) }
 
-// TakerPlace is the place of a taker that has not ended.
+// TakerPlace is the place of a taker that has not ended. A nil place is of a taker that is not counted.
 type TakerPlace struct {
 	file  *os.File
 	at    int64
@@ -86,12 +86,18 @@ func (p *TakerPlace) Descriptor() *os.File { return p.file }
 
 // Started records the process of the taker.
 func (p *TakerPlace) Started(taker proc.Process) {
+	if p == nil {
+		return
+	}
 	p.taker.Proc = taker
 	p.write()
 }
 
 // Leave gives up the taker. It keeps its place until it ends.
 func (p *TakerPlace) Leave() error {
+	if p == nil {
+		return nil
+	}
 	if p.taker.Proc.PID > 0 {
 		p.taker.Left = true
 		p.write()

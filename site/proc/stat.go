@@ -62,7 +62,7 @@ var states = newReaders(maxSilent)
 // ErrSilent if the process does not answer.
 func ReadStat(pid int) (Stat, error) {
 	if pid == os.Getpid() { // a process that reads is not in an exec
-		return readStat(pid)
+		return StatNow(pid)
 	}
 	found := readStats(context.Background(), []int{pid}, maxSilent+maxSilentRecorded)[0]
 	return found.Stat, found.Err
@@ -97,7 +97,7 @@ func readStats(ctx context.Context, pids []int, limit int) []StatResult {
 	return found
 }
 
-func statOf(_ context.Context, p Process) (Stat, error) { return readStat(p.PID) }
+func statOf(_ context.Context, p Process) (Stat, error) { return StatNow(p.PID) }
 
 // Silence describes the processes that have not answered and still do not in one line, "" if there are none.
 func Silence() string {
@@ -123,8 +123,8 @@ func Silence() string {
 		"they are in the middle of an exec, and are not taken for those of MPS", len(pids), first)
 }
 
-// readStat waits as long as the process is in an exec.
-func readStat(pid int) (Stat, error) { return readStatOf(folder(pid), pid) }
+// StatNow is ReadStat in this goroutine: it waits as long as the process is in an exec.
+func StatNow(pid int) (Stat, error) { return readStatOf(folder(pid), pid) }
 
 // ReadThreadStat reads /proc/PID/task/THREAD/stat, and waits as long as the process is in an exec.
 func ReadThreadStat(pid, thread int) (Stat, error) {
@@ -227,7 +227,7 @@ func (s Stat) Running() bool { return !dead(s.State, s.Threads) }
 
 // Current returns this process.
 func Current() (Process, error) {
-	stat, err := readStat(os.Getpid())
+	stat, err := StatNow(os.Getpid())
 	return stat.Process, err
 }
 

@@ -203,26 +203,16 @@ func guardJob(
 	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, line line, log zerolog.Logger,
 ) error {
 	job := l.Job.ID
-	r := record{store: store, lease: l}
 	self, err := proc.Current()
 	if err != nil {
 		return err
 	}
+	r := &record{store: store, lease: l, lock: lock, self: self, log: log}
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
-		Gauge: line.gpuUsage(),
-		OfRoot: &guard.OfRoot{
-			Raised: true,
-			TakerPlace: func() (*lease.TakerPlace, error) {
-				return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
-			},
-			Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
-			Leased:  r.leased, Guards: r.guards, Member: func(other uint32) bool { return other == job || store.IsMember(job, other) }, Published: func() bool { return store.HasTicket(job) },
-			Save:     func(s lease.GuardState) { logFailure(log, store.SaveGuard(job, s)) },
-			SaveRoom: func(r lease.Room) { logFailure(log, store.SaveRoom(job, r)) },
-		},
+		Gauge: line.gpuUsage(), Raised: true, Record: r,
 	}
 	if line.interval > 0 {
 		o.Recorder = line.gpuUsage("--record", strconv.FormatUint(uint64(job), 10), "--interval", line.interval.String())
@@ -260,12 +250,6 @@ func writeLine(log zerolog.Logger, l guard.Line) {
 	event.Err(l.Err).Fields(l.Fields).Msg(l.Message)
 }
 
-func logFailure(log zerolog.Logger, err error) {
-	if err != nil {
-		log.Warn().Err(err).Send()
-	}
-}
-
 // gpuUsage returns the command line of gpu-usage with some flags.
 func (l line) gpuUsage(flags ...string) []string {
 	return append([]string{site.ProgramPath("gpu-usage"), "--root", l.paths.Root, "--nvml", l.nvml}, flags...)
@@ -284,10 +268,34 @@ func nameOf(p proc.Process) string {
 	return fmt.Sprintf("rank %d", rank)
 }
 
-// record reads the job's lease again when necessary.
+// record is the job's record, which is root's. Its lease is read again when necessary.
 type record struct {
 	store *lease.Store
 	lease lease.Lease
+	lock  *lease.JobLock
+	self  proc.Process
+	log   zerolog.Logger
+}
+
+// Promise is told by when the guard acts again. If that cannot be written, mpsctl status marks the guard as stalled.
+func (r *record) Promise(deadline time.Time) { _ = r.lock.Promise(deadline) }
+
+func (r *record) Published() bool { return r.store.HasTicket(r.lease.Job.ID) }
+
+func (r *record) Member(job uint32) bool { return r.store.IsMember(r.lease.Job.ID, job) }
+
+func (r *record) TakerPlace() (*lease.TakerPlace, error) {
+	return r.store.TakerPlace(lease.Taker{Job: r.lease.Job.ID, UID: r.lease.Job.UID, Guard: r.self})
+}
+
+func (r *record) Save(s lease.GuardState) { r.logFailure(r.store.SaveGuard(r.lease.Job.ID, s)) }
+
+func (r *record) SaveRoom(room lease.Room) { r.logFailure(r.store.SaveRoom(r.lease.Job.ID, room)) }
+
+func (r *record) logFailure(err error) {
+	if err != nil {
+		r.log.Warn().Err(err).Send()
+	}
 }
 
 // daemons returns the job's daemons. The prolog starts the daemons at the same time as the guard. So the lease is
@@ -307,14 +315,14 @@ func (r *record) daemons() (all []proc.Process) {
 	return all
 }
 
-// leased reports whether the lease exists. A lease that cannot be read exists.
-func (r *record) leased() bool {
+// Leased reports whether the lease exists. A lease that cannot be read exists.
+func (r *record) Leased() bool {
 	_, err := r.store.Read(r.lease.Job.ID)
 	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
 }
 
-// guards returns the number of jobs with a lease. Each has a guard, unless its policy wants none.
-func (r *record) guards() int {
+// Guards returns the number of jobs with a lease. Each has a guard, unless its policy wants none.
+func (r *record) Guards() int {
 	jobs, _ := r.store.Jobs()
 	return len(jobs)
 }

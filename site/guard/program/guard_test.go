@@ -124,13 +124,13 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
 	}
-	if all := r.daemons(); !r.leased() || len(all) != 1 || all[0] != started {
-		t.Errorf("a lease that cannot be read: leased %v, daemons %v", r.leased(), all)
+	if all := r.daemons(); !r.Leased() || len(all) != 1 || all[0] != started {
+		t.Errorf("a lease that cannot be read: leased %v, daemons %v", r.Leased(), all)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if r.leased() {
+	if r.Leased() {
 		t.Error("a lease that is gone exists")
 	}
 }
