@@ -13,7 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its
@@ -74,7 +74,7 @@ type MPS interface {
 	ServerStatus(ctx context.Context, ticket lease.Ticket, daemon lease.Daemon, server int) (state string, err error)
 	// Join starts an MPS daemon for a rank without a prolog and for the other ranks of its step, or finds theirs. It
 	// returns the daemon's ticket. root is put before the node's paths.
-	Join(ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding) (lease.Ticket, *lease.Store, error)
+	Join(ctx context.Context, root string, environ []string, task launch.Task, binding launch.Binding) (lease.Ticket, *lease.Store, error)
 	// Stay is called before the rank becomes its program, which has this path. It passes what the user must know to warn,
 	// with the name of the thing.
 	Stay(program string, warn func(thing string, err error)) error

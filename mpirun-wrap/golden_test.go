@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // goldenCase is a node, a launch and flags.
@@ -118,11 +119,11 @@ func placementOf(ticket lease.Ticket, environment, flags []string) (Placement, e
 			return Placement{}, err
 		}
 	}
-	task, err := slurm.ReadTask(env, 4711)
+	task, err := launch.ReadTask(env, 4711)
 	if err != nil {
 		return Placement{}, err
 	}
-	binding, err := slurm.ReadBinding(env)
+	binding, err := launch.ReadBinding(env)
 	if err != nil {
 		return Placement{}, err
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank
@@ -38,8 +38,8 @@ type opener func(minor int) bool
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
 // For such a step, Slurm 22.05 gives the same variables for --gpus-per-task=2 and for --gres=gpu:2 (recorded).
-func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice choice, canOpen opener) position {
-	if task.Source == slurm.SourceSlot {
+func chooseGPU(devices []lease.TicketDevice, task launch.Task, binding launch.Binding, choice choice, canOpen opener) position {
+	if task.Source == launch.SourceSlot {
 		return slotPosition(len(devices), task, choice)
 	}
 	all := indices(len(devices))
@@ -78,7 +78,7 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 
 // perTask returns how many GPUs Slurm gives each task. The step's binding comes before the job's request: the
 // variables of the request are inherited from the batch script.
-func perTask(task slurm.Task, binding slurm.Binding) int {
+func perTask(task launch.Task, binding launch.Binding) int {
 	if task.BySlurm() && binding.OwnGPUs > 0 {
 		return binding.OwnGPUs
 	}
@@ -91,7 +91,7 @@ func sameDaemon(devices []lease.TicketDevice, some []int) bool {
 }
 
 // ranksPerGPU returns the maximum number of ranks that share a GPU with this one.
-func ranksPerGPU(groups int, task slurm.Task, binding slurm.Binding) int {
+func ranksPerGPU(groups int, task launch.Task, binding launch.Binding) int {
 	if binding.TasksPerGPU > 0 && !binding.AllOfStep && task.BySlurm() {
 		return min(binding.TasksPerGPU, task.LocalSize)
 	}
@@ -103,7 +103,7 @@ func ranksPerGPU(groups int, task slurm.Task, binding slurm.Binding) int {
 // confined to its own devices (recorded). Next count Slurm's positions, if all of them are devices of the job. A
 // launcher's rank has the positions of the launcher's daemon. With GPUs per task, these are fewer than the rank may
 // open.
-func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, canOpen opener) (bound []int, confined bool) {
+func boundDevices(devices []lease.TicketDevice, task launch.Task, binding launch.Binding, canOpen opener) (bound []int, confined bool) {
 	all := indices(len(devices))
 	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return canOpen == nil || !canOpen(devices[i].Minor) })
 	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
@@ -120,7 +120,7 @@ func boundDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.B
 
 // inherited returns all GPUs that Slurm bound to the task. If these are all of the job's, every rank of the node has
 // all.
-func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) position {
+func inherited(bound []int, all int, task launch.Task, binding launch.Binding) position {
 	switch {
 	case len(bound) == all:
 		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank}
@@ -153,7 +153,7 @@ func grouped(devices []int, n int) [][]int {
 }
 
 // cyclic places rank r on group r mod n.
-func cyclic(groups [][]int, task slurm.Task) position {
+func cyclic(groups [][]int, task launch.Task) position {
 	n := len(groups)
 	i := task.LocalRank % n
 	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: task.LocalRank / n}
@@ -161,7 +161,7 @@ func cyclic(groups [][]int, task slurm.Task) position {
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
 // each.
-func block(groups [][]int, task slurm.Task) position {
+func block(groups [][]int, task launch.Task) position {
 	each, remainder := task.LocalSize/len(groups), task.LocalSize%len(groups)
 	first := 0
 	for i, group := range groups {
@@ -178,7 +178,7 @@ func block(groups [][]int, task slurm.Task) position {
 }
 
 // bounded places ranks cyclically, with at most so many ranks on each group, and takes this rank for the last of them.
-func bounded(groups [][]int, task slurm.Task, ranks int) position {
+func bounded(groups [][]int, task launch.Task, ranks int) position {
 	n := len(groups)
 	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, bounded: true}
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // A task that can open only its own GPU is on this GPU, whatever --gpu says.
@@ -16,11 +16,11 @@ func TestATaskThatIsConfinedToItsGPU(t *testing.T) {
 	for minor := range devices {
 		devices[minor].Minor = minor
 	}
-	task := slurm.Task{LocalRank: 0, LocalSize: 4, Source: slurm.SourceStepd}
+	task := launch.Task{LocalRank: 0, LocalSize: 4, Source: launch.SourceStepd}
 	for _, choice := range []choice{autoGPU, cyclicGPU, blockGPU} {
 		for own := range devices {
 			canOpen := func(minor int) bool { return minor == own }
-			at := chooseGPU(devices, task, slurm.Binding{}, choice, canOpen)
+			at := chooseGPU(devices, task, launch.Binding{}, choice, canOpen)
 			if !slices.Equal(at.devices, []int{own}) {
 				t.Errorf("--gpu=%s: GPU %v of a task that can open %d", choice, at.devices, own)
 			}

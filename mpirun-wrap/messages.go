@@ -15,6 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
@@ -74,7 +75,7 @@ func (m messages) remark(env slurm.Env, placement Placement, options Options) {
 
 // warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU.
 func (m messages) warnOfNeighbour(placement Placement) {
-	if placement.Task.LocalSize > 1 || placement.Task.Source == slurm.SourceSlot || m.folder == "" {
+	if placement.Task.LocalSize > 1 || placement.Task.Source == launch.SourceSlot || m.folder == "" {
 		return
 	}
 	if found, err := hasNeighbour(placement); err == nil && found {
@@ -170,7 +171,7 @@ func printed(socket int, address unix.Sockaddr) bool {
 const toldVariable = "SLURM_MPS_TOLD"
 
 // reasonOf is the text of an error without the rank's number, so that all ranks that fail alike have the same one.
-func reasonOf(err error, task slurm.Task) string {
+func reasonOf(err error, task launch.Task) string {
 	return strings.Replace(err.Error(), fmt.Sprintf("rank %d ", task.LocalRank), "", 1)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 func TestAFlagCountsBeforeItsVariable(t *testing.T) {
@@ -103,7 +104,7 @@ func TestEveryPlaceIsTakenOnce(t *testing.T) {
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
 				lowest, highest := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
-					placement, err := Place(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
+					placement, err := Place(ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -143,7 +144,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 					ticket := ticketOf(gpus, policy.ScopeJob, 2)
 					ticket.Grant.Ceiling = ceiling
 					for ranks := 1; ranks <= 64; ranks += 1 + ranks/8 {
-						rank := Rank{Task: slurm.Task{LocalRank: ranks - 1, LocalSize: ranks}, Options: Options{GPU: choice}}
+						rank := Rank{Task: launch.Task{LocalRank: ranks - 1, LocalSize: ranks}, Options: Options{GPU: choice}}
 						if err := rank.Options.Set("share", rule); err != nil {
 							t.Fatal(err)
 						}
@@ -169,12 +170,12 @@ func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 	parent := proc.Process{PID: 1, Start: 2}
 	names := map[string]bool{}
 	for _, name := range []string{
-		launchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
-		launchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "1"}, parent),
-		launchID(slurm.Env{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
-		launchID(slurm.Env{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
-		launchID(slurm.Env{}, slurm.Task{}, parent),
-		launchID(slurm.Env{}, slurm.Task{}, proc.Process{PID: 1, Start: 3}),
+		launchID(slurm.Env{}, launch.Task{Source: launch.SourceStepd, StepID: "0"}, parent),
+		launchID(slurm.Env{}, launch.Task{Source: launch.SourceStepd, StepID: "1"}, parent),
+		launchID(slurm.Env{"PMIX_NAMESPACE": "../../etc"}, launch.Task{}, parent),
+		launchID(slurm.Env{"OMPI_MCA_ess_base_jobid": "864944129"}, launch.Task{}, parent),
+		launchID(slurm.Env{}, launch.Task{}, parent),
+		launchID(slurm.Env{}, launch.Task{}, proc.Process{PID: 1, Start: 3}),
 	} {
 		if names[name] || strings.ContainsAny(name, "/ ") {
 			t.Errorf("launch %q", name)

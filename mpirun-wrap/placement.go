@@ -20,12 +20,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // Placement is a rank's devices, daemon and share.
 type Placement struct {
-	Task      slurm.Task
+	Task      launch.Task
 	gpuShare              // of the rank's first GPU
 	OtherGPUs []gpuShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
@@ -60,7 +60,7 @@ func (e *refusedError) Error() string {
 type noTicketError struct{ error }
 
 // findTicket returns the ticket of the first of the task's jobs that has one.
-func findTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
+func findTicket(store *lease.Store, task launch.Task) (lease.Ticket, error) {
 	for _, job := range task.JobIDs {
 		ticket, err := store.ReadTicket(job)
 		if errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot) {
@@ -108,7 +108,7 @@ func placeNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
 	}
-	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, slurm.SourceSingle
+	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, launch.SourceSingle
 	if rank.rule(ticket).List() > 0 { // no entry of the list is for this process
 		rank.Options.Share, ticket.Grant.Share = policy.ShareRule{}, policy.ShareEven
 	}
@@ -166,7 +166,7 @@ func (p Placement) checkMemory(choice choice) error {
 }
 
 // daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
-func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon, error) {
+func daemonOf(ticket lease.Ticket, task launch.Task, devices []int) (lease.Daemon, error) {
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
 		if ticket.Devices[i].Daemon != first.Daemon {

@@ -15,7 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 func ticketOf(devices int, scope policy.Scope, overlap float64) lease.Ticket {
@@ -52,7 +52,7 @@ func TestPlacements(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			for rank := range c.ranks {
-				placement, err := Place(c.ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: c.ranks}})
+				placement, err := Place(c.ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: c.ranks}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -70,7 +70,7 @@ func TestPlacements(t *testing.T) {
 }
 
 func TestEnvironmentReplacesAndUnsets(t *testing.T) {
-	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalRank: 0, LocalSize: 1}})
+	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalRank: 0, LocalSize: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,27 +93,27 @@ func TestNoPlacement(t *testing.T) {
 		err  func() error
 		want string
 	}{
-		{"outside of Slurm", func() error { _, err := findTicket(reader, slurm.Task{}); return err },
+		{"outside of Slurm", func() error { _, err := findTicket(reader, launch.Task{}); return err },
 			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), " +
 				"or Slurm's variables were unset: submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own"},
-		{"a job without MPS", func() error { _, err := findTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
+		{"a job without MPS", func() error { _, err := findTicket(reader, launch.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"a container without the folder", func() error {
-			_, err := findTicket(lease.OpenReadOnly("/nonexistent", boot), slurm.Task{JobIDs: []uint32{7}})
+			_, err := findTicket(lease.OpenReadOnly("/nonexistent", boot), launch.Task{JobIDs: []uint32{7}})
 			return err
 		},
 			"cannot find ticket of job 7: there is no folder /nonexistent/tickets here: in a container, mount /nonexistent; if the site has not installed slurm-mps, give --own; elsewhere, submit the job with --constraint=mps"},
 		{"a refused job", func() error {
-			_, err := Place(lease.Ticket{RefusalReason: "it has no GPU"}, Rank{Task: slurm.Task{LocalSize: 1}})
+			_, err := Place(lease.Ticket{RefusalReason: "it has no GPU"}, Rank{Task: launch.Task{LocalSize: 1}})
 			return err
 		},
 			"this job has no MPS: it has no GPU"},
 		{"a ticket without devices", func() error {
-			_, err := Place(lease.Ticket{Job: lease.Job{ID: 7}}, Rank{Task: slurm.Task{LocalSize: 1}})
+			_, err := Place(lease.Ticket{Job: lease.Job{ID: 7}}, Rank{Task: launch.Task{LocalSize: 1}})
 			return err
 		},
 			"cannot place ranks: the ticket of job 7 names no device"},
-		{"a ticket without the daemon", func() error { _, err := Place(broken, Rank{Task: slurm.Task{LocalSize: 1}}); return err },
+		{"a ticket without the daemon", func() error { _, err := Place(broken, Rank{Task: launch.Task{LocalSize: 1}}); return err },
 			"cannot place rank 0: the ticket of job 7 names no daemon for GPU-0"},
 	} {
 		if err := c.err(); err == nil || err.Error() != c.want {
@@ -186,7 +186,7 @@ func TestPrograms(t *testing.T) {
 
 // No entry of a list is for a process that is no rank: it has an even share, as a single rank has.
 func TestAProcessWithoutAPlaceTakesNoEntry(t *testing.T) {
-	rank := Rank{Task: slurm.Task{LocalSize: 1}}
+	rank := Rank{Task: launch.Task{LocalSize: 1}}
 	if err := rank.Options.Set("share", "3:1"); err != nil {
 		t.Fatal(err)
 	}
@@ -196,10 +196,10 @@ func TestAProcessWithoutAPlaceTakesNoEntry(t *testing.T) {
 		t.Errorf("by the user's list: %+v, %v", placement.Share, err)
 	}
 	ticket.Grant.Share = "70%,30%"
-	if placement, err = placeNonRank(ticket, Rank{Task: slurm.Task{LocalSize: 1}}); err != nil || placement.Share.SMs != 132 {
+	if placement, err = placeNonRank(ticket, Rank{Task: launch.Task{LocalSize: 1}}); err != nil || placement.Share.SMs != 132 {
 		t.Errorf("by the policy's list: %+v, %v", placement.Share, err)
 	}
-	if _, err := Place(ticket, Rank{Task: slurm.Task{LocalSize: 1}}); err == nil || !strings.Contains(err.Error(), "for 2 ranks on a GPU, and this GPU has 1") {
+	if _, err := Place(ticket, Rank{Task: launch.Task{LocalSize: 1}}); err == nil || !strings.Contains(err.Error(), "for 2 ranks on a GPU, and this GPU has 1") {
 		t.Errorf("a single rank: %v", err)
 	}
 }

@@ -13,13 +13,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"golang.org/x/sys/unix"
 )
 
 // Rank is all input for the placement of a rank.
 type Rank struct {
-	Task    slurm.Task
-	Binding slurm.Binding
+	Task    launch.Task
+	Binding launch.Binding
 	CanOpen opener
 	Options Options
 	Shards  int // the step's shards on this node; 0 for none
@@ -28,14 +29,14 @@ type Rank struct {
 // readRank reads the description of the rank from the environment and the machine.
 func (r *run) readRank() (err error) {
 	r.rank = Rank{Options: r.Options, CanOpen: r.canOpen}
-	if r.rank.Binding, err = slurm.ReadBinding(r.Env); err != nil {
+	if r.rank.Binding, err = launch.ReadBinding(r.Env); err != nil {
 		return err
 	}
 	if r.rank.Shards, _, err = slurm.ShardsOnNode(r.Env); err != nil {
 		return err
 	}
 	if r.Options.Slots == jobTasks {
-		n, err := slurm.TasksOnNode(r.Env)
+		n, err := launch.TasksOnNode(r.Env)
 		if err == nil && n == 1 { // one slot would run the processes one after the other
 			err = errors.New("cannot count slots: the job or step has one task on this node")
 		}
@@ -64,34 +65,34 @@ func (r *run) readTask() {
 	r.taskRead = true
 	r.task, r.taskErr = r.findTask()
 	if r.taskErr != nil && r.Options.Slots != 0 { // the slot is the place
-		r.task, r.taskErr = slurm.ManualTask(r.Env, 0, 1)
+		r.task, r.taskErr = launch.ManualTask(r.Env, 0, 1)
 	} else if r.taskErr != nil && r.Options.LocalSize == 0 {
 		r.taskErr = fmt.Errorf("%w; or give --local-rank and --local-size", r.taskErr)
 	}
 }
 
-func (r *run) findTask() (slurm.Task, error) {
+func (r *run) findTask() (launch.Task, error) {
 	if r.Options.LocalSize > 0 {
-		return slurm.ManualTask(r.Env, r.Options.LocalRank, r.Options.LocalSize)
+		return launch.ManualTask(r.Env, r.Options.LocalRank, r.Options.LocalSize)
 	}
 	first, _ := strconv.Atoi(r.Env["SLURM_TASK_PID"])
-	if first > 0 && first != r.PID && slurm.HasLauncher(r.Env) {
-		env, err := slurm.WithoutInheritedLauncher(r.Env, readOrigin(first, r.Env["PMI_FD"]))
+	if first > 0 && first != r.PID && launch.HasLauncher(r.Env) {
+		env, err := launch.WithoutInheritedLauncher(r.Env, readOrigin(first, r.Env["PMI_FD"]))
 		if err != nil {
-			return slurm.Task{}, err
+			return launch.Task{}, err
 		}
 		r.Env = env
 	}
-	return slurm.ReadTask(r.Env, r.PID)
+	return launch.ReadTask(r.Env, r.PID)
 }
 
-func readOrigin(pid int, pmi string) slurm.Origin {
-	found := proc.Variables(context.Background(), proc.Process{PID: pid}, slurm.OriginVariables()...)
+func readOrigin(pid int, pmi string) launch.Origin {
+	found := proc.Variables(context.Background(), proc.Process{PID: pid}, launch.OriginVariables()...)
 	if found.Err != nil {
 		found.Values = nil // a part proves nothing
 	}
 	hidden := proc.InOwnNamespace("pid") || proc.InOwnNamespace("user")
-	return slurm.Origin{Env: found.Values, Hidden: hidden, HasPMI: isInheritedSocket(pmi)}
+	return launch.Origin{Env: found.Values, Hidden: hidden, HasPMI: isInheritedSocket(pmi)}
 }
 
 // isInheritedSocket reports whether a number is a descriptor of a socket that this process has not opened itself. Go
@@ -128,9 +129,9 @@ func (r *run) launchID() (string, error) {
 
 // launchID names one launch on this node, so that two launches of a job do not share messages. A launcher's own
 // name for the launch comes first, because behind a shell the parent is not the launcher.
-func launchID(env slurm.Env, task slurm.Task, parent proc.Process) string {
+func launchID(env slurm.Env, task launch.Task, parent proc.Process) string {
 	switch {
-	case task.Source == slurm.SourceStepd:
+	case task.Source == launch.SourceStepd:
 		return "step" + task.StepID
 	case env["PMIX_NAMESPACE"] != "":
 		return "pmix" + clean(env["PMIX_NAMESPACE"])

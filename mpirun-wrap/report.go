@@ -10,7 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
@@ -137,15 +137,15 @@ func given(flag string, byFlag bool) string {
 }
 
 // whoCounted names the source of a rank's number for the user.
-func whoCounted(task slurm.Task) string {
+func whoCounted(task launch.Task) string {
 	switch task.Source {
-	case slurm.SourceStepd:
+	case launch.SourceStepd:
 		return "srun"
-	case slurm.SourceInherited:
+	case launch.SourceInherited:
 		return "srun, whose task started this process"
-	case slurm.SourceSingle:
+	case launch.SourceSingle:
 		return "no launcher: this process is alone"
-	case slurm.SourceSlot:
+	case launch.SourceSlot:
 		return "--slots"
 	}
 	return task.Source

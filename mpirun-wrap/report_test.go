@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 func TestReport(t *testing.T) {
@@ -20,29 +20,29 @@ func TestReport(t *testing.T) {
 	for _, c := range []struct {
 		ranks   int
 		options map[string]string
-		binding slurm.Binding
+		binding launch.Binding
 		want    string
 	}{
-		{4, nil, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n"},
-		{2, map[string]string{"mem": "8G"}, slurm.Binding{}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 8192 MiB, 1 rank on it\n"},
-		{4, map[string]string{"verbose": "true", "share": "60%", "gpu": "block"}, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n" +
+		{4, nil, launch.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n"},
+		{2, map[string]string{"mem": "8G"}, launch.Binding{}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 8192 MiB, 1 rank on it\n"},
+		{4, map[string]string{"verbose": "true", "share": "60%", "gpu": "block"}, launch.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n" +
 			"#   number of ranks by srun\n" +
 			"#   GPU by --gpu: block\n" +
 			"#   share 60% by --share, in place of even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
-		{2, map[string]string{"verbose": "true"}, slurm.Binding{GPUs: []int{0}}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
+		{2, map[string]string{"verbose": "true"}, launch.Binding{GPUs: []int{0}}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
 			"#   number of ranks by srun\n" +
 			"#   GPU by Slurm: it is bound to the task\n" +
 			"#   share even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
-		{1, map[string]string{"verbose": "true"}, slurm.Binding{OneTask: true}, "# rank 0 of 1: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it; " +
+		{1, map[string]string{"verbose": "true"}, launch.Binding{OneTask: true}, "# rank 0 of 1: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it; " +
 			"GPU 1 (GPU-1), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
 			"#   number of ranks by srun\n" +
 			"#   GPU by Slurm: the step has no other task on this node\n" +
 			"#   share even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
 	} {
-		rank := Rank{Task: slurm.Task{LocalSize: c.ranks, Source: slurm.SourceStepd}, Binding: c.binding}
+		rank := Rank{Task: launch.Task{LocalSize: c.ranks, Source: launch.SourceStepd}, Binding: c.binding}
 		for flag, value := range c.options {
 			if err := rank.Options.Set(flag, value); err != nil {
 				t.Fatal(err)
@@ -61,7 +61,7 @@ func TestReport(t *testing.T) {
 
 // The report of a rank is one JSON object, with null for a variable that is unset.
 func TestReportAsJSON(t *testing.T) {
-	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalSize: 1}})
+	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalSize: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestRemark(t *testing.T) {
 		{100, "1sm", "", "GPU 0 (GPU-0), 8 of 132 SMs (6.1 %), 2 ranks on it", "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
 	} {
 		ticket.Grant.Ceiling = c.ceiling
-		rank := Rank{Task: slurm.Task{LocalSize: 2, Source: "test"}}
+		rank := Rank{Task: launch.Task{LocalSize: 2, Source: "test"}}
 		for flag, value := range map[string]string{"share": c.share, "mem": c.memory} {
 			if value == "" {
 				continue

@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // run is one run of mpirun-wrap or of task-prolog: its input, and its findings. Task, launch and ticket are read once.
@@ -26,9 +27,9 @@ type run struct {
 	Err     io.Writer
 	MPS     MPS // nil for task-prolog
 
-	environ   []string   // the environment of the program, without MPS's variables
-	told      string     // the value of toldVariable
-	task      slurm.Task // as read, also if the rank then takes a slot
+	environ   []string    // the environment of the program, without MPS's variables
+	told      string      // the value of toldVariable
+	task      launch.Task // as read, also if the rank then takes a slot
 	taskErr   error
 	taskRead  bool
 	launch    string // "" until it is asked for
@@ -62,7 +63,7 @@ func (r *run) prepare() (environ []string, err error) {
 	if err := r.place(); err != nil {
 		return r.runRefused(err)
 	}
-	if slurm.WithoutGPU(r.Env, r.task) {
+	if launch.WithoutGPU(r.Env, r.task) {
 		return r.runWithoutGPU(), nil
 	}
 	m := r.messages()

@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // newJob makes job 7 on a node: its ticket, and a socket in place of its daemon's. It has GPU 3 of the node.
@@ -115,7 +116,7 @@ func TestRanksWaitForRoom(t *testing.T) {
 			go func() {
 				run := newRun(os.Getpid(), []string{"SLURM_JOB_ID=7"}, nil, &printed[rank])
 				run.Paths, run.ticket, run.store = paths, ticket, store
-				run.task, run.taskRead = slurm.Task{LocalRank: rank, LocalSize: 8, Source: slurm.SourceStepd}, true
+				run.task, run.taskRead = launch.Task{LocalRank: rank, LocalSize: 8, Source: launch.SourceStepd}, true
 				run.rank.Task = run.task
 				run.placement = Placement{Ticket: ticket, gpuShare: gpuShare{Device: ticket.Devices[0].Device}}
 				if run.waitRoom(run.messages().waits("room")); time.Since(began) < 4*time.Second {
@@ -175,7 +176,7 @@ func TestARankWithoutAPlace(t *testing.T) {
 	env := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "PMIX_RANK": "3"}
 	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE, " +
 		"or unset PMIX_RANK if no launcher has set it; or give --local-rank and --local-size"
-	read := func(o Options) (slurm.Task, error) {
+	read := func(o Options) (launch.Task, error) {
 		r := run{Env: env, PID: os.Getpid(), Options: o}
 		r.readTask()
 		return r.task, r.taskErr

@@ -15,7 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -69,7 +69,7 @@ func takeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 	for pause := slotPause; err == nil; waits, pause = nil, min(2*pause, longestSlotPause) {
 		slot, ok, err := table.take(ctx)
 		if ok || err != nil {
-			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), slurm.SourceSlot
+			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), launch.SourceSlot
 			return rank, err
 		}
 		if waits != nil && rank.Options.SlotsWait > minSlotWait {
@@ -99,14 +99,14 @@ func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
 	table := slotTable{folder: ticket.ExchangeDir, family: ancestors(os.Getpid())}
 	table.usable, _ = boundDevices(ticket.Devices, rank.Task, rank.Binding, rank.CanOpen)
 	for slot := range n {
-		place := slotPosition(len(ticket.Devices), slurm.Task{LocalRank: slot, LocalSize: n}, choice)
+		place := slotPosition(len(ticket.Devices), launch.Task{LocalRank: slot, LocalSize: n}, choice)
 		table.gpus = append(table.gpus, place.devices[0])
 	}
 	return table, nil
 }
 
 // slotPosition is the position of a slot. It does not depend on the process that takes it.
-func slotPosition(devices int, slot slurm.Task, choice choice) position {
+func slotPosition(devices int, slot launch.Task, choice choice) position {
 	groups := grouped(indices(devices), 1)
 	if choice == blockGPU {
 		return block(groups, slot)

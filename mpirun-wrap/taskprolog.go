@@ -11,7 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/cli"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
@@ -62,7 +62,7 @@ const maxReason = 500
 // Slurm 22.05).
 func (r *run) printReason(err error) {
 	id, _ := strconv.Atoi(r.Env["SLURM_LOCALID"])
-	reason := reasonOf(err, slurm.Task{LocalRank: id})
+	reason := reasonOf(err, launch.Task{LocalRank: id})
 	if toldByBatch(r.told, r.Env, reason) {
 		return
 	}
@@ -96,12 +96,12 @@ func (r *run) printPlacement() (err error) {
 	case r.Options.Off:
 		return nil
 	}
-	if slurm.WithoutGPU(r.Env, r.task) { // the batch script's variables are inherited
+	if launch.WithoutGPU(r.Env, r.task) { // the batch script's variables are inherited
 		fmt.Fprintln(r.Out, "export CUDA_VISIBLE_DEVICES=\nunset CUDA_MPS_PIPE_DIRECTORY")
 		return nil
 	}
 	place := Place
-	if r.task.StepID == "" || slurm.IsLauncherStep(r.Env) { // a batch script, an interactive shell or a launcher's daemon
+	if r.task.StepID == "" || launch.IsLauncherStep(r.Env) { // a batch script, an interactive shell or a launcher's daemon
 		if r.ticket.RefusalReason == "" && r.ticket.Grant.Unplaced == policy.UnplacedDeny {
 			return nil
 		}

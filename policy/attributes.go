@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// Kind is how a policy writes the value of an attribute.
-type Kind int
+// kind is how a policy writes the value of an attribute.
+type kind int
 
 // A Number may have decimals, a Count has none. A Text is neither of these and has a form of its own.
 const (
-	text Kind = iota
+	text kind = iota
 	word
 	Number
 	Count
@@ -29,7 +29,7 @@ const (
 // of the documents come from this table.
 type Attribute struct {
 	Name            string
-	Kind            Kind
+	Kind            kind
 	Words           []string      // of a Word
 	Lowest, Highest float64       // of a Number or a Count
 	Longest         time.Duration // of a Duration
@@ -59,7 +59,7 @@ var attributes = []Attribute{
 	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, failDrain, FailRunWithout)),
 	duration("drain_grace", func(g *Grant) *time.Duration { return &g.DrainGrace }, maxDrainGrace),
 	ordered("keep_logs", func(g *Grant) *KeepLogs { return &g.KeepLogs }, keepNever, keepOnFailure, keepAlways),
-	siteOnly(choice("unplaced", func(g *Grant) *Unplaced { return &g.Unplaced }, unplacedShare, UnplacedDeny)),
+	siteOnly(choice("unplaced", func(g *Grant) *unplaced { return &g.Unplaced }, unplacedShare, UnplacedDeny)),
 }
 
 // Attributes returns the table.

@@ -54,13 +54,13 @@ const (
 	keepAlways    KeepLogs = "always"
 )
 
-// Unplaced is what processes get that neither a wrapper nor a launcher places: the batch script and its children.
-type Unplaced string
+// unplaced is what processes get that neither a wrapper nor a launcher places: the batch script and its children.
+type unplaced string
 
 // unplacedShare is the share of one rank on all of the job's GPUs, UnplacedDeny is no access to MPS.
 const (
-	unplacedShare Unplaced = "share"
-	UnplacedDeny  Unplaced = "deny"
+	unplacedShare unplaced = "share"
+	UnplacedDeny  unplaced = "deny"
 )
 
 // ShareGPU is how the jobs that Slurm puts on one GPU, by gres/shard or gres/mps, use it.
@@ -93,7 +93,7 @@ type Grant struct {
 	Hold       time.Duration // how long the guard holds a dead client's files if their room is needed; 0: no guard
 	Pause      time.Duration // how long the guard may pause a dead client's neighbours if room is needed; 0: never
 	KeepLogs   KeepLogs
-	Unplaced   Unplaced
+	Unplaced   unplaced
 	ShareGPU   ShareGPU
 
 	// These apply to a rank whose user sets nothing else.

@@ -40,7 +40,7 @@ func (p Prolog) ticket(l, serving lease.Lease, a admission, devices []site.Devic
 // maxClients returns how many ranks may share a GPU: the granted number, or fewer if MPS serves fewer or the daemons
 // may not open enough files.
 func (p Prolog) maxClients(l lease.Lease, g policy.Grant) int {
-	g.MaxClients = min(g.MaxClients, l.ServedClients())
+	g.MaxClients = min(g.MaxClients, l.Clients)
 	clients := g.MaxClients
 	for _, d := range l.Daemons {
 		if fit, err := p.Daemons.Fit(len(d.Devices)); err == nil {

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"golang.org/x/sys/unix"
 )
@@ -41,14 +41,14 @@ type smi struct {
 	uuids []string
 	read  chan struct{} // closed after the first line of the last GPU
 	mutex sync.Mutex
-	gpus  []guard.Usage
+	gpus  []gauge.Usage
 	busy  []time.Time // of each GPU, when it last had work, or when the reading began
 }
 
-// gauge answers each line on stdin with the usage of the GPUs, as gpu-usage does. It ends with its stdin, or with
+// runGauge answers each line on stdin with the usage of the GPUs, as gpu-usage does. It ends with its stdin, or with
 // nvidia-smi.
-func gauge(path, libraries string, uuids []string) error {
-	s := &smi{uuids: uuids, read: make(chan struct{}), gpus: make([]guard.Usage, len(uuids)), busy: make([]time.Time, len(uuids))}
+func runGauge(path, libraries string, uuids []string) error {
+	s := &smi{uuids: uuids, read: make(chan struct{}), gpus: make([]gauge.Usage, len(uuids)), busy: make([]time.Time, len(uuids))}
 	for i := range s.busy {
 		s.busy[i] = time.Now()
 	}
@@ -143,7 +143,7 @@ func (s *smi) takeOne(i int, figures []string, now time.Time) {
 			numbers[k], err = strconv.Atoi(figures[k])
 		}
 		if err != nil {
-			s.gpus[i] = guard.Usage{}
+			s.gpus[i] = gauge.Usage{}
 			return
 		}
 	}
@@ -153,8 +153,8 @@ func (s *smi) takeOne(i int, figures []string, now time.Time) {
 	} else if now.Sub(s.busy[i]) < longestSample {
 		percent = 1
 	}
-	samples := append(s.gpus[i].Samples, guard.Sample{Micros: uint64(now.UnixMicro()), Percent: percent})
-	s.gpus[i] = guard.Usage{
+	samples := append(s.gpus[i].Samples, gauge.Sample{Micros: uint64(now.UnixMicro()), Percent: percent})
+	s.gpus[i] = gauge.Usage{
 		Known: true, ContextsUnknown: true, FreeMiB: numbers[1], TotalMiB: numbers[2], Samples: samples[max(0, len(samples)-maxSamples):],
 	}
 }

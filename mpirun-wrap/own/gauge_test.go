@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // twoGPUs reads the GPUs A and B, which had work at this time.
 func twoGPUs(busy time.Time) *smi {
-	return &smi{uuids: []string{"GPU-a", "GPU-b"}, read: make(chan struct{}), gpus: make([]guard.Usage, 2), busy: []time.Time{busy, busy}}
+	return &smi{uuids: []string{"GPU-a", "GPU-b"}, read: make(chan struct{}), gpus: make([]gauge.Usage, 2), busy: []time.Time{busy, busy}}
 }
 
 // nvidia-smi's lines become usages. Unknown figures and other forms make a GPU unknown, and other GPUs do not count.
@@ -37,7 +37,7 @@ func TestTake(t *testing.T) {
 	if err := s.answer(bufio.NewReader(strings.NewReader("\n\n")), &out); err == nil {
 		t.Error("the end of the questions is no end")
 	}
-	var answers [2][]guard.Usage
+	var answers [2][]gauge.Usage
 	d := json.NewDecoder(&out)
 	for i := range answers {
 		if err := d.Decode(&answers[i]); err != nil {

@@ -21,6 +21,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/driver"
 	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/guard/pause"
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -53,14 +55,14 @@ func Main(args []string, environ []string) (code int, is bool) {
 	case args[0] == keepMode && len(rest) == 3:
 		err = keep(rest[0], rest[1], rest[2], slurm.NewEnv(environ))
 	case args[0] == takeMode && len(rest) == 0:
-		err = guard.Take(0)
+		err = take.Run(0)
 	case args[0] == pauseMode && len(rest) == 1:
 		var limit time.Duration
 		if limit, err = time.ParseDuration(rest[0]); err == nil {
-			err = guard.Pause(limit)
+			err = pause.Run(limit)
 		}
 	case args[0] == gaugeMode && len(rest) > 2:
-		err = gauge(rest[0], rest[1], rest[2:])
+		err = runGauge(rest[0], rest[1], rest[2:])
 	default:
 		return 0, false
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -47,7 +48,7 @@ type step struct {
 const noJob = 1
 
 // newStep returns the step of a rank, from its environment and the GPUs that it may open.
-func newStep(root string, environ []string, task slurm.Task, binding slurm.Binding) (step, error) {
+func newStep(root string, environ []string, task launch.Task, binding launch.Binding) (step, error) {
 	env := slurm.NewEnv(environ)
 	if task.BySlurm() && task.LocalSize > 1 && (binding.OwnGPUs > 0 || binding.TasksPerGPU > 0) {
 		return step{}, errors.New("cannot use --own: Slurm gives each task of this step GPUs of its own: ask for --gpus-per-node or --gres=gpu:N " +
@@ -88,7 +89,7 @@ func usable(root string, env slurm.Env) ([]site.Device, error) {
 }
 
 // key identifies a step on this node in this boot.
-func key(root string, env slurm.Env, task slurm.Task, devices []site.Device) (string, error) {
+func key(root string, env slurm.Env, task launch.Task, devices []site.Device) (string, error) {
 	boot, err := proc.BootID()
 	if err != nil {
 		return "", err
@@ -236,7 +237,7 @@ type Rank struct{ member *member }
 
 // Join joins the step of a rank.
 func (r *Rank) Join(
-	ctx context.Context, root string, environ []string, task slurm.Task, binding slurm.Binding,
+	ctx context.Context, root string, environ []string, task launch.Task, binding launch.Binding,
 ) (lease.Ticket, *lease.Store, error) {
 	step, err := newStep(root, environ, task, binding)
 	if err != nil {
@@ -287,4 +288,61 @@ func (m *member) Stay() error {
 	}
 	_, err = unix.FcntlInt(m.alive.Fd(), unix.F_SETFD, 0)
 	return err
+}
+
+// hiddenLine is in the step's folder when a rank has printed that its program is hidden.
+const hiddenLine = "hidden"
+
+// checkHidden returns an error if the kernel will show only root the files of a program's processes, so that no guard
+// of the user can take them (fs/exec.c, would_dump; security/commoncap.c). Whether the program uses CUDA is not known.
+func checkHidden(path string) error {
+	why := hiddenBy(path)
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", path, why)
+}
+
+// hiddenBy is the cause for checkHidden, "" if there is none.
+func hiddenBy(path string) string {
+	var st unix.Stat_t
+	if path == "" || unix.Stat(path, &st) != nil {
+		return ""
+	}
+	if unix.Access(path, unix.R_OK) != nil {
+		return "you may not read its file (ask for chmod a+r)"
+	}
+	uid := st.Mode&unix.S_ISUID != 0 && st.Uid != uint32(os.Geteuid())
+	gid := st.Mode&unix.S_ISGID != 0 && st.Mode&unix.S_IXGRP != 0 && st.Gid != uint32(os.Getegid())
+	size, err := unix.Getxattr(path, "security.capability", nil)
+	capable := err == nil && size > 0
+	if !uid && !gid && !capable || ignoresPrivileges(path) || isScript(path) {
+		return ""
+	}
+	if capable {
+		return "its file has capabilities (run a copy without)"
+	}
+	return "its file has the set-user-ID or set-group-ID bit (run a copy without)"
+}
+
+// ignoresPrivileges reports whether the kernel gives a program no rights of its file.
+func ignoresPrivileges(path string) bool {
+	var fs unix.Statfs_t
+	if unix.Statfs(path, &fs) == nil && int64(fs.Flags)&unix.ST_NOSUID != 0 {
+		return true
+	}
+	set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	return err == nil && set != 0
+}
+
+// isScript reports whether a file begins with "#!". Its interpreter has no rights of it.
+func isScript(path string) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	var magic [2]byte
+	n, _ := file.Read(magic[:])
+	return string(magic[:n]) == "#!"
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // gpuNode is the root of a node with these GPUs.
@@ -27,10 +27,10 @@ func gpuNode(t *testing.T, models ...node.Model) string {
 func TestKey(t *testing.T) {
 	root := gpuNode(t, node.H200, node.H200)
 	base := []string{"SLURM_CLUSTER_NAME=c", "SLURMD_NODENAME=n1", "CUDA_VISIBLE_DEVICES=0,1"}
-	first := slurm.Task{JobID: 7, StepID: "0", LocalSize: 2}
-	name := func(env []string, task slurm.Task) string {
+	first := launch.Task{JobID: 7, StepID: "0", LocalSize: 2}
+	name := func(env []string, task launch.Task) string {
 		t.Helper()
-		s, err := newStep(root, env, task, slurm.Binding{})
+		s, err := newStep(root, env, task, launch.Binding{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,8 +41,8 @@ func TestKey(t *testing.T) {
 	}
 	ours := name(base, first)
 	for what, same := range map[string]string{
-		"another rank":           name(append(base, "SLURM_PROCID=1"), slurm.Task{JobID: 7, StepID: "0", LocalRank: 1, LocalSize: 2}),
-		"another launcher's":     name(base, slurm.Task{JobID: 7, StepID: "0", LocalSize: 9, Source: "hydra"}),
+		"another rank":           name(append(base, "SLURM_PROCID=1"), launch.Task{JobID: 7, StepID: "0", LocalRank: 1, LocalSize: 2}),
+		"another launcher's":     name(base, launch.Task{JobID: 7, StepID: "0", LocalSize: 9, Source: "hydra"}),
 		"the same GPUs, no list": name(base[:2], first),
 		"another order of GPUs":  name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=1,0"}, first),
 	} {
@@ -52,9 +52,9 @@ func TestKey(t *testing.T) {
 	}
 	seen := map[string]string{ours: "the first rank"}
 	for what, other := range map[string]string{
-		"another step":    name(base, slurm.Task{JobID: 7, StepID: "1"}),
-		"another job":     name(base, slurm.Task{JobID: 8, StepID: "0"}),
-		"no job":          name(base, slurm.Task{}),
+		"another step":    name(base, launch.Task{JobID: 7, StepID: "1"}),
+		"another job":     name(base, launch.Task{JobID: 8, StepID: "0"}),
+		"no job":          name(base, launch.Task{}),
 		"another node":    name([]string{base[0], "SLURMD_NODENAME=n2", base[2]}, first),
 		"another cluster": name([]string{"SLURM_CLUSTER_NAME=d", base[1], base[2]}, first),
 		"one GPU":         name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=0"}, first),
@@ -69,26 +69,26 @@ func TestKey(t *testing.T) {
 
 // Each step that --own cannot serve is refused with a reason.
 func TestNewStepRefuses(t *testing.T) {
-	task := slurm.Task{JobID: 7, StepID: "0", LocalSize: 2, Source: slurm.SourceStepd}
+	task := launch.Task{JobID: 7, StepID: "0", LocalSize: 2, Source: launch.SourceStepd}
 	whole, cut := gpuNode(t, node.H200), gpuNode(t, node.H100SXM.Cut(node.H100Slice3))
 	for name, c := range map[string]struct {
 		root    string
 		env     []string
-		binding slurm.Binding
+		binding launch.Binding
 		want    string
 	}{
-		"no GPU":          {t.TempDir(), nil, slurm.Binding{}, "cannot find a GPU: no GPU can be opened: is it a GPU node"},
-		"none visible":    {whole, []string{"CUDA_VISIBLE_DEVICES="}, slurm.Binding{}, `CUDA_VISIBLE_DEVICES is ""`},
-		"MIG":             {cut, nil, slurm.Binding{}, "is divided into MIG instances, and --own serves whole GPUs"},
-		"GPUs per task":   {whole, nil, slurm.Binding{OwnGPUs: 1}, "in place of --gpus-per-task"},
-		"tasks per a GPU": {whole, nil, slurm.Binding{TasksPerGPU: 2}, "cannot use --own: Slurm gives each task of this step GPUs of its own"},
+		"no GPU":          {t.TempDir(), nil, launch.Binding{}, "cannot find a GPU: no GPU can be opened: is it a GPU node"},
+		"none visible":    {whole, []string{"CUDA_VISIBLE_DEVICES="}, launch.Binding{}, `CUDA_VISIBLE_DEVICES is ""`},
+		"MIG":             {cut, nil, launch.Binding{}, "is divided into MIG instances, and --own serves whole GPUs"},
+		"GPUs per task":   {whole, nil, launch.Binding{OwnGPUs: 1}, "in place of --gpus-per-task"},
+		"tasks per a GPU": {whole, nil, launch.Binding{TasksPerGPU: 2}, "cannot use --own: Slurm gives each task of this step GPUs of its own"},
 	} {
 		if _, err := newStep(c.root, c.env, task, c.binding); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	alone := slurm.Task{JobID: 7, StepID: "0", LocalSize: 1, Source: slurm.SourceStepd}
-	if _, err := newStep(whole, nil, alone, slurm.Binding{OwnGPUs: 1}); err != nil {
+	alone := launch.Task{JobID: 7, StepID: "0", LocalSize: 1, Source: launch.SourceStepd}
+	if _, err := newStep(whole, nil, alone, launch.Binding{OwnGPUs: 1}); err != nil {
 		t.Errorf("a step of one task: %v", err)
 	}
 }

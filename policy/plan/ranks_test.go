@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 func ticketOfOneH200(share policy.ShareMode, overlap, ceiling float64) lease.Ticket {
@@ -27,7 +28,7 @@ func ticketOfOneH200(share policy.ShareMode, overlap, ceiling float64) lease.Tic
 func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank int) mpirunwrap.Options) (sms []int) {
 	t.Helper()
 	for rank := range ranks {
-		placement, err := mpirunwrap.Place(ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: options(rank)})
+		placement, err := mpirunwrap.Place(ticket, mpirunwrap.Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: options(rank)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -202,17 +202,17 @@ func ruleFiles(dir string, names []string) (paths []string) {
 	return paths
 }
 
-// Source is a file of a policy with its text.
-type Source struct {
+// source is a file of a policy with its text.
+type source struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
 
 // Sources returns the files that the policy was read from.
-func (c *Compiled) Sources() []Source {
-	sources := make([]Source, len(c.files))
+func (c *Compiled) Sources() []source {
+	sources := make([]source, len(c.files))
 	for i, f := range c.files {
-		sources[i] = Source{f.name, string(f.source)}
+		sources[i] = source{f.name, string(f.source)}
 	}
 	return sources
 }

@@ -43,7 +43,7 @@ const (
 
 // copies is the form in which a policy is kept: {"files": [{"name": "/etc/…/policy.hcl", "text": "version = 1\n…"}]}
 type copies struct {
-	Files []Source `json:"files"`
+	Files []source `json:"files"`
 }
 
 // ReadPolicy reads the node's policy, or the last one that could be used. It is nil if there is neither.

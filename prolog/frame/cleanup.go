@@ -14,7 +14,7 @@ import (
 // epilog.
 type Cleanup struct {
 	n     node
-	close func()
+	Close func() // closes the log
 }
 
 // OpenCleanup builds a Cleanup. It creates the folders of the state and of the log if they do not exist.
@@ -27,9 +27,6 @@ func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 	}
 	return &Cleanup{n, closeLog}, nil
 }
-
-// Close closes the log.
-func (c *Cleanup) Close() { c.close() }
 
 // Lock takes a job's lock. It waits for a prolog or an epilog of the job until the context ends.
 func (c *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err error) {

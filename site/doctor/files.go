@@ -182,8 +182,8 @@ func started(content string) (name, program string) {
 
 // readHook reads the scripts that Slurm runs for one of its settings: a path, or a pattern. Slurm runs the files of a
 // pattern in the reverse order of their names (measured).
-func readHook(name, program string, settings slurm.ConfFile) Hook {
-	h := Hook{Name: name, Ours: program, Settings: settings.Values(name)}
+func readHook(name, program string, settings slurm.ConfFile) hook {
+	h := hook{Name: name, Ours: program, Settings: settings.Values(name)}
 	if name == "TaskProlog" && len(h.Settings) > 1 {
 		h.Settings = h.Settings[len(h.Settings)-1:]
 	}

@@ -68,12 +68,12 @@ func Gather(ctx context.Context, q Question) Node {
 // known reports whether the site's settings are known: its file can be used, or a copy of it.
 func (n Node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
 
-func readPolicy(paths site.Paths) PolicyResult {
+func readPolicy(paths site.Paths) policyResult {
 	compiled, status := policyfile.ReadPolicy(paths)
 	if compiled == nil {
-		return PolicyResult{FileStatus: status}
+		return policyResult{FileStatus: status}
 	}
-	return PolicyResult{compiled.Policy().Trigger, status}
+	return policyResult{compiled.Policy().Trigger, status}
 }
 
 func helpers(config site.Config) []File {
@@ -86,8 +86,8 @@ func helpers(config site.Config) []File {
 
 // programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this program, or as in
 // docs/operator.md.
-func programs(ctx context.Context, s *Slurm) []Program {
-	var all []Program
+func programs(ctx context.Context, s *Slurm) []program {
+	var all []program
 	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"} {
 		path := s.started(name)
 		if path == "" {
@@ -97,7 +97,7 @@ func programs(ctx context.Context, s *Slurm) []Program {
 			path = "/usr/bin/mpirun-wrap"
 		}
 		file := look(name, path)
-		all = append(all, Program{file, versionOf(ctx, file)})
+		all = append(all, program{file, versionOf(ctx, file)})
 	}
 	return all
 }
@@ -139,7 +139,7 @@ func readSlurm(q Question, config site.Config) (*Slurm, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Slurm{ConfFile: settings, Hooks: []Hook{
+	s := &Slurm{ConfFile: settings, Hooks: []hook{
 		readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings),
 		readHook("TaskProlog", "task-prolog", settings),
 	}}
@@ -153,7 +153,7 @@ func readSlurm(q Question, config site.Config) (*Slurm, error) {
 	s.Container = optional(s, slurm.ReadConfFile, "job_container.conf", q.Node)
 	s.Cgroup = optional(s, slurm.ReadConfFile, "cgroup.conf", q.Node)
 	if s.value("NamespaceType") == "namespace/linux" { // without the file, this plugin does nothing
-		s.Namespace = optional(s, slurm.ReadNamespace, "namespace.yaml", q.Node)
+		s.Namespace = optional(s, readNamespace, "namespace.yaml", q.Node)
 	}
 	return s, nil
 }
@@ -199,7 +199,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 	}
 	d := &Driver{Version: version}
 	for _, s := range seen {
-		g := GPU{Index: s.Index, Device: s.Device, Mode: s.Mode, Err: s.Err}
+		g := device{Index: s.Index, Device: s.Device, Mode: s.Mode, Err: s.Err}
 		if g.Err == nil {
 			var err1, err2 error
 			g.Major, g.Minor, err1 = nvml.Capability(g.Device.UUID)
@@ -234,7 +234,7 @@ func (n *Node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
 
 // limits returns the limits of slurmd, because prologs are its children. It also returns this process's limits, which
 // a slurmd started by hand would inherit.
-func limits() []Limit {
+func limits() []limit {
 	all := limitOf(nil, "this shell", os.Getpid())
 	pids, _ := proc.PIDs()
 	for _, pid := range pids {
@@ -246,16 +246,16 @@ func limits() []Limit {
 }
 
 // limitOf appends the limit of a process that has not ended.
-func limitOf(all []Limit, name string, pid int) []Limit {
-	var limit unix.Rlimit
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+func limitOf(all []limit, name string, pid int) []limit {
+	var files unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &files); err != nil {
 		return all
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return all
 	}
-	return append(all, Limit{name, limit.Max, hasCapability(string(status), unix.CAP_SYS_RESOURCE)})
+	return append(all, limit{name, files.Max, hasCapability(string(status), unix.CAP_SYS_RESOURCE)})
 }
 
 // hasCapability reads a line of /proc/PID/status:

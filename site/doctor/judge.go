@@ -324,7 +324,7 @@ func (d *diagnosis) driverAnswers() {
 }
 
 // gpus returns the GPUs that could be read.
-func (n Node) gpus() (all []GPU) {
+func (n Node) gpus() (all []device) {
 	if n.Driver != nil {
 		for _, g := range n.Driver.GPUs {
 			if g.Err == nil {
@@ -335,10 +335,10 @@ func (n Node) gpus() (all []GPU) {
 	return all
 }
 
-func (g GPU) where() string { return fmt.Sprintf("GPU %d, %s", g.Index, g.Device.UUID) }
+func (g device) where() string { return fmt.Sprintf("GPU %d, %s", g.Index, g.Device.UUID) }
 
 // smi returns a command that sets a GPU.
-func (g GPU) smi(setting string) string {
+func (g device) smi(setting string) string {
 	return fmt.Sprintf("nvidia-smi -i %s %s", g.Device.UUID, setting)
 }
 
@@ -353,7 +353,7 @@ func (d *diagnosis) gpusReadable() {
 }
 
 // eachGPU judges every GPU that could be read.
-func eachGPU(judge func(*diagnosis, GPU)) func(*diagnosis) {
+func eachGPU(judge func(*diagnosis, device)) func(*diagnosis) {
 	return func(d *diagnosis) {
 		for _, g := range d.gpus() {
 			judge(d, g)
@@ -361,14 +361,14 @@ func eachGPU(judge func(*diagnosis, GPU)) func(*diagnosis) {
 	}
 }
 
-func (d *diagnosis) gpuNewEnough(g GPU) {
+func (d *diagnosis) gpuNewEnough(g device) {
 	if g.Major < 7 {
 		d.fault("gpu-too-old", g.where(), "give its node no Feature that asks for MPS",
 			"%s has compute capability %d.%d: MPS knows shares from 7.0 on", g.Device.Name, g.Major, g.Minor)
 	}
 }
 
-func (d *diagnosis) gpuPersistent(g GPU) {
+func (d *diagnosis) gpuPersistent(g device) {
 	if !g.Persistent {
 		d.warning("persistence-off", g.where(),
 			"systemctl enable --now nvidia-persistenced, or: "+g.smi("-pm 1"), "persistence mode is off: the driver "+
@@ -377,7 +377,7 @@ func (d *diagnosis) gpuPersistent(g GPU) {
 }
 
 // gpuWhole judges MIG mode on a node whose MIG instances Slurm does not allocate.
-func (d *diagnosis) gpuWhole(g GPU) {
+func (d *diagnosis) gpuWhole(g device) {
 	instances := d.Slurm != nil && d.Slurm.Gres != nil && d.Slurm.Gres.Detect == slurm.DetectNVML
 	if g.Device.MIGMode && !instances {
 		d.fault("mig-mode", g.where(), g.smi("-mig 0")+", or AutoDetect=nvml in gres.conf, so that Slurm allocates "+
@@ -387,7 +387,7 @@ func (d *diagnosis) gpuWhole(g GPU) {
 
 // gpuOpen judges the modes in which no process can use the GPU. exclusive_process without a lease is a finding of the
 // leftovers of jobs.
-func (d *diagnosis) gpuOpen(g GPU) {
+func (d *diagnosis) gpuOpen(g device) {
 	if g.Mode == site.ModeProhibited || g.Mode == site.ModeExclusiveThread {
 		d.fault("gpu-mode", g.where(), g.smi("-c DEFAULT"), "its compute mode is %s", g.Mode)
 	}

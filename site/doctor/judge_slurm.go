@@ -58,7 +58,7 @@ func (s Slurm) value(name string) string {
 func (s Slurm) write(line string) string { return "write " + line + " in " + s.Path + reconfigure }
 
 // setHook returns the repair that makes Slurm start our program.
-func (d *diagnosis) setHook(h Hook) string {
+func (d *diagnosis) setHook(h hook) string {
 	path := filepath.Join(site.Libexec, h.Ours)
 	for _, p := range d.Programs {
 		if p.Name == h.Ours && p.Err == nil {
@@ -80,7 +80,7 @@ func (d *diagnosis) hooksOurs() {
 }
 
 // position returns which of a hook's scripts is or starts our program, -1 for none.
-func (h Hook) position() int {
+func (h hook) position() int {
 	return slices.IndexFunc(h.Scripts, func(s Script) bool { return s.Starts == h.Ours })
 }
 
@@ -90,7 +90,7 @@ var withoutHook = map[string]string{
 	"TaskProlog": "ranks that start without mpirun-wrap run outside MPS, or fail on an exclusive GPU",
 }
 
-func (d *diagnosis) notOurs(h Hook) {
+func (d *diagnosis) notOurs(h hook) {
 	where, what := d.Slurm.Path, h.Name+"= is not set"
 	if len(h.Settings) > 0 {
 		last := h.Settings[len(h.Settings)-1]

@@ -35,17 +35,17 @@ func TestJudge(t *testing.T) {
 		"a state of a user":           {func(n *Node) { n.State.Exists, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []state.Kind{"state-folder"}},
 		"a state as it should be":     {func(n *Node) { n.State.Exists, n.State.Mode = true, 0o755|1<<31 }, nil},
 		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []state.Kind{"no-gpu"}},
-		"few files that may be more":  {func(n *Node) { n.Limits = []Limit{{"slurmd", 1024, true}} }, nil},
+		"few files that may be more":  {func(n *Node) { n.Limits = []limit{{"slurmd", 1024, true}} }, nil},
 		"few files": {func(n *Node) {
-			n.Limits = []Limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
+			n.Limits = []limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
 		}, []state.Kind{"open-files"}},
 		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []state.Kind{"guard"}},
 		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []state.Kind{"control-groups"}},
 		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []state.Kind{"guard"}},
-		"an older driver": {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} },
+		"an older driver": {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []device{{Major: 9, Persistent: true}}} },
 			[]state.Kind{"guard"}},
-		"a driver that is new enough": {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},
-		"versions that do not say":    {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+		"a driver that is new enough": {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []device{{Major: 9, Persistent: true}}} }, nil},
+		"versions that do not say":    {func(n *Node) { n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
 		n := sound()
 		n.Programs = nil

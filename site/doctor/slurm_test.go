@@ -29,8 +29,8 @@ func newSlurmNode(t *testing.T) *slurmNode {
 	n.Policy.Trigger = &policy.Trigger{Constraint: "mps"}
 	n.Driver = &Driver{Version: "580.95.05"}
 	for i := range 2 {
-		device := site.Device{UUID: site.UUID(fmt.Sprintf("GPU-0000000%d-0000-0000-0000-000000000000", i)), Minor: i}
-		n.Driver.GPUs = append(n.Driver.GPUs, GPU{Index: i, Device: device, Major: 9, Persistent: true})
+		card := site.Device{UUID: site.UUID(fmt.Sprintf("GPU-0000000%d-0000-0000-0000-000000000000", i)), Minor: i}
+		n.Driver.GPUs = append(n.Driver.GPUs, device{Index: i, Device: card, Major: 9, Persistent: true})
 	}
 	shippedConf, err := os.ReadFile("../etc/slurm.conf")
 	n.do(err)
@@ -202,26 +202,26 @@ func TestJudgeHooks(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name    string
-		hook    Hook
+		hook    hook
 		want    string
 		scripts []Script
 	}{
-		{"the last prolog", Hook{Name: "Prolog", Ours: "prolog"}, "", []Script{script("9", ""), script("0", "prolog")}},
-		{"a prolog that is not the last", Hook{Name: "Prolog", Ours: "prolog"},
+		{"the last prolog", hook{Name: "Prolog", Ours: "prolog"}, "", []Script{script("9", ""), script("0", "prolog")}},
+		{"a prolog that is not the last", hook{Name: "Prolog", Ours: "prolog"},
 			"hook-order: let its name sort first: mv /h/50-ours /h/0-ours", []Script{script("50-ours", "prolog"), script("1", "")}},
-		{"an epilog that is not the first", Hook{Name: "Epilog", Ours: "epilog"},
+		{"an epilog that is not the first", hook{Name: "Epilog", Ours: "epilog"},
 			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []Script{script("9", ""), script("50-ours", "epilog")}},
-		{"no prolog", Hook{Name: "Prolog", Ours: "prolog"},
+		{"no prolog", hook{Name: "Prolog", Ours: "prolog"},
 			"hook-not-ours: write Prolog=/usr/libexec/slurm-mps/prolog in /s", nil},
-		{"an epilog at the prolog", Hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
+		{"an epilog at the prolog", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
 			"hook-not-ours: write Prolog=", []Script{script("x", "epilog")}},
-		{"a script that is gone", Hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or write Prolog=",
+		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or write Prolog=",
 			[]Script{{File: File{Path: "/h/gone", Err: os.ErrNotExist}}}},
-		{"a script that slurmd may not read", Hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
+		{"a script that slurmd may not read", hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
 			[]Script{{File: File{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},
 	} {
 		c.hook.Scripts = c.scripts
-		d := diagnosis{Node: Node{Slurm: &Slurm{ConfFile: slurm.ConfFile{Path: "/s"}, Hooks: []Hook{c.hook}}}}
+		d := diagnosis{Node: Node{Slurm: &Slurm{ConfFile: slurm.ConfFile{Path: "/s"}, Hooks: []hook{c.hook}}}}
 		d.hooksOurs()
 		d.hooksRunnable()
 		d.hookOrder()

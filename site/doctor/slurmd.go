@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -41,7 +42,7 @@ func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 		return
 	}
 	if printed, err := ask(ctx, path, "-V"); err == nil {
-		s.Release = slurm.ParseRelease(printed)
+		s.Release = ParseRelease(printed)
 	}
 	printed, err := ask(ctx, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
 	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(printed); s.ListErr == nil && err != nil {
@@ -72,4 +73,16 @@ func firstExisting(paths []string) string {
 		}
 	}
 	return ""
+}
+
+// ParseRelease returns the release in the output of a command of Slurm with -V: "22.05" of "slurm-wlm 22.05.8", as
+// Debian has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
+func ParseRelease(printed string) string {
+	program, version, _ := strings.Cut(strings.TrimSpace(printed), " ")
+	year, rest, _ := strings.Cut(version, ".")
+	month, _, patched := strings.Cut(rest, ".")
+	if _, err := slurm.Digits(year + month); err != nil || !patched || len(year) != 2 || len(month) != 2 || !strings.HasPrefix(program, "slurm") {
+		return ""
+	}
+	return year + "." + month
 }

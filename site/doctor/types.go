@@ -22,8 +22,8 @@ type Node struct {
 	Paths  site.Paths
 	Unseen []string
 
-	Programs  []Program
-	Policy    PolicyResult
+	Programs  []program
+	Policy    policyResult
 	Own       []File      // the policy and the site's file
 	Config    site.Config // the settings in use: the file's, or those that replace it
 	ConfigErr policyfile.FileStatus
@@ -35,7 +35,7 @@ type Node struct {
 	Driver    *Driver
 	NVMLErr   error
 	State     StateDir
-	Limits    []Limit
+	Limits    []limit
 	Guard     Guarding
 	NoGroups  error // why daemons get no control groups
 	Leftovers []state.Finding
@@ -52,14 +52,14 @@ type File struct {
 	Loose, LooseReason string
 }
 
-// Program is one of our programs.
-type Program struct {
+// program is one of our programs.
+type program struct {
 	File
 	Version string // "" if it prints none
 }
 
-// PolicyResult is the state of the policy.
-type PolicyResult struct {
+// policyResult is the state of the policy.
+type policyResult struct {
 	Trigger *policy.Trigger // of the policy in use
 	policyfile.FileStatus
 }
@@ -71,8 +71,8 @@ type Script struct {
 	By     string // the path of that program
 }
 
-// Hook is Prolog=, Epilog= or TaskProlog=.
-type Hook struct {
+// hook is Prolog=, Epilog= or TaskProlog=.
+type hook struct {
 	Name     string
 	Ours     string // which of our programs belongs there
 	Settings []slurm.ConfValue
@@ -82,15 +82,15 @@ type Hook struct {
 // Slurm is the part of Slurm's files that is about this node.
 type Slurm struct {
 	slurm.ConfFile
-	Hooks      []Hook
+	Hooks      []hook
 	NodeErr    error // why no line of slurm.conf describes the node
 	Features   []string
 	Gres       *slurm.Gres
 	GresErr    error
-	SlurmdGPUs []int            // the minors that slurmd lists, by position; nil if it was not run or not understood
-	ListErr    error            // why it does not list them
-	Container  *slurm.ConfFile  // job_container.conf
-	Namespace  *slurm.Namespace // namespace.yaml, which namespace/linux reads instead
+	SlurmdGPUs []int           // the minors that slurmd lists, by position; nil if it was not run or not understood
+	ListErr    error           // why it does not list them
+	Container  *slurm.ConfFile // job_container.conf
+	Namespace  *namespace      // namespace.yaml, which namespace/linux reads instead
 	Cgroup     *slurm.ConfFile
 	Release    string   // slurmd's, "22.05"; "" if it was not asked or not understood
 	Unread     []string // why a file beside slurm.conf could not be read
@@ -99,11 +99,11 @@ type Slurm struct {
 // Driver is the driver as NVML reports it.
 type Driver struct {
 	Version string
-	GPUs    []GPU
+	GPUs    []device
 }
 
-// GPU is one whole GPU.
-type GPU struct {
+// device is one whole GPU.
+type device struct {
 	Index        int
 	Device       site.Device
 	Mode         site.Mode
@@ -129,8 +129,8 @@ type Guarding struct {
 	NoGetfd error // why pidfd_getfd does not work
 }
 
-// Limit is how many files a process may let a daemon open.
-type Limit struct {
+// limit is how many files a process may let a daemon open.
+type limit struct {
 	Who      string
 	Hard     uint64
 	MayRaise bool

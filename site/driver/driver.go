@@ -60,8 +60,8 @@ func read(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, maxFile))
 }
 
-// ErrNone means that this process can open no GPU.
-var ErrNone = errors.New("no GPU can be opened")
+// errNone means that this process can open no GPU.
+var errNone = errors.New("no GPU can be opened")
 
 // GPUs returns the GPUs that this process may open, in the order of their PCI bus ids. SMs and memory are those of the
 // model. A GPU of an unknown model has 100 SMs, so that a share of it is a percentage, and 0 MiB. The error wraps ErrNone
@@ -82,7 +82,7 @@ func (n Node) GPUs() ([]site.Device, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("cannot find a GPU: %w: is it a GPU node, and does the job ask for GPUs (--gres=gpu:1)?", ErrNone)
+		return nil, fmt.Errorf("cannot find a GPU: %w: is it a GPU node, and does the job ask for GPUs (--gres=gpu:1)?", errNone)
 	}
 	slices.SortFunc(all, func(a, b site.Device) int { return cmp.Compare(a.BusID, b.BusID) })
 	return all, nil
@@ -149,7 +149,7 @@ func Visible(all []site.Device, list string) (visible []site.Device, err error) 
 		visible = append(visible, all[i])
 	}
 	if len(visible) == 0 {
-		return nil, fmt.Errorf("cannot find a GPU: %w: CUDA_VISIBLE_DEVICES is %q", ErrNone, list)
+		return nil, fmt.Errorf("cannot find a GPU: %w: CUDA_VISIBLE_DEVICES is %q", errNone, list)
 	}
 	return visible, nil
 }

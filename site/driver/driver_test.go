@@ -53,7 +53,7 @@ func TestGPUs(t *testing.T) {
 	if version := n.Version(); version != "580.159.04" {
 		t.Errorf("version %q", version)
 	}
-	if _, err := (Node{t.TempDir()}).GPUs(); !errors.Is(err, ErrNone) {
+	if _, err := (Node{t.TempDir()}).GPUs(); !errors.Is(err, errNone) {
 		t.Errorf("a node without the driver: %v", err)
 	}
 }

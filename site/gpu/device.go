@@ -35,8 +35,8 @@ func (n *NVML) Devices() ([]site.Device, error) {
 // node has no such device.
 func (n *NVML) Find(uuid site.UUID) (site.Device, error) { return on(n, "find", uuid, device.describe) }
 
-// ByPCI returns the whole GPU at a position on the PCI bus, from 0. The error is ErrNotFound if there are fewer GPUs.
-func (n *NVML) ByPCI(position int) (site.Device, error) {
+// byPCI returns the whole GPU at a position on the PCI bus, from 0. The error is ErrNotFound if there are fewer GPUs.
+func (n *NVML) byPCI(position int) (site.Device, error) {
 	return within(n, "find "+atPosition(position), func() (site.Device, error) { return n.describeAt(position) })
 }
 
@@ -50,7 +50,7 @@ func (n *NVML) ByMinor(minor int) (site.Device, error) {
 		if err != nil {
 			return site.Device{}, err
 		}
-		unread := cannot(action, ErrNotFound)
+		unread := cannot(action, errNotFound)
 		for _, position := range beginningWith(minor, count) {
 			d, err := n.at(position)
 			if err == nil {
@@ -85,7 +85,7 @@ func (n *NVML) Index(uuid site.UUID) (int, error) {
 				return position, nil
 			}
 		}
-		return 0, cannot(action, ErrNotFound)
+		return 0, cannot(action, errNotFound)
 	})
 }
 
@@ -134,7 +134,7 @@ func (n *NVML) at(position int) (device, error) {
 	handle, ret := n.library.DeviceGetHandleByIndex(position)
 	d := device{handle, atPosition(position), false}
 	if ret == nvml.ERROR_INVALID_ARGUMENT {
-		return d, fmt.Errorf("cannot find %s: %w", d.name, ErrNotFound)
+		return d, fmt.Errorf("cannot find %s: %w", d.name, errNotFound)
 	}
 	return d, cannot("open "+d.name, because(ret))
 }
@@ -151,11 +151,11 @@ func (n *NVML) describeAt(position int) (site.Device, error) {
 // H200). For an invalid UUID, NVML's manual names Invalid Argument, which is treated the same.
 func (n *NVML) open(uuid site.UUID) (device, error) {
 	if !uuid.Valid() {
-		return device{}, fmt.Errorf("cannot find GPU %q: not the UUID of a device: %w", uuid, ErrNotFound)
+		return device{}, fmt.Errorf("cannot find GPU %q: not the UUID of a device: %w", uuid, errNotFound)
 	}
 	handle, ret := n.library.DeviceGetHandleByUUID(string(uuid))
 	if ret == nvml.ERROR_INVALID_ARGUMENT || ret == nvml.ERROR_NOT_FOUND {
-		return device{}, fmt.Errorf("cannot find %s on this node: %w", uuid, ErrNotFound)
+		return device{}, fmt.Errorf("cannot find %s on this node: %w", uuid, errNotFound)
 	}
 	return device{handle, string(uuid), uuid.MIG()}, cannot("open "+string(uuid), because(ret))
 }

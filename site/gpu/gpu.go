@@ -23,10 +23,10 @@ import (
 
 // These are causes to test for with errors.Is.
 var (
-	ErrNotFound     = errors.New("not found")            // no such device on this node
-	ErrLost         = errors.New("lost")                 // off the bus, or unusable until a reset
-	ErrPermission   = errors.New("not permitted")        // only root may do it
-	ErrNotSupported = errors.New("not supported")        // this device has no such function
+	errNotFound     = errors.New("not found")            // no such device on this node
+	errLost         = errors.New("lost")                 // off the bus, or unusable until a reset
+	errPermission   = errors.New("not permitted")        // only root may do it
+	errNotSupported = errors.New("not supported")        // this device has no such function
 	ErrHung         = errors.New("NVML does not answer") // this call or an earlier one got no answer in time
 )
 
@@ -218,13 +218,13 @@ func (f failure) Error() string { return f.text }
 func (f failure) Is(cause error) bool {
 	switch f.ret {
 	case nvml.ERROR_NOT_FOUND, nvml.ERROR_GPU_NOT_FOUND:
-		return cause == ErrNotFound
+		return cause == errNotFound
 	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED:
-		return cause == ErrLost
+		return cause == errLost
 	case nvml.ERROR_NO_PERMISSION:
-		return cause == ErrPermission
+		return cause == errPermission
 	case nvml.ERROR_NOT_SUPPORTED:
-		return cause == ErrNotSupported
+		return cause == errNotSupported
 	}
 	return false
 }

@@ -169,7 +169,7 @@ func TestOneDeviceIsFoundInEveryWay(t *testing.T) {
 	for position, minor := range []int{2, 0, 1} {
 		byUUID, err := nvml.Find(all[position].UUID)
 		must(t, err)
-		byPCI, err := nvml.ByPCI(position)
+		byPCI, err := nvml.byPCI(position)
 		must(t, err)
 		byMinor, err := nvml.ByMinor(minor)
 		must(t, err)
@@ -188,22 +188,22 @@ func TestWhatIsNotThereIsNotFound(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200)
 	none := site.UUID("GPU-00000000-0000-0000-0000-000000000000")
 	_, err := nvml.Find(none)
-	refused(t, err, ErrNotFound, "cannot find "+string(none)+" on this node: not found")
+	refused(t, err, errNotFound, "cannot find "+string(none)+" on this node: not found")
 	_, err = nvml.Index(none)
-	refused(t, err, ErrNotFound, "cannot find "+string(none)+": not found")
+	refused(t, err, errNotFound, "cannot find "+string(none)+": not found")
 	_, err = nvml.Find("0")
-	refused(t, err, ErrNotFound, `cannot find GPU "0": not the UUID of a device: not found`)
-	_, err = nvml.ByPCI(2)
-	refused(t, err, ErrNotFound, "cannot find GPU at PCI position 2: not found")
-	_, err = nvml.ByPCI(-1)
-	refused(t, err, ErrNotFound, "cannot find GPU at PCI position -1: not found")
+	refused(t, err, errNotFound, `cannot find GPU "0": not the UUID of a device: not found`)
+	_, err = nvml.byPCI(2)
+	refused(t, err, errNotFound, "cannot find GPU at PCI position 2: not found")
+	_, err = nvml.byPCI(-1)
+	refused(t, err, errNotFound, "cannot find GPU at PCI position -1: not found")
 	_, err = nvml.ByMinor(7)
-	refused(t, err, ErrNotFound, "cannot find GPU /dev/nvidia7: not found")
+	refused(t, err, errNotFound, "cannot find GPU /dev/nvidia7: not found")
 	_, err = nvml.Mode(none)
-	refused(t, err, ErrNotFound, "cannot find "+string(none)+" on this node: not found")
+	refused(t, err, errNotFound, "cannot find "+string(none)+" on this node: not found")
 	must(t, made.Node.GPU(1).Fail("nvmlDeviceGetHandleByIndex_v2", 15, 0))
 	_, err = nvml.ByMinor(1)
-	refused(t, err, ErrLost, "cannot find GPU /dev/nvidia1: not found; cannot open GPU at PCI position 1: GPU is lost")
+	refused(t, err, errLost, "cannot find GPU /dev/nvidia1: not found; cannot open GPU at PCI position 1: GPU is lost")
 }
 
 // Find and ByPCI read only the one device: every call for another device fails.
@@ -217,7 +217,7 @@ func TestOneDeviceIsFoundBesideLostOnes(t *testing.T) {
 	uuid := uuidOf(t, made.Node.GPU(1), "uuid")
 	ways := map[string]func() (site.Device, error){
 		"UUID":  func() (site.Device, error) { return nvml.Find(uuid) },
-		"PCI":   func() (site.Device, error) { return nvml.ByPCI(1) },
+		"PCI":   func() (site.Device, error) { return nvml.byPCI(1) },
 		"minor": func() (site.Device, error) { return nvml.ByMinor(1) },
 	}
 	for way, find := range ways {
@@ -229,7 +229,7 @@ func TestOneDeviceIsFoundBesideLostOnes(t *testing.T) {
 		t.Errorf("index %d, %v", index, err)
 	}
 	_, err := nvml.Devices()
-	refused(t, err, ErrLost, "cannot open GPU at PCI position 0: GPU is lost")
+	refused(t, err, errLost, "cannot open GPU at PCI position 0: GPU is lost")
 }
 
 func TestMIG(t *testing.T) {
@@ -258,7 +258,7 @@ func TestMIG(t *testing.T) {
 	}
 	if os.Geteuid() == 0 {
 		err = nvml.SetMode(uuidOf(t, cut, "uuid"), site.ModeExclusiveProcess)
-		refused(t, err, ErrNotSupported, fmt.Sprintf("cannot set compute mode of %s to exclusive_process: Not Supported", uuidOf(t, cut, "uuid")))
+		refused(t, err, errNotSupported, fmt.Sprintf("cannot set compute mode of %s to exclusive_process: Not Supported", uuidOf(t, cut, "uuid")))
 	}
 	if mode, err := nvml.Mode(instance); err != nil || mode != site.ModeDefault {
 		t.Errorf("mode of an instance %v, %v", mode, err)
@@ -298,10 +298,10 @@ func TestSetModeIsRefused(t *testing.T) {
 	must(t, syscall.Seteuid(65534))
 	err := nvml.SetMode(uuid, site.ModeExclusiveProcess)
 	must(t, syscall.Seteuid(0))
-	refused(t, err, ErrPermission, act+" to exclusive_process: Insufficient Permissions")
+	refused(t, err, errPermission, act+" to exclusive_process: Insufficient Permissions")
 	must(t, made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode", 15, 1))
 	err = nvml.SetMode(uuid, site.ModeExclusiveProcess)
-	refused(t, err, ErrLost, act+" to exclusive_process: GPU is lost")
+	refused(t, err, errLost, act+" to exclusive_process: GPU is lost")
 	expectMode(t, nvml, uuid, site.ModeDefault)
 }
 
@@ -333,7 +333,7 @@ func TestEveryCallNamesItsDevice(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.function, func(t *testing.T) {
 			must(t, gpu.Fail(c.function, 16, 1))
-			refused(t, c.call(), ErrLost, fmt.Sprintf(c.words, uuid))
+			refused(t, c.call(), errLost, fmt.Sprintf(c.words, uuid))
 			must(t, c.call())
 		})
 	}
@@ -346,7 +346,7 @@ func TestNearestNUMANodeMayBeUnknown(t *testing.T) {
 		numa      int
 	}{{"0", 0}, {"3", 3}, {"64", 64}, {"-1", -1}} {
 		must(t, made.Node.GPU(0).Set("numa", c.attribute))
-		if found, err := nvml.ByPCI(0); err != nil || found.NUMA != c.numa {
+		if found, err := nvml.byPCI(0); err != nil || found.NUMA != c.numa {
 			t.Errorf("NUMA node %d, %v, want %d", found.NUMA, err, c.numa)
 		}
 	}
@@ -366,7 +366,7 @@ func TestCapability(t *testing.T) {
 func TestUnknownCapabilityIsSaid(t *testing.T) {
 	made, nvml := opened(t, node.B200)
 	must(t, made.Node.GPU(0).Set("cc_major", "15"))
-	_, err := nvml.ByPCI(0)
+	_, err := nvml.byPCI(0)
 	refused(t, err, nil, "cannot count SMs of GPU at PCI position 0: compute capability 15.0 is not known to this program, add its cores per SM to site/gpu")
 }
 

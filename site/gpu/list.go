@@ -26,7 +26,7 @@ func (n *NVML) List() ([]Status, error) {
 	}
 	all := make([]Status, count)
 	for position := range all {
-		device, err := n.ByPCI(position)
+		device, err := n.byPCI(position)
 		all[position] = Status{Index: position, Device: device, Err: err}
 		if device.UUID != "" {
 			all[position].read(n)

@@ -22,7 +22,7 @@ func TestListGoesPastALostGPU(t *testing.T) {
 	if len(seen) != 3 {
 		t.Fatalf("%d GPUs are seen, want 3", len(seen))
 	}
-	refused(t, seen[1].Err, ErrLost, "cannot read UUID of GPU at PCI position 1: GPU is lost")
+	refused(t, seen[1].Err, errLost, "cannot read UUID of GPU at PCI position 1: GPU is lost")
 	for i, want := range map[int]site.Mode{0: site.ModeDefault, 2: site.ModeExclusiveProcess} {
 		if s := seen[i]; s.Err != nil || s.Index != i || s.Mode != want || s.Device.UUID != uuidOf(t, made.Node.GPU(i), "uuid") {
 			t.Errorf("GPU %d is seen as %+v", i, s)
@@ -54,5 +54,5 @@ func TestListOfAnInstance(t *testing.T) {
 	if s.Err != nil || s.Index != -1 || s.Device.SMs == 0 || s.Mode != "" || len(s.Processes) != 1 || s.Processes[0].PID != pid || !s.Processes[0].MPS {
 		t.Errorf("seen %+v", s)
 	}
-	refused(t, nvml.Instance("MIG-00000000").Err, ErrNotFound, "cannot find MIG-00000000 on this node: not found")
+	refused(t, nvml.Instance("MIG-00000000").Err, errNotFound, "cannot find MIG-00000000 on this node: not found")
 }

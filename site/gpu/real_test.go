@@ -39,11 +39,11 @@ func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 		}
 		expectSame(t, nvml, i, device)
 	}
-	_, err = nvml.ByPCI(len(devices))
-	refused(t, err, ErrNotFound, fmt.Sprintf("cannot find GPU at PCI position %d: not found", len(devices)))
+	_, err = nvml.byPCI(len(devices))
+	refused(t, err, errNotFound, fmt.Sprintf("cannot find GPU at PCI position %d: not found", len(devices)))
 	none := site.UUID("GPU-00000000-0000-0000-0000-000000000000")
 	_, err = nvml.Find(none)
-	refused(t, err, ErrNotFound, "cannot find "+string(none)+" on this node: not found")
+	refused(t, err, errNotFound, "cannot find "+string(none)+" on this node: not found")
 }
 
 // TestRealEnergy compares the energy of two seconds with what a GPU can use.
@@ -73,7 +73,7 @@ func expectSame(t *testing.T, nvml *NVML, position int, device site.Device) {
 	t.Helper()
 	byUUID, err := nvml.Find(device.UUID)
 	must(t, err)
-	byPCI, err := nvml.ByPCI(position)
+	byPCI, err := nvml.byPCI(position)
 	must(t, err)
 	byMinor, err := nvml.ByMinor(device.Minor)
 	must(t, err)

@@ -28,8 +28,8 @@ type Activity struct {
 	Memory  map[int]int // MiB by the pid of an MPS client; a dead client is listed while its files are held
 }
 
-// Sampler reads the activity of one GPU repeatedly. It changes no setting of the GPU.
-type Sampler struct {
+// sampler reads the activity of one GPU repeatedly. It changes no setting of the GPU.
+type sampler struct {
 	nvml  *NVML
 	uuid  site.UUID
 	gpm   [2]nvml.GpmSample // the counters at the previous call and at this call; nil without GPM
@@ -38,9 +38,9 @@ type Sampler struct {
 }
 
 // NewSampler makes a sampler. The first Read reports the activity since now.
-func (n *NVML) NewSampler(uuid site.UUID) (*Sampler, error) {
-	s := &Sampler{nvml: n, uuid: uuid, since: uint64(time.Now().UnixMicro())}
-	return on(n, "begin to sample", uuid, func(d device) (*Sampler, error) {
+func (n *NVML) NewSampler(uuid site.UUID) (*sampler, error) {
+	s := &sampler{nvml: n, uuid: uuid, since: uint64(time.Now().UnixMicro())}
+	return on(n, "begin to sample", uuid, func(d device) (*sampler, error) {
 		if d.instance {
 			return s, nil
 		}
@@ -65,7 +65,7 @@ func energyOf(d device) uint64 {
 }
 
 // beginGPM reads the counters for the first time. If the GPU refuses, the driver's samples are used instead of GPM.
-func (s *Sampler) beginGPM(d device) error {
+func (s *sampler) beginGPM(d device) error {
 	p := &properties{device: d}
 	both := [2]nvml.GpmSample{get(p, "GPM", s.nvml.library.GpmSampleAlloc), get(p, "GPM", s.nvml.library.GpmSampleAlloc)}
 	if p.err == nil && d.GpmSampleGet(both[0]) == nvml.SUCCESS {
@@ -75,7 +75,7 @@ func (s *Sampler) beginGPM(d device) error {
 }
 
 // Read reads the activity since the last Read. GPM needs 100 ms between two Reads (nvml.h).
-func (s *Sampler) Read() (Activity, error) {
+func (s *sampler) Read() (Activity, error) {
 	return on(s.nvml, "sample", s.uuid, func(d device) (Activity, error) {
 		a := Activity{Sample: usage.NoSample(time.Time{})}
 		memory, clients, err := d.memory()
@@ -94,7 +94,7 @@ func (s *Sampler) Read() (Activity, error) {
 }
 
 // readGPM reads the counters and compares them with the counters of the previous call.
-func (s *Sampler) readGPM(d device, a *Activity) bool {
+func (s *sampler) readGPM(d device, a *Activity) bool {
 	if d.GpmSampleGet(s.gpm[1]) != nvml.SUCCESS {
 		return false
 	}
@@ -118,9 +118,9 @@ func (s *Sampler) readGPM(d device, a *Activity) bool {
 
 // readProcesses adds up the utilisation of each process that the driver has sampled since the previous call. If there
 // is no new sample, no process had work. A driver that takes no samples, as with MIG, leaves the percentages unknown.
-func (s *Sampler) readProcesses(d device, a *Activity) {
+func (s *sampler) readProcesses(d device, a *Activity) {
 	samples, ret := d.GetProcessUtilization(s.since)
-	if err := because(ret); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := because(ret); err != nil && !errors.Is(err, errNotFound) {
 		return
 	}
 	type sum struct{ percent, count float64 }

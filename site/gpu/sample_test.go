@@ -20,7 +20,7 @@ import (
 )
 
 // sampled returns a GPU with a server, which is this process, and a client of 824 MiB.
-func sampled(t *testing.T, model node.Model) (node.GPU, *Sampler) {
+func sampled(t *testing.T, model node.Model) (node.GPU, *sampler) {
 	t.Helper()
 	made, opened := opened(t, model)
 	gpu := made.Node.GPU(0)
@@ -57,7 +57,7 @@ func serverSample(t *testing.T, gpu node.GPU, percent int) {
 	}
 }
 
-func read(t *testing.T, s *Sampler) Activity {
+func read(t *testing.T, s *sampler) Activity {
 	t.Helper()
 	a, err := s.Read()
 	if err != nil {
@@ -138,11 +138,11 @@ func TestSampleOfALostGPU(t *testing.T) {
 	if err := gpu.Fail("nvmlDeviceGetMemoryInfo", int(nvml.ERROR_GPU_IS_LOST), 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Read(); !errors.Is(err, ErrLost) {
-		t.Errorf("%v, want %v", err, ErrLost)
+	if _, err := s.Read(); !errors.Is(err, errLost) {
+		t.Errorf("%v, want %v", err, errLost)
 	}
-	if _, err := s.nvml.NewSampler(site.UUID("GPU-00000000-0000-0000-0000-000000000000")); !errors.Is(err, ErrNotFound) {
-		t.Errorf("%v, want %v", err, ErrNotFound)
+	if _, err := s.nvml.NewSampler(site.UUID("GPU-00000000-0000-0000-0000-000000000000")); !errors.Is(err, errNotFound) {
+		t.Errorf("%v, want %v", err, errNotFound)
 	}
 }
 

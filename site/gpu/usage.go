@@ -16,18 +16,18 @@ type Usage struct {
 	FreeMiB  int
 	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
 	// Activity are the samples of the whole GPU since the last call. A GPU without work has samples of 0.
-	Activity []GPUSample
+	Activity []gpuSample
 	// Processes are the processes on the GPU that are not clients of an MPS server: servers, and programs without MPS.
 	Processes []int
 	// Work are the samples of processes since the last call, one for each process that had work: its clients' work is a
 	// server's. Of several servers that compute, the driver samples one at a time (measured on an H100). Without work
 	// they cease. WorkKnown is false if the driver gives none, as with MIG or without permission.
-	Work      []ProcessSample
+	Work      []processSample
 	WorkKnown bool
 }
 
-// ProcessSample is the part of the time since the last call in which a process had a kernel on the GPU.
-type ProcessSample struct {
+// processSample is the part of the time since the last call in which a process had a kernel on the GPU.
+type processSample struct {
 	PID, Percent int
 	Micros       uint64 // the time of its latest sample, in microseconds since 1970
 }
@@ -35,9 +35,9 @@ type ProcessSample struct {
 // Seen is up to when the samples of a GPU and of its processes have been read, in microseconds since 1970.
 type Seen struct{ Activity, Work uint64 }
 
-// GPUSample is the part of a time in which a kernel was on the GPU. The driver takes a sample every 200 ms (measured on
+// gpuSample is the part of a time in which a kernel was on the GPU. The driver takes a sample every 200 ms (measured on
 // an H200).
-type GPUSample struct {
+type gpuSample struct {
 	Percent int
 	Micros  uint64 // the end of the time, in microseconds since 1970
 }
@@ -69,7 +69,7 @@ func (n *NVML) Usage(uuid site.UUID, seen Seen) (Usage, error) {
 
 // work returns the driver's samples of processes after since. Processes may come between the two calls of which one
 // reading consists.
-func (d device) work(since uint64) (all []ProcessSample, known bool) {
+func (d device) work(since uint64) (all []processSample, known bool) {
 	samples, ret := d.GetProcessUtilization(since)
 	for again := 0; ret == nvml.ERROR_INSUFFICIENT_SIZE && again < 3; again++ {
 		samples, ret = d.GetProcessUtilization(since)
@@ -79,21 +79,21 @@ func (d device) work(since uint64) (all []ProcessSample, known bool) {
 	}
 	for _, s := range samples {
 		if s.TimeStamp > since && s.Pid != 0 {
-			all = append(all, ProcessSample{int(s.Pid), int(s.SmUtil), s.TimeStamp})
+			all = append(all, processSample{int(s.Pid), int(s.SmUtil), s.TimeStamp})
 		}
 	}
 	return all, true
 }
 
 // activity returns the driver's samples of a GPU after since. If there is no new sample, it returns none.
-func (d device) activity(since uint64) (all []GPUSample) {
+func (d device) activity(since uint64) (all []gpuSample) {
 	kind, samples, ret := d.GetSamples(nvml.GPU_UTILIZATION_SAMPLES, since)
 	if ret != nvml.SUCCESS || kind != nvml.VALUE_TYPE_UNSIGNED_INT {
 		return nil
 	}
 	for _, s := range samples {
 		if s.TimeStamp > since {
-			all = append(all, GPUSample{int(binary.NativeEndian.Uint32(s.SampleValue[:])), s.TimeStamp})
+			all = append(all, gpuSample{int(binary.NativeEndian.Uint32(s.SampleValue[:])), s.TimeStamp})
 		}
 	}
 	return all

@@ -165,8 +165,8 @@ func (b *budget) rest(now time.Time) time.Duration {
 func (g *Guard) processorTime() (total, children time.Duration) {
 	children = computed(unix.RUSAGE_CHILDREN) - time.Duration(g.gauges.Load())
 	total = computed(unix.RUSAGE_SELF) - time.Duration(g.closings.Load()) + children
-	if t := g.takers.current; t != nil {
-		total += computedBy(t.process.PID)
+	if pid := g.takers.PID(); pid != 0 {
+		total += computedBy(pid)
 	}
 	return total, children
 }

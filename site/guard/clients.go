@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -407,7 +408,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	switch {
 	case errors.Is(err, proc.ErrSilent):
 		return
-	case errors.Is(err, errChanged):
+	case errors.Is(err, take.ErrChanged):
 		g.logOnce("a process changes its files while they are looked at", err)
 		return
 	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // the file was closed, or the process has ended
@@ -440,7 +441,7 @@ func (g *Guard) duplicate(c *client, number int, k kind) (fd int, err error) {
 		return -1, err
 	}
 	defer unix.Close(pidfd)
-	return g.takers.duplicate(c.proc.PID, pidfd, number, g.kernel.identity(k))
+	return g.takers.Duplicate(c.proc.PID, pidfd, number, g.kernel.identity(k))
 }
 
 // setOwner records the older of two clients as a file's owner, because a fork may be scanned before its parent. Both
@@ -617,10 +618,10 @@ func (k *kernel) sameProgram(a, b int) (bool, error) {
 }
 
 // program identifies the file that a process runs.
-func (k *kernel) program(pid int) (identity, error) {
-	return ask(k.asks, pid, func(func()) (identity, error) {
+func (k *kernel) program(pid int) (take.Identity, error) {
+	return ask(k.asks, pid, func(func()) (take.Identity, error) {
 		var st unix.Statx_t
-		err := statx(unix.AT_FDCWD, proc.Folder(pid)+"/exe", 0, &st)
-		return identityOf(&st), err
+		err := take.Statx(unix.AT_FDCWD, proc.Folder(pid)+"/exe", 0, &st)
+		return take.IdentityOf(&st), err
 	})
 }

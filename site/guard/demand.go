@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -136,7 +137,7 @@ func (g *Guard) each(gpus uint64) iter.Seq[int] {
 }
 
 // usageOf returns what is known of a GPU's use.
-func (g *Guard) usageOf(gpu int) (u Usage) {
+func (g *Guard) usageOf(gpu int) (u gauge.Usage) {
 	if gpu < len(g.usage.gpus) {
 		u = g.usage.gpus[gpu]
 	}
@@ -232,7 +233,7 @@ func (g *Guard) demandOf(gpu int) demand {
 //
 // What others have is not the job's. Beside others the GPU is short only if the job's own clients that grow or start
 // need what its dead clients hold, and one more can start with it.
-func (u Usage) judge(d demand) (roomy, short bool) {
+func judge(u gauge.Usage, d demand) (roomy, short bool) {
 	total, need := u.TotalMiB, d.grow+max(d.successors, d.inFlight)
 	helps := true
 	if d.others {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
+	"github.com/slurm-mps/slurm-mps/site/guard/pause"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
@@ -16,11 +18,11 @@ import (
 // files that a living or dead process has closed before.
 func counting(random *rand.Rand, now time.Time) *Guard {
 	g := &Guard{Options: Options{Clients: 48, Minors: []int{0, 1}, Hold: time.Minute}, living: map[int]*client{}}
-	usage := func() Usage {
-		return Usage{Known: true, TotalMiB: 1000, FreeMiB: random.IntN(1000), Clients: map[int]int{}, ContextsUnknown: random.IntN(4) == 0}
+	usage := func() gauge.Usage {
+		return gauge.Usage{Known: true, TotalMiB: 1000, FreeMiB: random.IntN(1000), Clients: map[int]int{}, ContextsUnknown: random.IntN(4) == 0}
 	}
-	g.usage.gauge, g.usage.asked = &gauge{Child: &proc.Child{}}, now
-	line := []Usage{usage(), usage()}
+	g.usage.gauge, g.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now
+	line := []gauge.Usage{usage(), usage()}
 	for pid := 1; pid < 40; pid++ {
 		c := clientOf(pid, uint64(random.IntN(4)))
 		c.opened = now.Add(-time.Duration(random.IntN(int(2 * growing))))
@@ -135,14 +137,14 @@ func TestATurnBeside1400Clients(t *testing.T) {
 	now := time.Now()
 	g := &Guard{
 		Options: Options{Clients: 60, Hold: time.Hour}, living: map[int]*client{}, kernel: &kernel{memories: map[string]memory{}},
-		pauses: pauses{now: &pause{began: now, asked: map[int]bool{}, add: make(chan paused, maxPaused)}},
+		pauses: pauses{now: &pausing{began: now, asked: map[int]bool{}, Pause: pause.New(maxPaused, nil)}},
 	}
 	for gpu := range 16 {
 		g.Minors = append(g.Minors, gpu)
 	}
 	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
-	g.usage.gauge, g.usage.asked, g.Pause = &gauge{Child: &proc.Child{}}, now, time.Hour
-	g.usage.take(slices.Repeat([]Usage{{Known: true, TotalMiB: 100}}, len(g.Minors)))
+	g.usage.gauge, g.usage.asked, g.Pause = &gauge.Gauge{Child: &proc.Child{}}, now, time.Hour
+	g.usage.take(slices.Repeat([]gauge.Usage{{Known: true, TotalMiB: 100}}, len(g.Minors)))
 	g.usage.answered = false
 	for pid := range 1400 {
 		c := clientOf(pid, 0xf<<(pid%13))
@@ -197,17 +199,17 @@ func TestMemoryBesideOthers(t *testing.T) {
 	} {
 		g := &Guard{Options: Options{Minors: []int{0}}, dead: []*client{clientOf(3, 1)}}
 		g.living = map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1)}
-		g.usage = usages{gauge: &gauge{Child: &proc.Child{}}, asked: now, ours: func(pid int) bool { return pid == server }}
+		g.usage = usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asked: now, ours: func(pid int) bool { return pid == server }}
 		g.living[1].opened, g.living[2].opened, g.dead[0].died = now.Add(-time.Second), now.Add(-time.Minute), now
 		g.closing = map[*client]time.Time{clientOf(4, 1): {}}
 		if c.lately > 0 {
 			g.ends = []end{{now, 1, c.lately}}
 		}
-		u := Usage{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients, Processes: []int{server}}
+		u := gauge.Usage{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients, Processes: []int{server}}
 		if c.others {
 			u.Processes = append(u.Processes, stranger)
 		}
-		g.usage.take([]Usage{u})
+		g.usage.take([]gauge.Usage{u})
 		s := situation{roomy: true}
 		g.counted(now).addUsage(g.dead[0], &s, now)
 		if s.roomy != c.roomy || s.short != c.short || s.others != c.others {

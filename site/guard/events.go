@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -102,7 +103,7 @@ func (e *events) watches() bool { return len(e.watched) > 0 }
 func (e *events) wait(until time.Time) seen {
 	s := e.early
 	e.early = seen{}
-	timeout := milliseconds(time.Until(until))
+	timeout := wait.Milliseconds(time.Until(until))
 	if s.any { // anyDied has taken what would end the wait
 		timeout = 0
 	}
@@ -142,11 +143,6 @@ func (e *events) collect(s *seen, timeout int) {
 			}
 		}
 	}
-}
-
-// milliseconds rounds up, so that no wait ends too early.
-func milliseconds(d time.Duration) int {
-	return int(max(0, (d+time.Millisecond-1)/time.Millisecond))
 }
 
 // drain discards inotify's events. The guard needs no more than their occurrence, so nothing is lost if a user has

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,7 +45,7 @@ func ended(t *testing.T, script string, before func(pid int)) (pidfd, pid int, r
 	t.Cleanup(func() { unix.Close(pidfd) })
 	before(cmd.Process.Pid)
 	in.Close()
-	if err := readable(pidfd, soon); err != nil {
+	if err := wait.Readable(pidfd, soon); err != nil {
 		t.Fatal(err)
 	}
 	return pidfd, cmd.Process.Pid, func() { _ = cmd.Wait() }
@@ -307,7 +308,7 @@ func TestReadableHasADeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if err := readable(fd, time.Millisecond); err == nil {
+	if err := wait.Readable(fd, time.Millisecond); err == nil {
 		t.Error("an event that never came was reported")
 	}
 }

@@ -38,6 +38,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -57,8 +58,8 @@ type Options struct {
 	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client connects
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []proc.Process
-	Taker   []string                  // the command line of a process that calls Take(0)
-	Pauser  []string                  // the command line of a process that calls Pause with the time that follows it
+	Taker   []string                  // the command line of a process that calls take.Run(0)
+	Pauser  []string                  // the command line of a process that calls pause.Run with the time that follows it
 	Gauge   []string                  // the command line of gpu-usage; empty to run without it
 	NameOf  func(proc.Process) string // the name of a client, as in "rank 3"; it may take a second; nil for nothing
 	Log     func(Line)                // nil for nothing
@@ -114,7 +115,7 @@ type Guard struct {
 	pauses   pauses
 	rooms    rooms
 	usage    usages
-	takers   takers
+	takers   take.Takers
 	recorder *recorder // nil for none
 
 	living    map[int]*client       // by pid
@@ -162,7 +163,7 @@ func New(o Options) (*Guard, error) {
 	k := newKernel(o)
 	g := &Guard{
 		Options: o, kernel: k, events: e, exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		takers: takersOf(o), living: map[int]*client{}, closing: map[*client]time.Time{},
+		living: map[int]*client{}, closing: map[*client]time.Time{},
 		unguarded: map[int]bool{}, dismissed: map[proc.Process]bool{}, names: map[proc.Process]string{},
 		results: make(chan func(time.Time), maxFiles),
 		reporting: reporting{
@@ -170,11 +171,16 @@ func New(o Options) (*Guard, error) {
 			notices: make(chan notice, maxTold), logged: map[string]bool{}, asked: map[int]bool{},
 		},
 	}
+	g.setUp(&g.takers)
 	g.budget = newBudget(o, g.processorTime)
 	k.asks.nudge = e.nudge
 	g.servers, g.usage.ours = map[int]bool{}, g.isOurServer
 	g.watch()
 	return g, nil
+}
+
+func (g *Guard) setUp(t *take.Takers) {
+	t.Line, t.Raised, t.Place = g.Taker, g.Raised, g.Record.TakerPlace
 }
 
 // watch adds inotify watches for openings of the driver's memory device and for lines in the daemons' logs. It keeps
@@ -200,7 +206,7 @@ func (g *Guard) Run() {
 	g.states, g.rooms.saver = newSaver(g.Record.Save), newSaver(g.Record.SaveRoom)
 	go g.tellAll()
 	g.startRecorder()
-	_ = g.takers.start() // before the first client; a failure is retried with the first client
+	_ = g.takers.Start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
 		deadline := g.wakeUp()
 		if now := time.Now(); deadline.Before(now) {
@@ -218,7 +224,7 @@ func (g *Guard) Run() {
 // turn does what is due.
 func (g *Guard) turn(seen seen, now time.Time) {
 	g.kernel.asks.begin()
-	g.takers.begin()
+	g.takers.Begin()
 	for _, pid := range seen.died {
 		g.clientDied(pid, now)
 	}
@@ -266,7 +272,7 @@ func (g *Guard) finish() {
 	g.recorder.close()
 	g.awaitResults(endWait, func() bool { return !g.usage.starting })
 	if g.usage.gauge != nil {
-		g.usage.gauge.stop()
+		g.usage.gauge.Stop()
 	}
 	g.save(time.Now(), true)
 	g.states.end()

@@ -88,7 +88,7 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.Raised, g.takers.wait = true, soon // a busy machine is no hostile process
+	g.Raised, g.takers.Wait = true, soon // a busy machine is no hostile process
 	r.Guard = g
 	return r
 }
@@ -585,7 +585,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	for began := time.Now(); r.files > 0 && time.Since(began) < soon; r.release(time.Now()) {
 		time.Sleep(time.Millisecond)
 	}
-	for r.takers.abandon(0); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+	for r.takers.Abandon(); r.takers.Stuck() > 0; time.Sleep(time.Millisecond) {
 	}
 	r.events.wait(time.Now()) // the events of the closed files
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {

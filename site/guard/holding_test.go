@@ -11,8 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,18 +68,18 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 // What is known of one GPU says nothing about another GPU of the same client.
 func TestAClientOfTwoGPUs(t *testing.T) {
 	now := time.Now()
-	empty, full := Usage{Known: true, TotalMiB: 100, FreeMiB: 100}, Usage{Known: true, TotalMiB: 100}
+	empty, full := gauge.Usage{Known: true, TotalMiB: 100, FreeMiB: 100}, gauge.Usage{Known: true, TotalMiB: 100}
 	for _, c := range []struct {
 		name        string
-		usage       []Usage
+		usage       []gauge.Usage
 		known, room bool
 	}{
-		{"both are known", []Usage{empty, empty}, true, true},
-		{"the first is not known", []Usage{{}, empty}, false, false},
-		{"the second is not known", []Usage{empty, {}}, false, false},
-		{"the first is full", []Usage{full, empty}, true, false},
+		{"both are known", []gauge.Usage{empty, empty}, true, true},
+		{"the first is not known", []gauge.Usage{{}, empty}, false, false},
+		{"the second is not known", []gauge.Usage{empty, {}}, false, false},
+		{"the first is full", []gauge.Usage{full, empty}, true, false},
 	} {
-		g := Guard{usage: usages{gauge: &gauge{Child: &proc.Child{}}, asked: now}}
+		g := Guard{usage: usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asked: now}}
 		g.usage.take(c.usage)
 		s := situation{roomy: true}
 		if g.counted(now).addUsage(&client{died: now, gpus: 3}, &s, now); s.gpuKnown != c.known || s.roomy != c.room {
@@ -104,9 +106,9 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 		want  bool
 	}{
 		{"gpu-usage does not run", usages{}, 0, false},
-		{"no line since the death", usages{gauge: &gauge{Child: &proc.Child{}}, asOf: died.Add(-1)}, 0, true},
-		{"a line since the death", usages{gauge: &gauge{Child: &proc.Child{}}, asOf: died}, 0, false},
-		{"no line for long", usages{gauge: &gauge{Child: &proc.Child{}}, asOf: died.Add(-1)}, usageStart, false},
+		{"no line since the death", usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asOf: died.Add(-1)}, 0, true},
+		{"a line since the death", usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asOf: died}, 0, false},
+		{"no line for long", usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asOf: died.Add(-1)}, usageStart, false},
 		{"gpu-usage starts", usages{starting: true}, 0, true},
 		{"gpu-usage does not start", usages{starting: true}, usageStart, false},
 		{"gpu-usage was started late", usages{starting: true, started: died.Add(time.Second)}, usageStart, true},
@@ -121,20 +123,20 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 // the successors do not fit, for some time after the end.
 func TestSuccessorsAreExpected(t *testing.T) {
 	now := time.Now()
-	usage := Usage{Known: true, TotalMiB: 1000, FreeMiB: 150, Clients: map[int]int{1: 100, 2: 100}}
+	usage := gauge.Usage{Known: true, TotalMiB: 1000, FreeMiB: 150, Clients: map[int]int{1: 100, 2: 100}}
 	g := &Guard{living: map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1), 3: clientOf(3, 1)}}
-	g.usage.gpus = []Usage{usage, usage}
+	g.usage.gpus = []gauge.Usage{usage, usage}
 	ended := g.living[3]
 	delete(g.living, 3)
 	if g.noteEnd(ended, now); g.counted(now).demandOf(0).successors != 100 || g.demandOf(1).successors != 0 {
 		t.Errorf("%+v", g.counted(now).demandOf(0))
 	}
-	if _, short := usage.judge(g.counted(now).demandOf(0)); short {
+	if _, short := judge(usage, g.counted(now).demandOf(0)); short {
 		t.Error("one successor fits, and the GPU is short")
 	}
 	delete(g.living, 2)
 	g.noteEnd(clientOf(2, 1), now)
-	if _, short := usage.judge(g.counted(now).demandOf(0)); !short {
+	if _, short := judge(usage, g.counted(now).demandOf(0)); !short {
 		t.Error("two successors do not fit, and the GPU is not short")
 	}
 	if d := g.counted(now.Add(growing)).demandOf(0); d.successors != 0 {
@@ -181,7 +183,7 @@ func TestHowAClientEnded(t *testing.T) {
 			r.exits.follow(r.living, nil)
 			pid := child.Process.Pid
 			child.enter()
-			if err := readable(r.living[pid].pidfd, soon); err != nil {
+			if err := wait.Readable(r.living[pid].pidfd, soon); err != nil {
 				t.Fatal(err)
 			}
 			if older {
@@ -434,7 +436,7 @@ func TestAProcessThatEndsIsNotAdmitted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	if err := readable(pidfd, soon); err != nil { // it is a zombie, which has all that a scan reads
+	if err := wait.Readable(pidfd, soon); err != nil { // it is a zombie, which has all that a scan reads
 		t.Fatal(err)
 	}
 	if c, err := r.admit(child.Process.Pid); err == nil {
@@ -527,8 +529,8 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{Child: &proc.Child{}}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
-		gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
+	u := usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asOf: now, idle: make([]span, 1), busy: make([]uint64, 1), shared: make([]sharing, 1),
+		gpus: []gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
 		c.died, c.namespaced = now, in
@@ -578,9 +580,9 @@ func TestMemoryByClientIsUnknown(t *testing.T) {
 		for range one.dead {
 			g.dead = append(g.dead, add(now.Add(-soonGrown)))
 		}
-		usage := Usage{Known: true, ContextsUnknown: true, TotalMiB: 1000, FreeMiB: one.free}
-		g.usage.gpus = []Usage{usage}
-		if roomy, short := usage.judge(g.counted(now).demandOf(0)); roomy != one.roomy || short != one.short {
+		usage := gauge.Usage{Known: true, ContextsUnknown: true, TotalMiB: 1000, FreeMiB: one.free}
+		g.usage.gpus = []gauge.Usage{usage}
+		if roomy, short := judge(usage, g.counted(now).demandOf(0)); roomy != one.roomy || short != one.short {
 			t.Errorf("%s: roomy %v, short %v: %+v", one.name, roomy, short, g.counted(now).demandOf(0))
 		}
 	}
@@ -596,7 +598,7 @@ func TestADriverWithoutSamples(t *testing.T) {
 		known bool
 	}{{0, 0, true}, {0, usageStart, false}, {1, usageStart, true}} {
 		now := died.Add(c.after)
-		g := &Guard{usage: usages{gauge: &gauge{Child: &proc.Child{}}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []Usage{{Known: true}}}}
+		g := &Guard{usage: usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asOf: now, idle: make([]span, 1), busy: []uint64{c.busy}, shared: make([]sharing, 1), gpus: []gauge.Usage{{Known: true}}}}
 		var s situation
 		if g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
 			t.Errorf("%+v: %+v", c, s)

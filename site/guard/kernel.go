@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -25,28 +26,13 @@ const (
 	otherGPU // a GPU of another job
 )
 
-// identity identifies a file. A character device is identified by its number, not by its path, because a container
-// may have its own device file. Any other file is identified by its inode. On a simulated node, such files replace
-// the devices.
-type identity struct {
-	Device bool
-	A, B   uint64
-}
-
-func identityOf(st *unix.Statx_t) identity {
-	if st.Mode&unix.S_IFMT == unix.S_IFCHR {
-		return identity{true, uint64(st.Rdev_major), uint64(st.Rdev_minor)}
-	}
-	return identity{false, uint64(st.Dev_major)<<32 | uint64(st.Dev_minor), st.Ino}
-}
-
 // kernel reads from the kernel which processes exist and which of the driver's files they have open.
 type kernel struct {
 	folder string // the folder of the device files
 	minors []int
 	groups string // the mount point of the control groups
 	self   int    // own pid
-	ids    map[identity]device
+	ids    map[take.Identity]device
 	asks   *asker
 	// memories caches the memory of control groups, by their folders, since the last check.
 	memories map[string]memory
@@ -83,11 +69,11 @@ const maxMinors = 64
 // findDevices reads the numbers of the device files. The memory driver's file may not exist before the first server
 // starts.
 func (k *kernel) findDevices() {
-	ids := map[identity]device{}
+	ids := map[take.Identity]device{}
 	note := func(path string, d device) {
 		var st unix.Statx_t
 		if unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st) == nil {
-			ids[identityOf(&st)] = d
+			ids[take.IdentityOf(&st)] = d
 		}
 	}
 	note(k.path(controlFile), device{kind: controlFile})
@@ -102,16 +88,16 @@ func (k *kernel) findDevices() {
 	k.ids = ids
 }
 
-func (k *kernel) knows(wanted kind) bool { return k.identity(wanted) != identity{} }
+func (k *kernel) knows(wanted kind) bool { return k.identity(wanted) != take.Identity{} }
 
 // identity returns the identity of the control or memory device's file, or the zero value if there is no file.
-func (k *kernel) identity(wanted kind) identity {
+func (k *kernel) identity(wanted kind) take.Identity {
 	for id, d := range k.ids {
 		if d.kind == wanted {
 			return id
 		}
 	}
-	return identity{}
+	return take.Identity{}
 }
 
 // opened are a process's descriptors of the driver's files.
@@ -129,7 +115,7 @@ func (k *kernel) openedBy(pid, max int) (opened, error) {
 	return ask(k.asks, pid, func(step func()) (opened, error) { return openedBy(ids, pid, max, step) })
 }
 
-func openedBy(ids map[identity]device, pid, max int, step func()) (o opened, err error) {
+func openedBy(ids map[take.Identity]device, pid, max int, step func()) (o opened, err error) {
 	o.thread, err = proc.EachDescriptor(pid, func(folder, number int) bool {
 		step()
 		o.scanned++
@@ -154,18 +140,13 @@ func openedBy(ids map[identity]device, pid, max int, step func()) (o opened, err
 }
 
 // deviceAt returns which of the driver's files a link in /proc/PID/fd leads to.
-func deviceAt(ids map[identity]device, dir int, name string) (device, bool) {
+func deviceAt(ids map[take.Identity]device, dir int, name string) (device, bool) {
 	var st unix.Statx_t
-	if statx(dir, name, 0, &st) != nil {
+	if take.Statx(dir, name, 0, &st) != nil {
 		return device{}, false
 	}
-	d, ok := ids[identityOf(&st)]
+	d, ok := ids[take.IdentityOf(&st)]
 	return d, ok
-}
-
-// statx reads a file's type and number. With AT_STATX_DONT_SYNC the kernel does not ask a user's file system.
-func statx(dir int, name string, flags int, st *unix.Statx_t) error {
-	return unix.Statx(dir, name, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
 }
 
 // pipesOf returns the inodes of a process's pipes, from up to max descriptors.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
 
@@ -93,7 +94,7 @@ func TestADescriptorThatChanges(t *testing.T) {
 func TestFilesThatDoNotClose(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()
-	r.takers.stuck.Store(maxStuck)
+	r.takers.Place = func() (*lease.TakerPlace, error) { return nil, lease.ErrTakers }
 	c := r.child(opens + waits)
 	r.scanOne(c.Process.Pid)
 	if len(r.living) != 0 || r.Guard.state.Unheld != 3 {

@@ -11,14 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/pause"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
 
-// pausing is a guard with a pause of its neighbours 1 and 2, which no process runs. Neighbour 3 is on another GPU,
+// inPause is a guard with a pause of its neighbours 1 and 2, which no process runs. Neighbour 3 is on another GPU,
 // and 4 is a fork of neighbour 1.
-func pausing(began time.Time) (*Guard, *pause, *client) {
+func inPause(began time.Time) (*Guard, *pausing, *client) {
 	g := &Guard{
 		Options: Options{Pause: 6 * time.Second},
 		living:  map[int]*client{}, closing: map[*client]time.Time{}, reporting: reporting{logged: map[string]bool{}},
@@ -29,17 +30,16 @@ func pausing(began time.Time) (*Guard, *pause, *client) {
 		g.living[pid] = &client{proc: is, gpus: gpus, files: []*file{{owner: is}}}
 	}
 	g.living[4] = &client{proc: proc.Process{PID: 4}, gpus: 1, files: []*file{{owner: g.living[1].proc}}}
-	g.pauses.now = &pause{
-		began: began, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
-		end: make(chan struct{}),
+	g.pauses.now = &pausing{
+		Pause: pause.New(maxPaused, nil), began: began, asked: map[int]bool{},
 	}
 	return g, g.pauses.now, &client{gpus: 1}
 }
 
 // ended reports whether the neighbours of a pause continue.
-func (p *pause) ended() bool {
+func (p *pausing) ended() bool {
 	select {
-	case <-p.end:
+	case <-p.Over:
 		return true
 	default:
 		return false
@@ -51,16 +51,16 @@ func (p *pause) ended() bool {
 // Contract: G2
 func TestWhoIsPaused(t *testing.T) {
 	now := time.Now()
-	g, p, dead := pausing(now)
+	g, p, dead := inPause(now)
 	g.pauseFor([]*client{dead}, now)
-	if len(p.add) != 2 || !p.asked[1] || !p.asked[2] || len(p.asked) != 2 {
+	if len(p.Targets) != 2 || !p.asked[1] || !p.asked[2] || len(p.asked) != 2 {
 		t.Fatalf("paused: %v", p.asked)
 	}
 	late := proc.Process{PID: 9, Start: 1}
 	g.living[9] = &client{proc: late, gpus: 1, files: []*file{{owner: late}}}
 	g.pauseFor([]*client{dead}, now.Add(time.Second))
 	g.pauseFor([]*client{dead}, now.Add(time.Second))
-	if len(p.add) != 3 || !p.asked[9] {
+	if len(p.Targets) != 3 || !p.asked[9] {
 		t.Errorf("with a client that came during the pause: %v", p.asked)
 	}
 	if p.ended() {
@@ -89,7 +89,7 @@ func TestTheEndOfAPause(t *testing.T) {
 		{"the files are closed", false, false, false, time.Second, true, true, 0},
 		{"a neighbour is traced", true, false, true, 10 * time.Millisecond, true, false, minRest},
 	} {
-		g, p, dead := pausing(now)
+		g, p, dead := inPause(now)
 		var needing []*client
 		if c.needing {
 			needing = append(needing, dead)
@@ -98,7 +98,7 @@ func TestTheEndOfAPause(t *testing.T) {
 			g.closing[dead] = time.Time{}
 		}
 		if c.fails {
-			p.answers <- errors.New("a debugger traces it")
+			p.Answers <- errors.New("a debugger traces it")
 		}
 		at := now.Add(c.after)
 		g.pauseFor(needing, at)
@@ -140,7 +140,7 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 		{"its time is over beside others", true, false, true, 6 * time.Second, true, false, 6 * time.Second},
 		{"its time is over", true, false, false, 6 * time.Second, true, true, 6 * time.Second},
 	} {
-		g, p, dead := pausing(now)
+		g, p, dead := inPause(now)
 		g.Hold, g.pauses.vain, g.pauses.others = 30*time.Second, c.vain, c.others
 		var needing []*client
 		if c.needing {
@@ -161,10 +161,10 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 			t.Errorf("%s: beside others, the next pause comes after %v", c.name, apart)
 		}
 	}
-	g, p, _ := pausing(now)
+	g, p, _ := inPause(now)
 	g.Hold = 30 * time.Second
 	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute} {
-		g.pauses.now = &pause{began: now, others: true, end: make(chan struct{})}
+		g.pauses.now = &pausing{began: now, others: true, Pause: pause.New(1, nil)}
 		if g.endPause(now, false); g.pauses.apart.Sub(now) != want {
 			t.Errorf("the rest after failure %d is %v", i+1, g.pauses.apart.Sub(now))
 		}
@@ -189,9 +189,9 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 // stopped just then changes nothing.
 func TestAPauseUntilMemoryIsFree(t *testing.T) {
 	now := time.Now()
-	g, p, dead := pausing(now)
+	g, p, dead := inPause(now)
 	g.closing[dead] = time.Time{}
-	p.answers <- nil
+	p.Answers <- nil
 	for _, c := range []struct {
 		after   time.Duration
 		needing []*client
@@ -253,7 +253,7 @@ func TestWhetherAPauseIsOver(t *testing.T) {
 		{"the policy allows none", pauses{never: true}, true},
 		{"one failed before hold was over", pauses{failed: hold.Add(-1)}, false},
 		{"one failed after hold", pauses{failed: hold.Add(1)}, true},
-		{"one goes on", pauses{failed: hold.Add(1), now: &pause{}}, false},
+		{"one goes on", pauses{failed: hold.Add(1), now: &pausing{}}, false},
 	} {
 		if got := c.p.over(hold); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
@@ -271,7 +271,7 @@ func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 	needing := []*client{{gpus: 1}}
 	r.pauseFor(needing, time.Now())
 	p := r.pauses.now
-	if err := <-p.answers; err != nil {
+	if err := <-p.Answers; err != nil {
 		t.Fatal(err)
 	}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", is.PID))
@@ -300,7 +300,7 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	is := neighbour.process(t)
 	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
 	r.pauseFor([]*client{{gpus: 1}}, time.Now())
-	if err := <-r.pauses.now.answers; err != nil {
+	if err := <-r.pauses.now.Answers; err != nil {
 		t.Fatal(err)
 	}
 	if neighbour.counts() {
@@ -314,7 +314,7 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 // The recorder learns of each pause, with the totals.
 func TestTheRecorderLearnsOfPauses(t *testing.T) {
 	now := time.Now()
-	g, _, _ := pausing(now)
+	g, _, _ := inPause(now)
 	g.state.Pauses, g.state.PausedMillis = 1, 300
 	g.recorder = &recorder{events: make(chan usage.Event, 1)}
 	g.endPause(now.Add(time.Second), true)

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,7 +19,7 @@ import (
 func TestARefusalIsNotAskedAgain(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	r.takers.line = []string{"/proc/self/exe", "--refuse"}
+	r.takers.Line = []string{"/proc/self/exe", "--refuse"}
 	c := r.child(opens + waits)
 	for range 3 {
 		r.scanOne(c.Process.Pid)
@@ -89,13 +90,14 @@ func (r *testGuard) lingers() *child {
 
 // refuse is a taker that may duplicate nothing.
 func refuse() {
+	question := make([]byte, 4096)
 	for {
-		question, pidfd, err := receive(0, 0)
-		if err != nil || len(question) == 0 {
+		n, _, _, _, err := unix.Recvmsg(0, question, nil, 0) // the kernel drops the pidfd
+		if err != nil || n == 0 {
 			os.Exit(0)
 		}
-		unix.Close(pidfd)
-		if reply(0, -1, unix.EPERM) != nil {
+		code := binary.NativeEndian.AppendUint32(nil, uint32(unix.EPERM))
+		if unix.Sendmsg(0, code, nil, nil, 0) != nil {
 			os.Exit(1)
 		}
 	}

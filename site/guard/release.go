@@ -250,7 +250,7 @@ func (g *Guard) makeRoom() bool {
 
 // releaseAll closes all files and waits for the end of the closing.
 func (g *Guard) releaseAll() {
-	g.takers.abandon(0)
+	g.takers.Abandon()
 	for _, c := range slices.Clone(g.dead) {
 		g.releaseClient(c, atEnd)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -263,8 +264,8 @@ func TestShortHostMemory(t *testing.T) {
 	killed := &client{proc: proc.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second / 2)}
 	well := &client{proc: proc.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second / 2), inOrder: true}
 	r.dead = []*client{killed, well}
-	r.usage.gauge, r.usage.asOf, r.usage.asked = &gauge{Child: &proc.Child{}}, now, now
-	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
+	r.usage.gauge, r.usage.asOf, r.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now, now
+	r.usage.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
 	r.usage.answered = false
 	needing := r.release(now)
 	if len(needing) != 1 || needing[0] != killed || len(r.dead) != 1 || r.Guard.state.Released[endedWell] != 1 {
@@ -280,9 +281,9 @@ func TestShortHostMemory(t *testing.T) {
 func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	now := time.Now()
 	g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}, Clients: 48}, kernel: &kernel{memories: map[string]memory{}}}
-	g.usage.gauge, g.usage.asked = &gauge{Child: &proc.Child{}}, now
+	g.usage.gauge, g.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now
 	died := now.Add(-10 * time.Millisecond)
-	g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
+	g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
 	c := &client{proc: proc.Process{PID: 9}, gpus: 1, died: died, inOrder: true}
 	if s := g.counted(now).situation(c, now); s.short || !s.roomy {
 		t.Fatalf("%+v: want plenty of room", s)
@@ -305,8 +306,8 @@ func TestAPauseThatFailedBeforeHold(t *testing.T) {
 	for failed, want := range map[time.Duration]string{-1: "", 1: holdOver} { // after hold
 		g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
 		g.pauses.failed = now.Add(failed)
-		g.usage.gauge, g.usage.asked = &gauge{Child: &proc.Child{}}, now
-		g.usage.take([]Usage{{Known: true, TotalMiB: 100, Samples: []Sample{{uint64(now.UnixMicro()), 50}}}})
+		g.usage.gauge, g.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now
+		g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 100, Samples: []gauge.Sample{{Micros: uint64(now.UnixMicro()), Percent: 50}}}})
 		if s := g.counted(now).situation(c, now); s.releaseReason(hold) != want {
 			t.Errorf("failed %v after hold: %q, want %q: %+v", failed, s.releaseReason(hold), want, s)
 		}
@@ -328,10 +329,10 @@ func TestUsageThatIsLostForATime(t *testing.T) {
 		}
 		c := clientOf(9, 1)
 		g.addDead(c, died)
-		g.usage.gauge = &gauge{Child: &proc.Child{}}
+		g.usage.gauge = &gauge.Gauge{Child: &proc.Child{}}
 		known := func(at time.Time) {
 			g.usage.asked = at
-			g.usage.take([]Usage{{Known: true, TotalMiB: 100, FreeMiB: 90, Samples: []Sample{{uint64(at.UnixMicro()), 50}}}})
+			g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 100, FreeMiB: 90, Samples: []gauge.Sample{{Micros: uint64(at.UnixMicro()), Percent: 50}}}})
 		}
 		reason := func(at time.Time) string { return g.counted(at).situation(c, at).releaseReason(hold) }
 		for after := time.Duration(0); after < 2*time.Hour; after += hold / 2 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -29,13 +30,6 @@ const (
 // that were seen in them. By chance, work in flight is absent from so many once in a million times: (n/(n+1))^(14n+7).
 func enough(others int) int { return 14*others + 7 }
 
-// Work is what the driver saw of a process's work since the previous line. A server has its clients' work.
-type Work struct {
-	PID     int    `json:"pid"`
-	Micros  uint64 `json:"micros"` // the latest sample, since 1970
-	Percent int    `json:"percent"`
-}
-
 // sharing is the use of a GPU by the job's servers and by others.
 type sharing struct {
 	others bool           // processes that are not the job's servers have contexts
@@ -54,7 +48,7 @@ type round struct {
 }
 
 // take takes what a line says about a GPU. ours reports whether a pid is a server of the job.
-func (s *sharing) take(u Usage, ours func(pid int) bool) {
+func (s *sharing) take(u gauge.Usage, ours func(pid int) bool) {
 	lists := slices.ContainsFunc(u.Processes, ours)
 	s.others = slices.ContainsFunc(u.Processes, func(pid int) bool { return !ours(pid) })
 	s.known = u.WorkKnown && lists
@@ -98,7 +92,7 @@ func (s *sharing) take(u Usage, ours func(pid int) bool) {
 
 // samples returns how many samples a line has. The driver gives one for each process, also of a longer time, so the
 // samples of the whole GPU in that time are counted.
-func (s *sharing) samples(u Usage, r round) int {
+func (s *sharing) samples(u gauge.Usage, r round) int {
 	passed := time.Duration(r.micros-min(r.micros, s.latest)) * time.Microsecond
 	return max(1, min(len(u.Samples), int((passed+sampleEvery/2)/sampleEvery)))
 }

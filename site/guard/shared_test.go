@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -28,10 +29,10 @@ func TestEnoughSamples(t *testing.T) {
 // lineOf returns what gpu-usage says of a sample of a shared GPU: A is the job's server, B, C and so on are others', 0
 // is a sample without work, - is no sample, ? is a driver that does not tell, x one that does not list the job's
 // server.
-func lineOf(sample rune, micros uint64) Usage {
+func lineOf(sample rune, micros uint64) gauge.Usage {
 	const busy = 99
-	u := Usage{Known: true, TotalMiB: 1000, FreeMiB: 900, Processes: []int{'A', 'B', 'C'}, WorkKnown: true}
-	u.Samples = []Sample{{micros, busy}}
+	u := gauge.Usage{Known: true, TotalMiB: 1000, FreeMiB: 900, Processes: []int{'A', 'B', 'C'}, WorkKnown: true}
+	u.Samples = []gauge.Sample{{Micros: micros, Percent: busy}}
 	switch sample {
 	case '0':
 		u.Samples[0].Percent = 0
@@ -39,13 +40,13 @@ func lineOf(sample rune, micros uint64) Usage {
 	case '?':
 		u.WorkKnown = false
 	case 'x':
-		u.Processes, u.Work = []int{'B', 'C'}, []Work{{'B', micros, busy}}
+		u.Processes, u.Work = []int{'B', 'C'}, []gauge.Work{{PID: 'B', Micros: micros, Percent: busy}}
 	case 'm': // two samples
-		u.Work = []Work{{'A', micros, busy}, {'B', micros + 1, busy}}
+		u.Work = []gauge.Work{{PID: 'A', Micros: micros, Percent: busy}, {PID: 'B', Micros: micros + 1, Percent: busy}}
 	case 'b': // listed, without work
-		u.Work = []Work{{'B', micros, 0}}
+		u.Work = []gauge.Work{{PID: 'B', Micros: micros, Percent: 0}}
 	default:
-		u.Work = []Work{{int(sample), micros, busy}}
+		u.Work = []gauge.Work{{PID: int(sample), Micros: micros, Percent: busy}}
 	}
 	return u
 }
@@ -120,7 +121,7 @@ func TestALineOfSeveralSamples(t *testing.T) {
 			at += uint64(c.apart) * 1000
 			u := lineOf('B', at+1)
 			for u.Samples = nil; len(u.Samples) < c.samples; {
-				u.Samples = append(u.Samples, Sample{at, 99})
+				u.Samples = append(u.Samples, gauge.Sample{Micros: at, Percent: 99})
 			}
 			s.take(u, isA)
 		}
@@ -137,7 +138,7 @@ func TestALineOfSeveralSamples(t *testing.T) {
 	}
 }
 
-// Work that is in flight is not taken for done. Each sample names one of the servers that compute, by chance, as on an
+// gauge.Work that is in flight is not taken for done. Each sample names one of the servers that compute, by chance, as on an
 // H100. Others that come and go do not change that.
 //
 // Contract: G2
@@ -192,7 +193,7 @@ func TestWhetherAPauseIsHopeless(t *testing.T) {
 		}
 	}
 	var alone sharing
-	if alone.take(Usage{Processes: []int{'A'}}, isA); alone.others || alone.hopeless(0, time.Now()) {
+	if alone.take(gauge.Usage{Processes: []int{'A'}}, isA); alone.others || alone.hopeless(0, time.Now()) {
 		t.Errorf("a driver that tells nothing of a GPU without others: %+v", alone)
 	}
 }
@@ -229,7 +230,7 @@ func TestWorkAfterADeathBesideOthers(t *testing.T) {
 		at := uint64(died.UnixMicro())
 		for _, sample := range samples {
 			at += 200_000
-			u.take([]Usage{lineOf(sample, at)})
+			u.take([]gauge.Usage{lineOf(sample, at)})
 		}
 		if got := u.workedAfter(&client{gpus: 1, died: died}); got != want {
 			t.Errorf("%s: %v", samples, got)
@@ -242,8 +243,8 @@ func TestWorkAfterADeathBesideOthers(t *testing.T) {
 func TestWorkThatNoProcessIsListedFor(t *testing.T) {
 	const graphics, client = 'G', 'c'
 	line := func(s *sharing, at uint64, pid rune) {
-		u := Usage{Known: true, Processes: []int{'A'}, WorkKnown: true, Clients: map[int]int{client: 10}}
-		u.Samples, u.Work = []Sample{{at, 99}}, []Work{{int(pid), at, 99}}
+		u := gauge.Usage{Known: true, Processes: []int{'A'}, WorkKnown: true, Clients: map[int]int{client: 10}}
+		u.Samples, u.Work = []gauge.Sample{{Micros: at, Percent: 99}}, []gauge.Work{{PID: int(pid), Micros: at, Percent: 99}}
 		s.take(u, isA)
 	}
 	var s sharing

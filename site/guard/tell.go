@@ -3,13 +3,11 @@
 package guard
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
-	"os"
-	"syscall"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/words"
@@ -85,12 +83,10 @@ func (g *Guard) endText(c *client, neighbours int) string {
 // tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a
 // second is left.
 func (g *Guard) tellAll() {
-	t := takersOf(g.Options)
+	var t take.Takers
+	g.setUp(&t)
 	for n := range g.notices {
-		if err := t.start(); err == nil {
-			_, _, _ = t.current.ask(n.pidfd, request{Number: 2, Text: n.text, UID: g.UID, GID: g.GID}, t.wait)
-		}
-		t.abandon(0) // lines are rare, and a taker that has written is the user's
+		t.Tell(n.pidfd, n.text, g.UID, g.GID)
 		unix.Close(n.pidfd)
 	}
 }
@@ -108,61 +104,4 @@ func (g *Guard) name(p proc.Process) {
 			}
 		}
 	})
-}
-
-// tell writes a line into a descriptor of another process, if it takes the line at once. The file may lead to any
-// program, and the kernel can tell that program who writes. So root becomes the job's user first, for good.
-func tell(pidfd int, r request) unix.Errno {
-	var code unix.Errno
-	fd, err := unix.PidfdGetfd(pidfd, r.Number, 0)
-	if err != nil {
-		errors.As(err, &code)
-		return code
-	}
-	defer unix.Close(fd) // of another kind of file, this may take for ever
-	var st unix.Statx_t
-	if statx(fd, "", unix.AT_EMPTY_PATH, &st) != nil || !shownAtOnce(&st) {
-		return unix.ENOTTY
-	}
-	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	if n, _ := unix.Poll(ready, 0); n != 1 || ready[0].Revents&unix.POLLOUT == 0 {
-		return unix.EAGAIN
-	}
-	if err := become(r.UID, r.GID); err != nil {
-		return unix.EPERM
-	}
-	if _, err := unix.Write(fd, []byte(r.Text)); err != nil {
-		errors.As(err, &code)
-	}
-	return code
-}
-
-// become gives all threads of this process to a user, if it is root's. No user may trace it afterwards, because it is
-// not dumpable.
-func become(uid, gid uint32) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	if err := syscall.Setgroups([]int{}); err != nil {
-		return err
-	}
-	if err := syscall.Setresgid(int(gid), int(gid), int(gid)); err != nil {
-		return err
-	}
-	return syscall.Setresuid(int(uid), int(uid), int(uid))
-}
-
-// shownAtOnce reports whether a file is a pipe, a socket or a terminal of a user's session, or a regular file if this
-// process is not root's.
-func shownAtOnce(st *unix.Statx_t) bool {
-	const firstTerminal, lastTerminal = 136, 143 // the major numbers of /dev/pts
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFIFO, unix.S_IFSOCK:
-		return true
-	case unix.S_IFREG:
-		return unix.Geteuid() != 0
-	case unix.S_IFCHR:
-		return st.Rdev_major >= firstTerminal && st.Rdev_major <= lastTerminal
-	}
-	return false
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -69,8 +70,8 @@ func TestWhenMemoryIsFree(t *testing.T) {
 	} {
 		dead := clientOf(pid, 1)
 		dead.lives = c.lives
-		g := &Guard{closing: map[*client]time.Time{dead: c.closed}, usage: usages{gauge: &gauge{Child: &proc.Child{}}, asOf: closed.Add(c.line)}}
-		g.usage.gpus = []Usage{{Known: true, Clients: map[int]int{}}}
+		g := &Guard{closing: map[*client]time.Time{dead: c.closed}, usage: usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asOf: closed.Add(c.line)}}
+		g.usage.gpus = []gauge.Usage{{Known: true, Clients: map[int]int{}}}
 		if c.listed {
 			g.usage.gpus[0].Clients[pid] = 100
 		}
@@ -90,6 +91,26 @@ func TestAProcessThatOnlyAsks(t *testing.T) {
 		r.dead, r.Guard.state.ClientsSeen = []*client{c}, 2
 		if r.releaseClient(c, reason); r.Guard.state.ClientsSeen != want || len(r.dead) != 0 {
 			t.Errorf("%s: %d clients seen, want %d", reason, r.Guard.state.ClientsSeen, want)
+		}
+	}
+}
+
+func TestEndText(t *testing.T) {
+	p := proc.Process{PID: 4711}
+	g := Guard{Options: Options{Minors: []int{2, 5}}, names: map[proc.Process]string{}}
+	for _, c := range []struct {
+		name       string
+		exit       exitStatus
+		gpus       uint64
+		neighbours int
+		want       string
+	}{
+		{"rank 3", exitStatus{9, true}, 2, 3, "slurm-mps: rank 3 ended by signal 9 while GPU 5 had work; its 3 neighbours go on\n"},
+		{"", exitStatus{1 << 8, true}, 0, 1, "slurm-mps: process 4711 ended with status 1 while its GPU had work; its 1 neighbour goes on\n"},
+	} {
+		g.names[p] = c.name
+		if got := g.endText(&client{proc: p, exit: c.exit, gpus: c.gpus}, c.neighbours); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
 }

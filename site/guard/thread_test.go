@@ -3,10 +3,14 @@
 package guard
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/pause"
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
@@ -39,7 +43,7 @@ func TestAClientWithoutItsFirstThread(t *testing.T) {
 	if held == nil || len(held.files) != 3 || held.gpus != 1 || !held.seen || held.resident < 100<<10 {
 		t.Fatalf("held: %+v, %+v", held, r.Guard.state)
 	}
-	if program, err := r.kernel.program(pid); err != nil || program == (identity{}) {
+	if program, err := r.kernel.program(pid); err != nil || program == (take.Identity{}) {
 		t.Errorf("its program: %+v, %v", program, err)
 	}
 	if pipes, err := r.kernel.pipesOf(pid, maxDescriptors); err != nil || len(pipes) < 2 { // stdin and stdout
@@ -94,14 +98,16 @@ func TestAPauseOfAProcessWithoutItsFirstThread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newPauser(t, "10s")
-	if said := p.asks(t, stat.Process); said != pauseDone {
-		t.Errorf("the pauser answers %q", said)
+	p := pause.New(1, func() {})
+	go p.Run(pauserLine, 10*time.Second)
+	p.Targets <- pause.Target{Process: stat.Process, UID: uint32(os.Geteuid())}
+	if err := <-p.Answers; err != nil {
+		t.Error(err)
 	}
 	if status, err := proc.ReadStatus(c.Process.Pid); err != nil || !status.Stopped() || status.Tracer == 0 {
 		t.Errorf("during the pause: %+v, %v", status, err)
 	}
-	p.in.Close()
+	close(p.Over)
 	c.enter()
 	c.says("goes on")
 }

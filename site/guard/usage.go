@@ -3,37 +3,11 @@
 package guard
 
 import (
-	"bufio"
-	"encoding/json"
 	"slices"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 )
-
-// Usage is a GPU's free memory and utilisation, as the program gpu-usage prints them. The guard does not link NVML, so
-// it runs that program while the job has clients. gpu-usage prints a line when the guard asks for it.
-type Usage struct {
-	Known    bool        `json:"known"`
-	Hung     bool        `json:"hung,omitempty"` // NVML does not answer
-	TotalMiB int         `json:"total_mib"`
-	FreeMiB  int         `json:"free_mib"`
-	Clients  map[int]int `json:"clients,omitempty"` // MiB by pid; a dead client is listed while its files are held
-	Samples  []Sample    `json:"samples"`           // since the previous line
-	// ContextsUnknown says that Clients is not known. A dead client may then still have a context.
-	ContextsUnknown bool `json:"contexts_unknown,omitempty"`
-	// Processes are the processes on the GPU that are not clients of an MPS server. Work is what they did since the
-	// previous line; the driver may not tell it.
-	Processes []int  `json:"processes,omitempty"`
-	Work      []Work `json:"work,omitempty"`
-	WorkKnown bool   `json:"work_known,omitempty"`
-}
-
-// Sample is the SM utilisation of the 200 ms before a time (measured on an H200).
-type Sample struct {
-	Micros  uint64 `json:"micros"` // since 1970
-	Percent int    `json:"percent"`
-}
 
 const (
 	// sampleTime is a little more than the time that a sample covers.
@@ -52,56 +26,11 @@ const (
 	usageEvery = 100 * time.Millisecond
 	// closingEvery is usageEvery after the close of a client's files, until the driver has freed its memory.
 	closingEvery = 20 * time.Millisecond
-	maxLine      = 256 << 10
 )
-
-// gauge is a running gpu-usage.
-type gauge struct {
-	*proc.Child // it ends when its stdin is closed, as at the guard's end
-	lines       chan []Usage
-}
-
-// startGauge starts gpu-usage.
-func startGauge(line []string, nudge func()) (*gauge, error) {
-	p, err := proc.StartPiped(line...)
-	if err != nil {
-		return nil, err
-	}
-	g := &gauge{p, make(chan []Usage, 4)}
-	go g.read(nudge)
-	return g, nil
-}
-
-// read sends on the output of gpu-usage until it has ended.
-func (g *gauge) read(nudge func()) {
-	defer nudge()
-	defer close(g.lines)
-	defer func() { <-g.Ended }()
-	defer g.Out.Close()
-	lines := bufio.NewScanner(g.Out)
-	lines.Buffer(make([]byte, 0, 4096), maxLine)
-	for lines.Scan() {
-		var usage []Usage
-		if json.Unmarshal(lines.Bytes(), &usage) != nil {
-			continue
-		}
-		select {
-		case g.lines <- usage:
-		default: // the guard is busy, and the next line comes soon
-		}
-		nudge()
-	}
-}
-
-// stop ends gpu-usage. It ends when its stdin is closed; the signal is for the case that the driver blocks it.
-func (g *gauge) stop() {
-	g.In.Close()
-	g.End()
-}
 
 // usages is the usage of the job's GPUs.
 type usages struct {
-	gauge    *gauge
+	gauge    *gauge.Gauge
 	starting bool
 	started  time.Time     // when the last start began
 	failed   time.Time     // when gpu-usage last failed
@@ -110,7 +39,7 @@ type usages struct {
 	answered bool          // the last question has an answer
 	every    time.Duration // the minimum time between two questions
 	asOf     time.Time     // when the question of the last line was asked
-	gpus     []Usage
+	gpus     []gauge.Usage
 	idle     []span   // for each GPU
 	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
 	shared   []sharing
@@ -134,7 +63,7 @@ func (g *Guard) wantUsage(now time.Time) {
 		u.starting, u.started = true, now
 		g.background(g.startGauge)
 	case u.gauge != nil && !wanted && now.Sub(u.lastUse) > usageStays:
-		u.gauge.stop()
+		u.gauge.Stop()
 		u.gauge = nil
 	}
 	if u.gauge != nil && len(g.dead)+len(g.closing) > 0 {
@@ -166,7 +95,7 @@ func (g *Guard) lastChange() (last time.Time) {
 // lists reports whether the driver lists a context of a client on any GPU. A dead client is listed until its memory is
 // free.
 func (u *usages) lists(c *client) bool {
-	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool {
+	return slices.ContainsFunc(u.gpus, func(gpu gauge.Usage) bool {
 		_, listed := gpu.Clients[c.proc.PID]
 		return listed || !gpu.Known || gpu.ContextsUnknown
 	})
@@ -190,7 +119,7 @@ func (u *usages) ask(change, now time.Time) {
 
 // startGauge starts gpu-usage, which takes time on a busy node.
 func (g *Guard) startGauge() (note func(now time.Time)) {
-	started, err := startGauge(g.Gauge, g.events.nudge)
+	started, err := gauge.Start(g.Gauge, g.events.nudge)
 	if err == nil {
 		go func() {
 			<-started.Ended
@@ -212,7 +141,7 @@ func (g *Guard) readUsage(now time.Time) {
 	u := &g.usage
 	for u.gauge != nil {
 		select {
-		case line, ok := <-u.gauge.lines:
+		case line, ok := <-u.gauge.Lines:
 			if !ok {
 				g.logOnce("gpu-usage has ended: how much memory the GPUs have left is not known", nil)
 				u.gauge.In.Close()
@@ -228,7 +157,7 @@ func (g *Guard) readUsage(now time.Time) {
 	}
 }
 
-func (u *usages) take(line []Usage) {
+func (u *usages) take(line []gauge.Usage) {
 	u.answered, u.asOf, u.gpus = true, u.asked, line
 	if len(u.idle) != len(line) {
 		u.idle, u.busy, u.shared = make([]span, len(line)), make([]uint64, len(line)), make([]sharing, len(line))
@@ -286,7 +215,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		if !c.mayUse(1 << i) {
 			continue
 		}
-		roomy, short := usage.judge(g.demandOf(i))
+		roomy, short := judge(usage, g.demandOf(i))
 		// A driver that takes no samples never says that the GPU is idle.
 		sampled := u.busy[i] != 0 || u.idle[i].last != 0 || now.Sub(c.died) < usageStart
 		s.gpuKnown = s.gpuKnown && usage.Known && sampled
@@ -311,7 +240,7 @@ func (g *Guard) wereRoomy(c *client) bool {
 		if !c.mayUse(1 << i) {
 			continue
 		}
-		if roomy, _ := usage.judge(g.demandOf(i)); !roomy || !usage.Known {
+		if roomy, _ := judge(usage, g.demandOf(i)); !roomy || !usage.Known {
 			return false
 		}
 	}

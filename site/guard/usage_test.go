@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -31,11 +32,11 @@ func TestIdle(t *testing.T) {
 		{"two samples beside neighbours", true, [][2]int{{10_200, 100}, {10_400, 0}, {10_600, 0}}, true},
 		{"at work again", true, [][2]int{{10_400, 0}, {10_600, 0}, {10_800, 3}}, false},
 	} {
-		g := Guard{usage: usages{gauge: &gauge{Child: &proc.Child{}}, asked: now}}
+		g := Guard{usage: usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asked: now}}
 		u := &g.usage
-		u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900}})
+		u.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900}})
 		for _, s := range c.samples {
-			u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Samples: []Sample{{uint64(s[0]) * 1000, s[1]}}}})
+			u.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Samples: []gauge.Sample{{Micros: uint64(s[0]) * 1000, Percent: s[1]}}}})
 		}
 		s := situation{neighbours: c.neighbours}
 		g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now)
@@ -48,13 +49,13 @@ func TestIdle(t *testing.T) {
 // A line of gpu-usage that is not about all GPUs proves nothing.
 func TestALineWithoutAllGPUs(t *testing.T) {
 	for _, line := range []string{"[]", "null", `[{"known":true,"total_mib":1000,"free_mib":900}]`} {
-		var usage []Usage
+		var usage []gauge.Usage
 		if err := json.Unmarshal([]byte(line), &usage); err != nil {
 			t.Fatal(err)
 		}
 		now := time.Now()
-		lines := make(chan []Usage, 1)
-		g := Guard{Options: Options{Minors: []int{3, 5}}, usage: usages{gauge: &gauge{lines: lines}, asked: now}}
+		lines := make(chan []gauge.Usage, 1)
+		g := Guard{Options: Options{Minors: []int{3, 5}}, usage: usages{gauge: &gauge.Gauge{Lines: lines}, asked: now}}
 		lines <- usage
 		g.readUsage(now)
 		var s situation
@@ -91,12 +92,12 @@ func TestShortOfGPUMemory(t *testing.T) {
 				5: {proc: proc.Process{PID: 5}, gpus: 2, opened: now.Add(-time.Second)},
 			},
 			dead:  []*client{{proc: proc.Process{PID: 3}, gpus: 1}, {proc: proc.Process{PID: 4}, gpus: 1, inOrder: true}},
-			usage: usages{gauge: &gauge{Child: &proc.Child{}}, asked: now},
+			usage: usages{gauge: &gauge.Gauge{Child: &proc.Child{}}, asked: now},
 		}
 		for _, each := range g.living {
 			each.files = []*file{{owner: each.proc}}
 		}
-		g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients}, {Known: true, TotalMiB: 1000, FreeMiB: 1000}})
+		g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients}, {Known: true, TotalMiB: 1000, FreeMiB: 1000}})
 		on := func(gpus uint64, died, at time.Time) situation {
 			s := situation{roomy: true}
 			g.counted(at).addUsage(&client{died: died, gpus: gpus}, &s, at)
@@ -126,7 +127,7 @@ func TestWhenUsageIsAsked(t *testing.T) {
 	defer reads.Close()
 	defer writes.Close()
 	now := time.Now()
-	u := usages{gauge: &gauge{Child: &proc.Child{In: writes}}, every: usageEvery}
+	u := usages{gauge: &gauge.Gauge{Child: &proc.Child{In: writes}}, every: usageEvery}
 	death := now
 	for i, c := range []struct {
 		after  time.Duration

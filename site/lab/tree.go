@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/doctor"
 )
 
 // tree is the place where a Slurm is installed: the paths of the Debian packages, or the root of a bundle.
@@ -37,7 +37,7 @@ func newTree(ctx context.Context, root string) (tree, error) {
 	if err != nil {
 		return tree{}, fmt.Errorf("cannot ask %s for its version: %w", t.sbin("slurmd"), err)
 	}
-	if t.release = slurm.ParseRelease(string(out)); t.release == "" {
+	if t.release = doctor.ParseRelease(string(out)); t.release == "" {
 		return tree{}, fmt.Errorf("cannot read Slurm's version: %q is not like \"slurm 22.05.8\"", strings.TrimSpace(string(out)))
 	}
 	return t, nil

@@ -78,7 +78,7 @@ func (h header) check(path, boot string) error {
 		return ErrStaleBoot
 	}
 	if h.Schema != Schema {
-		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, h.Schema, Schema)
+		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, errSchema, h.Schema, Schema)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -36,7 +37,7 @@ var (
 	ErrNotFound  = errors.New("no record")
 	ErrStaleBoot = errors.New("record of another boot")
 	ErrCorrupt   = errors.New("torn record")
-	ErrSchema    = errors.New("record of an unknown schema")
+	errSchema    = errors.New("record of an unknown schema")
 )
 
 // Lease records the devices that a job holds, and all that must be undone.
@@ -67,8 +68,8 @@ type Settings struct {
 	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never
 	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds dead clients' files; 0: no guard
 	Pause      Duration `json:"pause,omitempty"`     // how long the guard may pause their neighbours; 0: never
-	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU; 0, of an earlier version: 48
-	Limits     []Limits `json:"limits,omitempty"`    // of each daemon; none in a lease of an earlier version
+	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU
+	Limits     []Limits `json:"limits,omitempty"`    // of each daemon
 	// These are of site.hcl.
 	Control  Program  `json:"control_program,omitzero"`
 	NVML     string   `json:"nvml_library,omitempty"`
@@ -77,9 +78,6 @@ type Settings struct {
 
 // Equal reports whether jobs with these settings can share daemons.
 func (s Settings) Equal(other Settings) bool { return reflect.DeepEqual(s, other) }
-
-// ServedClients returns how many clients MPS serves on a GPU of the lease.
-func (l Lease) ServedClients() int { return cmp.Or(l.Clients, policy.Clients) }
 
 // UUIDs returns the devices of the lease.
 func (l Lease) UUIDs() []site.UUID {
@@ -204,4 +202,38 @@ func (e *BusyError) Error() string {
 		return fmt.Sprintf("cannot lock %s: another process holds it", e.Path)
 	}
 	return fmt.Sprintf("cannot lock %s: %s holds it", e.Path, e.Holder)
+}
+
+// Phase is the state of a lease.
+type Phase string
+
+// A lease begins in Opening.
+const (
+	Opening Phase = "opening" // the prolog makes it, and no rank knows it
+	Opened  Phase = "open"    // the prolog has done all but write the ticket
+	Closing Phase = "closing" // an undo has begun
+)
+
+// nextPhases lists the phases that may follow each phase. SetPhase refuses any other phase.
+var nextPhases = map[Phase][]Phase{
+	Opening: {Opened, Closing}, // the prolog succeeds, or it fails and its lease is undone
+	Opened:  {Closing},         // the epilog begins, or a prolog that cannot adopt the lease
+	Closing: {Closing},         // an undo that failed, or that was killed, is tried again
+}
+
+// mayFollow reports whether next may follow p. An undo needs only the changes that a lease lists. So an undo may
+// begin in a phase that this program does not know.
+func (p Phase) mayFollow(next Phase) bool {
+	after, known := nextPhases[p]
+	return slices.Contains(after, next) || !known && next == Closing
+}
+
+// SetPhase changes the phase of a lease, here and on file. If next may not follow, nothing changes. If the file
+// cannot be written, the lease in memory still gets its new phase.
+func (s *Store) SetPhase(l *Lease, next Phase) error {
+	if !l.Phase.mayFollow(next) {
+		return fmt.Errorf("cannot change phase of lease of job %d: %q may not follow %q", l.Job.ID, next, l.Phase)
+	}
+	l.Phase = next
+	return s.Save(*l)
 }

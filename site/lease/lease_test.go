@@ -205,7 +205,7 @@ func TestBadRecords(t *testing.T) {
 		{"of another form", write(`{"schema":3,"boot":"boot-1","job":7}`, 0o600), ErrCorrupt, "torn record"},
 		{"with a path for a device", write(`{"schema":3,"boot":"boot-1","job":{"id":7},"gpus":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrCorrupt, `torn record: it names a device "../../etc/passwd"`},
 		{"without a boot", write(`{"schema":3}`, 0o600), ErrCorrupt, "torn record: it names no boot"},
-		{"of a newer schema", write(`{"schema":4,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 4, and this program knows 3"},
+		{"of a newer schema", write(`{"schema":4,"boot":"boot-1","job":"x"}`, 0o600), errSchema, "record of an unknown schema: 4, and this program knows 3"},
 		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrStaleBoot, "record of another boot"},
 		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), osfile.ErrNotRootOwned, "not root's own: it is job 8's"},
 		{"writable by others", write(good, 0o666), osfile.ErrNotRootOwned, "not root's own: its mode 0666 lets others write"},

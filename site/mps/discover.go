@@ -13,14 +13,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// Role is the role of a process of MPS.
-type Role string
+// role is the role of a process of MPS.
+type role string
 
 // The roles: a control daemon, a server, and the control program while it asks a question.
 const (
-	RoleDaemon Role = "daemon"
-	RoleServer Role = "server"
-	RoleQuery  Role = "asking"
+	RoleDaemon role = "daemon"
+	RoleServer role = "server"
+	RoleQuery  role = "asking"
 )
 
 // Process is a process of any user that has the name of MPS's programs.
@@ -28,7 +28,7 @@ type Process struct {
 	proc.Process
 	UID     uint32
 	Parent  int
-	Role    Role
+	Role    role
 	PipeDir string // "" if Err is set, or the process uses the default
 	Err     error  // why the folder is unknown: only root can read another user's process
 
@@ -82,7 +82,7 @@ func living(ctx context.Context, pids []int) (found []Process, procs []proc.Proc
 
 // roleOf distinguishes daemon and server, which have the same name. It uses the file that runs, or else the
 // arguments.
-func roleOf(file string, line []string) Role {
+func roleOf(file string, line []string) role {
 	if file == "" && len(line) > 0 { // not readable
 		file = line[0]
 	}

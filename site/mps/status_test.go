@@ -96,7 +96,7 @@ func FuzzState(f *testing.F) {
 func TestRoleOf(t *testing.T) {
 	for _, c := range []struct {
 		file, line string
-		want       Role
+		want       role
 	}{
 		{"nvidia-cuda-mps-control", "nvidia-cuda-mps-control -d", RoleDaemon},
 		{"nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control -f", RoleDaemon},

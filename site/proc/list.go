@@ -3,9 +3,12 @@
 package proc
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -95,4 +98,58 @@ func parseNumber(name []byte) (int, bool) {
 		number = 10*number + int(c-'0')
 	}
 	return 0, false
+}
+
+// maxList limits the read of one list of children.
+const maxList = 1 << 20
+
+// Children returns the pids of a process's children. Each of the process's threads has its own list of children.
+func Children(pid int) []int {
+	var pids []int
+	lists := 0
+	_ = EachThread(pid, func(thread int) bool {
+		content, err := ReadFile(threadFolder(pid, thread)+"/children", maxList)
+		if err != nil {
+			return true // that thread has ended, or the kernel has no such file
+		}
+		lists++
+		for field := range strings.FieldsSeq(string(content)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, child)
+			}
+		}
+		return true
+	})
+	if lists == 0 {
+		return childrenBySearch(pid)
+	}
+	return pids
+}
+
+// childrenBySearch returns the children on a kernel without CONFIG_PROC_CHILDREN.
+func childrenBySearch(pid int) []int {
+	all, _ := PIDs()
+	return slices.DeleteFunc(all, func(candidate int) bool {
+		status, err := ReadStatus(candidate)
+		return err != nil || status.Parent != pid
+	})
+}
+
+// Bound reports whether a process has a socket that is bound to path. It connects a datagram socket. The kernel
+// refuses this for a socket of another type, and the process notices nothing. So Bound works in all namespaces, if
+// path is mounted.
+func Bound(path string) (bool, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false, fmt.Errorf("cannot look for socket: %w", err)
+	}
+	defer unix.Close(fd)
+	switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); {
+	case err == nil, errors.Is(err, unix.EPROTOTYPE):
+		return true, nil
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
+		return false, nil
+	default:
+		return false, fmt.Errorf("cannot look for socket %s: %w", path, err)
+	}
 }

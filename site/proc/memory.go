@@ -50,19 +50,19 @@ func Variables(ctx context.Context, p Process, names ...string) Environment {
 	return Environments(ctx, []Process{p}, names...)[0]
 }
 
-// CommandLine is the beginning of a process's command line.
-type CommandLine struct {
+// commandLine is the beginning of a process's command line.
+type commandLine struct {
 	Args []string
 	Err  error
 }
 
 // CommandLines reads the command lines of processes, within one second for all.
-func CommandLines(ctx context.Context, procs []Process) []CommandLine {
-	lines := make([]CommandLine, len(procs))
+func CommandLines(ctx context.Context, procs []Process) []commandLine {
+	lines := make([]commandLine, len(procs))
 	for i, a := range each(ctx, memories, procs, file(memories, "cmdline", func(text io.Reader) ([]byte, error) {
 		return io.ReadAll(io.LimitReader(text, maxLine))
 	})) {
-		lines[i] = CommandLine{strings.Split(strings.TrimRight(string(a.value), "\x00"), "\x00"), a.err}
+		lines[i] = commandLine{strings.Split(strings.TrimRight(string(a.value), "\x00"), "\x00"), a.err}
 	}
 	return lines
 }

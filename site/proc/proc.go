@@ -170,28 +170,28 @@ func UIDs(pid int) ([4]uint32, error) {
 	return status.UIDs, err
 }
 
-// Program is the file that a process runs.
-type Program struct {
+// program is the file that a process runs.
+type program struct {
 	Path     string // "" if this process may not see it, or it does not answer
 	RootsOwn bool   // the file is root's, and only root may write it; false if Path is ""
 }
 
 // Programs finds the files that processes run, within a second for all of them. No file system is asked.
-func Programs(ctx context.Context, procs []Process) []Program {
-	programs := make([]Program, len(procs))
+func Programs(ctx context.Context, procs []Process) []program {
+	programs := make([]program, len(procs))
 	for i, a := range each(ctx, states, procs, programOf) {
 		programs[i] = a.value
 	}
 	return programs
 }
 
-func programOf(_ context.Context, p Process) (Program, error) {
+func programOf(_ context.Context, p Process) (program, error) {
 	link := Folder(p.PID) + "/exe"
 	path, err := os.Readlink(link)
 	if err != nil {
-		return Program{}, err
+		return program{}, err
 	}
 	var st unix.Statx_t
 	err = unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_UID|unix.STATX_MODE, &st)
-	return Program{strings.TrimSuffix(path, " (deleted)"), err == nil && st.Uid == 0 && st.Mode&0o022 == 0}, nil
+	return program{strings.TrimSuffix(path, " (deleted)"), err == nil && st.Uid == 0 && st.Mode&0o022 == 0}, nil
 }

@@ -3,7 +3,9 @@
 package proc
 
 import (
+	"fmt"
 	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 
@@ -58,4 +60,72 @@ func Numbers(content []byte) map[string]uint64 {
 		}
 	}
 	return values
+}
+
+// ControlGroup is a line of /proc/PID/cgroup: the group of a process in one hierarchy.
+type ControlGroup struct {
+	Controllers string // "cpu,cpuacct" or "name=systemd"; "" in version 2
+	Path        string // below the hierarchy's mount, "/system.slice/slurmd.service"
+}
+
+// GroupsOf returns the control groups of a process, from /proc/PID/cgroup.
+func GroupsOf(pid int) ([]ControlGroup, error) {
+	content, err := ReadFile(Folder(pid)+"/cgroup", 16<<10)
+	if err != nil {
+		return nil, fmt.Errorf("cannot see control group of pid %d: %w", pid, err)
+	}
+	return ParseGroups(string(content)), nil
+}
+
+// ParseGroups parses the text of /proc/PID/cgroup, and skips lines of another form:
+//
+//	4:memory:/slurm/uid_1000/job_7/step_0
+//	0::/system.slice/slurmd.service
+func ParseGroups(text string) (groups []ControlGroup) {
+	for line := range strings.Lines(text) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy, controllers, path
+		if len(fields) == 3 && strings.HasPrefix(fields[2], "/") {
+			groups = append(groups, ControlGroup{fields[1], fields[2]})
+		}
+	}
+	return groups
+}
+
+// OfAJob reports whether Slurm made the group for a job, or for the jobs' slurmstepd processes.
+func (g ControlGroup) OfAJob() bool {
+	return strings.Contains(g.Path, "/job_") || strings.Contains(g.Path, "slurmstepd")
+}
+
+// initialNamespaces are the numbers of the machine's own namespaces. They are constants of the kernel.
+var initialNamespaces = map[string]uint32{"pid": 4026531836, "user": 4026531837}
+
+// InOwnNamespace reports whether this process is in another namespace than the machine's own. The kind is "pid" or
+// "user". A process outside of a pid namespace has no pid in it, and a user outside of a user namespace has no number
+// in it.
+func InOwnNamespace(kind string) bool {
+	name, err := os.Readlink("/proc/self/ns/" + kind) // also if /proc shows the processes of another pid namespace
+	return err == nil && name != fmt.Sprintf("%s:[%d]", kind, initialNamespaces[kind])
+}
+
+// Namespace returns the kernel's name for a process's namespace of a kind, as in "mnt:[4026531841]".
+func Namespace(pid int, kind string) (string, error) { return os.Readlink(Folder(pid) + "/ns/" + kind) }
+
+// BootID returns the kernel's identifier of this boot.
+func BootID() (string, error) {
+	content, err := ReadFile("/proc/sys/kernel/random/boot_id", 64)
+	if err != nil {
+		return "", fmt.Errorf("cannot read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(content)), nil
+}
+
+// NodeMemory returns the node's memory and its used part, in bytes.
+func NodeMemory() (total, used uint64, ok bool) {
+	content, err := ReadFile("/proc/meminfo", 16<<10)
+	if err != nil {
+		return 0, 0, false
+	}
+	values := Numbers(content)
+	total, left := values["MemTotal"]<<10, values["MemAvailable"]<<10
+	return total, total - min(total, left), total > 0 && left > 0
 }

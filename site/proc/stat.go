@@ -68,17 +68,17 @@ func ReadStat(pid int) (Stat, error) {
 	return found.Stat, found.Err
 }
 
-// StatResult is the result of reading one of several processes.
-type StatResult struct {
+// statResult is the result of reading one of several processes.
+type statResult struct {
 	Stat
 	Err error
 }
 
 // ReadStats reads /proc/PID/stat of several processes, within a second for all of them.
-func ReadStats(ctx context.Context, pids []int) []StatResult { return readStats(ctx, pids, maxSilent) }
+func ReadStats(ctx context.Context, pids []int) []statResult { return readStats(ctx, pids, maxSilent) }
 
-func readStats(ctx context.Context, pids []int, limit int) []StatResult {
-	found := make([]StatResult, len(pids))
+func readStats(ctx context.Context, pids []int, limit int) []statResult {
+	found := make([]statResult, len(pids))
 	var procs []Process
 	var indexes []int
 	for i, pid := range pids {
@@ -92,7 +92,7 @@ func readStats(ctx context.Context, pids []int, limit int) []StatResult {
 		if errors.Is(a.err, ErrLate) {
 			a.err = fmt.Errorf("cannot read state of pid %d: %w", procs[k].PID, ErrSilent)
 		}
-		found[indexes[k]] = StatResult{a.value, a.err}
+		found[indexes[k]] = statResult{a.value, a.err}
 	}
 	return found
 }

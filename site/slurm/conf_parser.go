@@ -103,7 +103,7 @@ func confLines(r io.Reader, name string) ([]confLine, error) {
 		if first == 0 {
 			first = number
 		}
-		text, more := stripContinuation(stripComment(scanner.Text()))
+		text, more := stripContinuation(StripComment(scanner.Text()))
 		if strings.ContainsRune(text, 0) {
 			return nil, fmt.Errorf("cannot read %s:%d: a NUL byte: this is not a text file", name, number)
 		}
@@ -122,8 +122,8 @@ func confLines(r io.Reader, name string) ([]confLine, error) {
 	return lines, nil
 }
 
-// stripComment cuts at the first "#" that does not follow an odd number of backslashes.
-func stripComment(line string) string {
+// StripComment cuts at the first "#" that does not follow an odd number of backslashes.
+func StripComment(line string) string {
 	escaped := false
 	for i := 0; i < len(line); i++ {
 		switch {
@@ -221,7 +221,7 @@ func pairs(line confLine) ([]pair, error) {
 	for strings.TrimSpace(rest) != "" {
 		p, after, ok := keyValue(rest)
 		if !ok {
-			return nil, fmt.Errorf("cannot read %s: %s is not NAME=value", line, quote(strings.TrimSpace(rest)))
+			return nil, fmt.Errorf("cannot read %s: %s is not NAME=value", line, Quote(strings.TrimSpace(rest)))
 		}
 		found, rest = append(found, p), after
 	}

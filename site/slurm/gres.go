@@ -10,20 +10,20 @@ import (
 	"strings"
 )
 
-// Detect is slurmd's way to find the node's GPUs: AutoDetect= of gres.conf.
-type Detect string
+// detect is slurmd's way to find the node's GPUs: AutoDetect= of gres.conf.
+type detect string
 
 // The values of AutoDetect= whose order of devices is known.
 const (
-	detectUnset  Detect = ""
-	DetectOff    Detect = "off"
-	DetectNVML   Detect = "nvml"
-	detectNvidia Detect = "nvidia" // Slurm 24.11 on
+	detectUnset  detect = ""
+	DetectOff    detect = "off"
+	DetectNVML   detect = "nvml"
+	detectNvidia detect = "nvidia" // Slurm 24.11 on
 )
 
 // detects are the words for which Slurm searches inside the value, in its order, so "nvml,x" is nvml. "off" must be the
 // whole value.
-var detects = []Detect{"full", DetectNVML, "rsmi", "oneapi", "nrt", detectNvidia}
+var detects = []detect{"full", DetectNVML, "rsmi", "oneapi", "nrt", detectNvidia}
 
 // GresEntry is one position in the node's list of GPUs.
 type GresEntry struct {
@@ -37,21 +37,21 @@ type GresEntry struct {
 type Gres struct {
 	Path    string // path of gres.conf
 	Node    string
-	Detect  Detect
+	Detect  detect
 	Entries []GresEntry // in the order of Slurm's indices as long as Detect is off
 	EnvUUID bool        // Flags=env_uuid of Slurm 26.05: prologs get UUIDs, and positions have no meaning
 	Shared  []string    // sorted names of the node's other GRES (mps, shard, nic), from the file and from Add
 
 	// Configured is the node's GPUs in slurm.conf by type, or nil if slurm.conf was not read. Slurm takes the lines
 	// of gres.conf in the order of these types, and no more than their counts.
-	Configured []ConfiguredGres
+	Configured []configuredGres
 
 	Units           []SharedUnits  // lines of gres.conf that make units of GPUs, such as shards
 	ConfiguredUnits map[string]int // counts of Shared in slurm.conf, or nil if slurm.conf was not read
 }
 
-// ConfiguredGres is one item of Gres= in slurm.conf.
-type ConfiguredGres struct {
+// configuredGres is one item of Gres= in slurm.conf.
+type configuredGres struct {
 	Type  string // "" if slurm.conf names no type
 	Count int    // devices
 }
@@ -86,7 +86,7 @@ type gresLine struct {
 // gresFile collects the lines of a gres.conf about one node.
 type gresFile struct {
 	node          string
-	global, local Detect     // AutoDetect= for all nodes, and for this one
+	global, local detect     // AutoDetect= for all nodes, and for this one
 	everywhere    []gresLine // lines that begin with Name=
 	here          []gresLine // lines that begin with NodeName= and name this node
 }
@@ -160,7 +160,7 @@ func (f *gresFile) addNode(line confLine, all []pair) error {
 
 // hasHost reports whether the hostlist names the node.
 func hasHost(list, node string) (bool, error) {
-	hosts, err := expandHostlist(list)
+	hosts, err := ExpandHostlist(list)
 	return slices.Contains(hosts, node), err
 }
 
@@ -176,7 +176,7 @@ func gresValues(line confLine, all []pair) (map[string]string, error) {
 	return values, nil
 }
 
-func parseDetect(line confLine, value string) (Detect, error) {
+func parseDetect(line confLine, value string) (detect, error) {
 	lower := strings.ToLower(value)
 	for _, d := range detects {
 		if strings.Contains(lower, string(d)) {
@@ -191,7 +191,7 @@ func parseDetect(line confLine, value string) (Detect, error) {
 
 // localDetect reads AutoDetect= of a line that begins with NodeName=. On a line that begins with Name= it has no
 // effect in Slurm.
-func localDetect(line confLine, values map[string]string, before Detect) (Detect, error) {
+func localDetect(line confLine, values map[string]string, before detect) (detect, error) {
 	value, ok := values["autodetect"]
 	if !ok {
 		return before, nil
@@ -301,7 +301,7 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	if _, ok := l.values["multiplefiles"]; ok && !multiple {
 		return nil, fmt.Errorf("cannot read %s: File= and MultipleFiles= on one line: keep one", l.conf)
 	}
-	paths, err := expandHostlist(list)
+	paths, err := ExpandHostlist(list)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", l.conf, err)
 	}
@@ -321,7 +321,7 @@ func (l gresLine) entries() ([]GresEntry, error) {
 
 // deviceMinors returns the numbers of a list of devices, "/dev/nvidia[0-1]".
 func deviceMinors(list string) (minors []int, err error) {
-	paths, err := expandHostlist(list)
+	paths, err := ExpandHostlist(list)
 	for _, path := range paths {
 		minor, err := deviceMinor(path)
 		if err != nil {
@@ -334,7 +334,7 @@ func deviceMinors(list string) (minors []int, err error) {
 
 // countOrOne returns Count= of a line without files. Only the existence of such a line matters.
 func (l gresLine) countOrOne() int {
-	if n, err := parseDigits(l.values["count"]); err == nil && n <= positionsMax {
+	if n, err := Digits(l.values["count"]); err == nil && n <= positionsMax {
 		return int(n)
 	}
 	return 1
@@ -343,7 +343,7 @@ func (l gresLine) countOrOne() int {
 // counts compares Count= with the number of positions that the files make.
 func (l gresLine) counts(places int) error {
 	value, ok := l.values["count"]
-	if n, err := parseDigits(value); !ok || err == nil && n == uint64(places) {
+	if n, err := Digits(value); !ok || err == nil && n == uint64(places) {
 		return nil
 	}
 	return fmt.Errorf("cannot read %s: Count=%s, but the files make %d: leave Count= out", l.conf, value, places)
@@ -357,10 +357,10 @@ func deviceMinor(path string) (int, error) {
 	digits, ok := strings.CutPrefix(filepath.Base(path), "nvidia")
 	n, err := strconv.ParseUint(digits, 10, 16)
 	if !ok || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {
-		return 0, fmt.Errorf("%s is not the device of a whole NVIDIA GPU: File= wants /dev/nvidiaN", quote(path))
+		return 0, fmt.Errorf("%s is not the device of a whole NVIDIA GPU: File= wants /dev/nvidiaN", Quote(path))
 	}
 	if n > minorMax {
-		return 0, fmt.Errorf("%s is not the device of a GPU: its number is above %d", quote(path), minorMax)
+		return 0, fmt.Errorf("%s is not the device of a GPU: its number is above %d", Quote(path), minorMax)
 	}
 	return int(n), nil
 }

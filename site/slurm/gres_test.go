@@ -164,22 +164,22 @@ func TestReadGresFile(t *testing.T) {
 func TestReadNode(t *testing.T) {
 	tests := []struct {
 		name, text string
-		want       []ConfiguredGres
+		want       []configuredGres
 		others     []string
 	}{
-		{"count", "NodeName=n[1-2] CPUs=4 Gres=gpu:4 State=UNKNOWN\n", []ConfiguredGres{{"", 4}}, nil},
-		{"type", "NodeName=n1 Gres=gpu:a100:4(S:0-1),mps:400\n", []ConfiguredGres{{"a100", 4}}, []string{"mps"}},
-		{"types", "nodename=n1 gres=gpu:a:1,nic:1,gpu:b:2,gpu:a:1\n", []ConfiguredGres{{"a", 2}, {"b", 2}}, []string{"nic"}},
-		{"no count", "NodeName=n1 Gres=gpu:a\n", []ConfiguredGres{{"a", 1}}, nil},
-		{"the name alone", "NodeName=n1 Gres=gpu\n", []ConfiguredGres{{"", 1}}, nil},
-		{"no_consume", "NodeName=n1 Gres=gpu:no_consume:2\n", []ConfiguredGres{{"", 2}}, nil},
-		{"none", "NodeName=n1 CPUs=1\n", []ConfiguredGres{}, nil},
-		{"by default", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1\n", []ConfiguredGres{{"", 2}}, nil},
-		{"a default overruled", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1 Gres=gpu:3\n", []ConfiguredGres{{"", 3}}, nil},
-		{"a later default", "NodeName=n1 CPUs=1\nNodeName=DEFAULT Gres=gpu:2\n", []ConfiguredGres{}, nil},
+		{"count", "NodeName=n[1-2] CPUs=4 Gres=gpu:4 State=UNKNOWN\n", []configuredGres{{"", 4}}, nil},
+		{"type", "NodeName=n1 Gres=gpu:a100:4(S:0-1),mps:400\n", []configuredGres{{"a100", 4}}, []string{"mps"}},
+		{"types", "nodename=n1 gres=gpu:a:1,nic:1,gpu:b:2,gpu:a:1\n", []configuredGres{{"a", 2}, {"b", 2}}, []string{"nic"}},
+		{"no count", "NodeName=n1 Gres=gpu:a\n", []configuredGres{{"a", 1}}, nil},
+		{"the name alone", "NodeName=n1 Gres=gpu\n", []configuredGres{{"", 1}}, nil},
+		{"no_consume", "NodeName=n1 Gres=gpu:no_consume:2\n", []configuredGres{{"", 2}}, nil},
+		{"none", "NodeName=n1 CPUs=1\n", []configuredGres{}, nil},
+		{"by default", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1\n", []configuredGres{{"", 2}}, nil},
+		{"a default overruled", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1 Gres=gpu:3\n", []configuredGres{{"", 3}}, nil},
+		{"a later default", "NodeName=n1 CPUs=1\nNodeName=DEFAULT Gres=gpu:2\n", []configuredGres{}, nil},
 		{"among the rest", "SlurmctldHost=a(127.0.0.1)\nnot a pair\nNodeName=n2 Gres=gpu:9\nNodeName=n1 " +
-			"Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []ConfiguredGres{{"", 1}}, nil},
-		{"included", "Include nodes.conf\n", []ConfiguredGres{{"", 7}}, nil},
+			"Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []configuredGres{{"", 1}}, nil},
+		{"included", "Include nodes.conf\n", []configuredGres{{"", 7}}, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -11,10 +11,10 @@ import (
 // hostsMax bounds the expansion of one expression. Slurm's own bound for one range is 65536 (MAX_RANGE).
 const hostsMax = 65536
 
-// expandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers have the width of
+// ExpandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers have the width of
 // their range's lower bound. An error names the expression and the fault.
-func expandHostlist(list string) ([]string, error) {
-	items, err := splitHosts(list)
+func ExpandHostlist(list string) ([]string, error) {
+	items, err := SplitHosts(list)
 	if err != nil {
 		return nil, err
 	}
@@ -35,8 +35,8 @@ func expandHostlist(list string) ([]string, error) {
 	return hosts, nil
 }
 
-// splitHosts splits at the commas outside of brackets.
-func splitHosts(list string) ([]string, error) {
+// SplitHosts splits at the commas outside of brackets.
+func SplitHosts(list string) ([]string, error) {
 	var items []string
 	depth, start := 0, 0
 	for i := 0; i < len(list); i++ {
@@ -68,7 +68,7 @@ func expandHost(item string, limit int) ([]string, error) {
 		}
 		return []string{item}, nil
 	}
-	ranges, suffix, _ := strings.Cut(rest, "]") // splitHosts has checked the bracket
+	ranges, suffix, _ := strings.Cut(rest, "]") // SplitHosts has checked the bracket
 	numbers, err := expandRanges(ranges, limit)
 	if err != nil {
 		return nil, err
@@ -94,11 +94,11 @@ func expandRanges(ranges string, limit int) ([]string, error) {
 		if !isRange {
 			hi = lo
 		}
-		first, err := parseDigits(lo)
+		first, err := Digits(lo)
 		if err != nil {
 			return nil, fmt.Errorf("range %q: %w", r, err)
 		}
-		last, err := parseDigits(hi)
+		last, err := Digits(hi)
 		if err != nil {
 			return nil, fmt.Errorf("range %q: %w", r, err)
 		}
@@ -115,8 +115,8 @@ func expandRanges(ranges string, limit int) ([]string, error) {
 	return numbers, nil
 }
 
-// parseDigits parses a plain number: only digits, at most 18 of them, without sign or space.
-func parseDigits(s string) (uint64, error) {
+// Digits parses a plain number: only digits, at most 18 of them, without sign or space.
+func Digits(s string) (uint64, error) {
 	if s == "" || len(s) > 18 || strings.Trim(s, "0123456789") != "" {
 		return 0, fmt.Errorf("%q is not a number", s)
 	}

@@ -18,7 +18,7 @@ func TestHosts(t *testing.T) {
 		{"a,,b,", []string{"a", "b"}}, {"/dev/nvidia[3,1]", []string{"/dev/nvidia3", "/dev/nvidia1"}}, {"n[007]", []string{"n007"}}, {"n[1]-ib", []string{"n1-ib"}},
 	}
 	for _, tt := range tests {
-		got, err := expandHostlist(tt.in)
+		got, err := ExpandHostlist(tt.in)
 		if err != nil || !reflect.DeepEqual(got, tt.want) {
 			t.Errorf("Hosts(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
 		}
@@ -40,7 +40,7 @@ func TestHostsRefuses(t *testing.T) {
 		{"n[0-999][0-999]", `cannot expand "n[0-999][0-999]": it names more than 65536`},
 	}
 	for _, tt := range tests {
-		if _, err := expandHostlist(tt.in); message(err) != tt.want {
+		if _, err := ExpandHostlist(tt.in); message(err) != tt.want {
 			t.Errorf("got  %v\nwant %s", err, tt.want)
 		}
 	}
@@ -51,7 +51,7 @@ func FuzzHosts(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
-		hosts, err := expandHostlist(list)
+		hosts, err := ExpandHostlist(list)
 		if err != nil {
 			return
 		}

@@ -49,9 +49,9 @@ type variable struct {
 // variables returns the table that ReadJob follows, in its order.
 func (j *Job) variables() []variable {
 	return []variable{
-		{"SLURM_JOB_ID", required, number(&j.ID, 1, "a job's number")},
-		{"SLURM_JOB_UID", required, number(&j.UID, 0, "a user's number")},
-		{"SLURM_JOB_GID", required, number(&j.GID, 0, "a group's number")},
+		{"SLURM_JOB_ID", required, Number(&j.ID, 1, "a job's number")},
+		{"SLURM_JOB_UID", required, Number(&j.UID, 0, "a user's number")},
+		{"SLURM_JOB_GID", required, Number(&j.GID, 0, "a group's number")},
 		{"SLURM_JOB_USER", checked, text(&j.User, maxName)},
 		{"SLURMD_NODENAME", required, text(&j.Node, maxName)},
 		{"SLURM_JOB_SLUID", optional, text(&j.SLUID, maxName)},
@@ -62,11 +62,11 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_RESERVATION", checked, text(&j.Reservation, maxName)},
 		{"SLURM_JOB_COMMENT", optional, usersText(&j.Comment)},
 		{"SLURM_JOB_CONSTRAINTS", optional, func(value string) error { j.Requested = Features(value); return nil }},
-		{"SLURM_JOB_RESTART_COUNT", checked, count(&j.Restart)},
-		{"SLURM_JOB_NTASKS", checked, count(&j.NTasks)},
-		{"SLURM_JOB_NUM_NODES", checked, count(&j.Nodes)},
-		{"SLURM_ARRAY_JOB_ID", checked, number(&j.Array, 0, "a job's number")},
-		{"SLURM_JOB_GPUS", checked, positions(&j.GPUs)},
+		{"SLURM_JOB_RESTART_COUNT", checked, Count(&j.Restart)},
+		{"SLURM_JOB_NTASKS", checked, Count(&j.NTasks)},
+		{"SLURM_JOB_NUM_NODES", checked, Count(&j.Nodes)},
+		{"SLURM_ARRAY_JOB_ID", checked, Number(&j.Array, 0, "a job's number")},
+		{"SLURM_JOB_GPUS", checked, Positions(&j.GPUs)},
 		{"CUDA_VISIBLE_DEVICES", checked, j.setVisible},
 		// slurmd sets this only for the prolog of a job with gres/mps (recorded on 24.11).
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", optional, j.setMPSPercent},
@@ -78,7 +78,7 @@ func (j *Job) variables() []variable {
 // at least 1. A value that is none is a part whose size is not known, so other jobs may have the GPU, too.
 func (j *Job) setMPSPercent(value string) error {
 	j.MPSPercent = 100
-	if percent, err := parseDigits(value); err == nil && percent >= 1 && percent <= 100 {
+	if percent, err := Digits(value); err == nil && percent >= 1 && percent <= 100 {
 		j.MPSPercent = int(percent)
 	}
 	return nil
@@ -120,32 +120,32 @@ func checkContext(env Env, want Context) error {
 	}
 	if Context(got) != want {
 		return fmt.Errorf("cannot read job: SLURM_SCRIPT_CONTEXT is %s, want %q: run this as slurmd's %s in slurm.conf",
-			quote(got), want, setting)
+			Quote(got), want, setting)
 	}
 	return nil
 }
 
-// quote formats a value for an error.
-func quote(value string) string { return words.Quote(value, 64) }
+// Quote formats a value for an error.
+func Quote(value string) string { return words.Quote(value, 64) }
 
-// number parses an id: only digits, from min to the highest number that Slurm does not reserve.
-func number(into *uint32, min uint64, noun string) func(string) error {
+// Number parses an id: only digits, from min to the highest number that Slurm does not reserve.
+func Number(into *uint32, min uint64, noun string) func(string) error {
 	return func(value string) error {
-		n, err := parseDigits(value)
+		n, err := Digits(value)
 		if err != nil || n < min || n >= noVal {
-			return fmt.Errorf("is %s, want %s from %d to %d", quote(value), noun, min, uint32(noVal-1))
+			return fmt.Errorf("is %s, want %s from %d to %d", Quote(value), noun, min, uint32(noVal-1))
 		}
 		*into = uint32(n)
 		return nil
 	}
 }
 
-// count parses a number of things. Slurm's reserved value for an unset number gives 0.
-func count(into *int) func(string) error {
+// Count parses a number of things. Slurm's reserved value for an unset number gives 0.
+func Count(into *int) func(string) error {
 	return func(value string) error {
-		n, err := parseDigits(value)
+		n, err := Digits(value)
 		if err != nil || n > noVal+1 {
-			return fmt.Errorf("is %s, want a number from 0 to %d", quote(value), uint32(noVal-1))
+			return fmt.Errorf("is %s, want a number from 0 to %d", Quote(value), uint32(noVal-1))
 		}
 		if n < noVal {
 			*into = int(n)
@@ -167,10 +167,10 @@ func text(into *string, maxLength int) func(string) error {
 			return nil
 		}
 		if len(value) > maxLength {
-			return fmt.Errorf("is %s, %d bytes long, want at most %d", quote(value), len(value), maxLength)
+			return fmt.Errorf("is %s, %d bytes long, want at most %d", Quote(value), len(value), maxLength)
 		}
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return fmt.Errorf("is %s, want a value without control characters", quote(value))
+			return fmt.Errorf("is %s, want a value without control characters", Quote(value))
 		}
 		*into = value
 		return nil
@@ -217,8 +217,8 @@ func Features(expression string) []string {
 // positionsMax is Slurm's limit for the devices of one kind on a node (MAX_GRES_BITMAP).
 const positionsMax = 1024
 
-// positions parses SLURM_JOB_GPUS: "0,2", or a range such as "0-3" or "[0-3]", in case a release prints one.
-func positions(into *[]int) func(string) error {
+// Positions parses SLURM_JOB_GPUS: "0,2", or a range such as "0-3" or "[0-3]", in case a release prints one.
+func Positions(into *[]int) func(string) error {
 	return func(value string) error {
 		if value == "" {
 			return nil
@@ -234,7 +234,7 @@ func positions(into *[]int) func(string) error {
 			gpus = append(gpus, n)
 		}
 		if err != nil || slices.Max(gpus) >= positionsMax {
-			return fmt.Errorf("is %s, want positions such as \"0,2\" or \"0-3\", each below %d", quote(value), positionsMax)
+			return fmt.Errorf("is %s, want positions such as \"0,2\" or \"0-3\", each below %d", Quote(value), positionsMax)
 		}
 		*into = gpus
 		return nil
@@ -257,7 +257,7 @@ func (j *Job) setVisible(value string) error {
 		case uuid.Valid():
 			gpus = append(gpus, uuid)
 		case strings.Trim(item, "0123456789") != "" || item == "":
-			return fmt.Errorf("is %s, want indices or UUIDs of GPUs or of MIG instances", quote(value))
+			return fmt.Errorf("is %s, want indices or UUIDs of GPUs or of MIG instances", Quote(value))
 		}
 	}
 	j.Visible, j.MIG, j.UUIDs = items, mig, gpus

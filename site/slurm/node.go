@@ -14,7 +14,7 @@ var ErrNoNode = errors.New("no NodeName= line names it")
 
 // Node is a node's line in slurm.conf. Changes by scontrol are in no file, and so are unknown here.
 type Node struct {
-	GPUs     []ConfiguredGres // an empty list without GPUs, not nil
+	GPUs     []configuredGres // an empty list without GPUs, not nil
 	Others   []string         // names of the node's other GRES, such as shard
 	Units    map[string]int   // counts of Others, with the sum of all types
 	Features []string
@@ -84,8 +84,8 @@ func startsWithNode(line string) bool {
 
 // parseNodeGres parses Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400". It returns the GPUs, with the sum for each
 // type, and the names and counts of the other GRES.
-func parseNodeGres(list string) (gpus []ConfiguredGres, others []string, units map[string]int, err error) {
-	gpus, units = []ConfiguredGres{}, map[string]int{}
+func parseNodeGres(list string) (gpus []configuredGres, others []string, units map[string]int, err error) {
+	gpus, units = []configuredGres{}, map[string]int{}
 	for item := range strings.SplitSeq(dropParens(list), ",") {
 		words := strings.Split(strings.TrimSpace(item), ":")
 		if words[0] != "gpu" {
@@ -99,7 +99,7 @@ func parseNodeGres(list string) (gpus []ConfiguredGres, others []string, units m
 		if err != nil {
 			return nil, nil, nil, fmt.Errorf("Gres=%s: %s: %w", list, item, err)
 		}
-		i := slices.IndexFunc(gpus, func(other ConfiguredGres) bool { return other.Type == g.Type })
+		i := slices.IndexFunc(gpus, func(other configuredGres) bool { return other.Type == g.Type })
 		if i < 0 {
 			gpus = append(gpus, g)
 		} else {
@@ -110,12 +110,12 @@ func parseNodeGres(list string) (gpus []ConfiguredGres, others []string, units m
 }
 
 // parseGPUs parses the text after "gpu:", [type:][no_consume:]count. A missing count is 1.
-func parseGPUs(words []string) (ConfiguredGres, error) {
-	g := ConfiguredGres{Count: 1}
+func parseGPUs(words []string) (configuredGres, error) {
+	g := configuredGres{Count: 1}
 	if n := len(words); n > 0 {
-		if count, err := parseDigits(words[n-1]); err == nil {
+		if count, err := Digits(words[n-1]); err == nil {
 			if count > positionsMax {
-				return ConfiguredGres{}, fmt.Errorf("more than %d GPUs", positionsMax)
+				return configuredGres{}, fmt.Errorf("more than %d GPUs", positionsMax)
 			}
 			g.Count, words = int(count), words[:n-1]
 		}
@@ -126,7 +126,7 @@ func parseGPUs(words []string) (ConfiguredGres, error) {
 		case g.Type == "" && word != "":
 			g.Type = word
 		default:
-			return ConfiguredGres{}, errors.New("want gpu[:type][:count]")
+			return configuredGres{}, errors.New("want gpu[:type][:count]")
 		}
 	}
 	return g, nil

@@ -11,20 +11,20 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// RefKind is the meaning of a reference's number.
-type RefKind string
+// refKind is the meaning of a reference's number.
+type refKind string
 
 // The ways in which Slurm refers to a device.
 const (
-	ByMinor      RefKind = "minor"      // N of /dev/nvidiaN
-	byPCI        RefKind = "pci"        // position, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
-	byMinorOrder RefKind = "minor rank" // position, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
-	ByUUID       RefKind = "uuid"       // Slurm names the device itself: a MIG instance, or Flags=env_uuid
+	ByMinor      refKind = "minor"      // N of /dev/nvidiaN
+	byPCI        refKind = "pci"        // position, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
+	byMinorOrder refKind = "minor rank" // position, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
+	ByUUID       refKind = "uuid"       // Slurm names the device itself: a MIG instance, or Flags=env_uuid
 )
 
 // DeviceRef is a reference to one of the job's devices.
 type DeviceRef struct {
-	By   RefKind
+	By   refKind
 	N    int       // for all kinds except ByUUID
 	UUID site.UUID // for ByUUID
 }
@@ -72,7 +72,7 @@ func namedRefs(job Job) ([]DeviceRef, error) {
 	named := slices.Concat(job.MIG, job.UUIDs)
 	if len(job.MIG) > 0 && len(named) > len(job.MIG) || len(named) != len(job.Visible) {
 		return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES is %s, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind",
-			quote(strings.Join(job.Visible, ",")))
+			Quote(strings.Join(job.Visible, ",")))
 	}
 	if len(job.GPUs) > 0 && len(job.GPUs) != len(named) {
 		return nil, fmt.Errorf("SLURM_JOB_GPUS names %d devices and CUDA_VISIBLE_DEVICES %d", len(job.GPUs), len(named))
@@ -123,7 +123,7 @@ func (g Gres) checkTypes() error {
 }
 
 // order returns the order of the node's list in Slurm.
-func (g Gres) order() (RefKind, error) {
+func (g Gres) order() (refKind, error) {
 	switch g.Detect {
 	case detectUnset, DetectOff:
 		return ByMinor, nil
@@ -136,7 +136,7 @@ func (g Gres) order() (RefKind, error) {
 		"lines; or Flags=env_uuid, with Slurm 26.05 and later", g.Detect, g.Path)
 }
 
-func (g Gres) ref(kind RefKind, position int) (DeviceRef, error) {
+func (g Gres) ref(kind refKind, position int) (DeviceRef, error) {
 	listed := g.listed()
 	if kind != ByMinor {
 		if want := g.count(); g.Configured != nil && position >= want {
@@ -247,7 +247,7 @@ func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
 // takes detected devices in the natural order of their files, at most as many as slurm.conf counts. Devices with
 // File= lines come first. It then sorts them: by PCI bus id with nvml, by file with nvidia. A slurmd built without
 // the library keeps the order of the File= lines.
-func (g Gres) ordered(kind RefKind, devices []site.Device) ([]site.Device, error) {
+func (g Gres) ordered(kind refKind, devices []site.Device) ([]site.Device, error) {
 	sorted := slices.SortedFunc(slices.Values(devices), byBus)
 	if kind == byMinorOrder {
 		sorted = slices.SortedFunc(slices.Values(devices), byMinor)
@@ -276,7 +276,7 @@ func (g Gres) ordered(kind RefKind, devices []site.Device) ([]site.Device, error
 // with the type.
 func (g Gres) checkKinds(devices []site.Device) error {
 	typed := slices.ContainsFunc(g.Entries, func(e GresEntry) bool { return e.Type != "" }) ||
-		slices.ContainsFunc(g.Configured, func(w ConfiguredGres) bool { return w.Type != "" })
+		slices.ContainsFunc(g.Configured, func(w configuredGres) bool { return w.Type != "" })
 	for _, d := range devices {
 		if typed && d.Name != devices[0].Name {
 			return fmt.Errorf("GPUs %s and %s under one type with AutoDetect=%s: name them by File= lines with AutoDetect=off", devices[0].Name, d.Name, g.Detect)

@@ -149,7 +149,7 @@ func parseUnits(value string) int {
 			value, factor = value[:n-1], 1<<20
 		}
 	}
-	n, err := parseDigits(value)
+	n, err := Digits(value)
 	if err != nil || n > unitsMax/factor {
 		return -1
 	}
@@ -173,10 +173,10 @@ func ShardsOnNode(env Env) (n int, ok bool, err error) {
 	if !ok {
 		return 0, false, nil
 	}
-	count, err := parseDigits(value)
+	count, err := Digits(value)
 	if err != nil || count < 1 || count > unitsMax {
 		return 0, false, fmt.Errorf("cannot count the shards: SLURM_SHARDS_ON_NODE is %s, want a number from 1 to %s",
-			quote(value), strconv.Itoa(unitsMax))
+			Quote(value), strconv.Itoa(unitsMax))
 	}
 	return int(count), true, nil
 }

@@ -19,7 +19,7 @@ func TestFindingsOfAGuard(t *testing.T) {
 	since := time.Date(2026, 11, 20, 12, 30, 15, 0, time.UTC)
 	n := good()
 	n.Jobs[0].Guard = &Guard{PID: 50, Running: true}
-	if found := Diagnose(n); len(found) > 0 {
+	if found := diagnose(n); len(found) > 0 {
 		t.Fatalf("%+v", found)
 	}
 	n.Jobs[0].Guard.Stalled = &since
@@ -39,7 +39,7 @@ func TestFindingsOfAGuard(t *testing.T) {
 		"takers-stuck 0 0 uid 2002: 1 process of root's (pid 94 first), started for job 9, waits for",
 		"memory-held 6 0 uid 2001: processes keep 3072 KiB of the file system of job 6 in use",
 	}
-	found := Diagnose(n)
+	found := diagnose(n)
 	if len(found) != len(want) || len(Disagreements(found)) != len(want) || len(Violations(found)) > 0 {
 		t.Fatalf("%+v", found)
 	}

@@ -21,9 +21,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
-// Diagnose returns the findings of a node, job by job, then GPU by GPU. It is pure: the same node has the same
+// diagnose returns the findings of a node, job by job, then GPU by GPU. It is pure: the same node has the same
 // findings. It reports only parts that were seen.
-func Diagnose(n Node) []Finding {
+func diagnose(n Node) []Finding {
 	d := diagnosis{Node: n}
 	d.file(PolicyUnusable, n.paths.Policy(), n.policy, "jobs that ask for MPS fail, and drain the node",
 		"mpsctl policy check")

@@ -172,7 +172,7 @@ func TestJudge(t *testing.T) {
 			n := good()
 			c.spoil(&n)
 			var got []string
-			for _, f := range Diagnose(n) {
+			for _, f := range diagnose(n) {
 				got = append(got, fmt.Sprintf("%s at %s", f.Kind, f.Where))
 				if f.What == "" || f.Fix == "" {
 					t.Errorf("%s does not say what, or what to do: %+v", f.Kind, f)
@@ -281,7 +281,7 @@ func TestEndingADaemon(t *testing.T) {
 	} {
 		n := good()
 		n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300, Start: 3}, UID: 2002, Role: mps.RoleDaemon, PipeDir: dir})
-		found := Diagnose(n)
+		found := diagnose(n)
 		if len(found) != 1 {
 			t.Fatalf("%q: %+v", dir, found)
 		}
@@ -294,7 +294,7 @@ func TestEndingADaemon(t *testing.T) {
 			t.Errorf("%q: %s", dir, do)
 		}
 		n.Root = false
-		if do := Diagnose(n)[0].Fix; strings.Contains(do, "kill -9") || strings.Contains(do, "sudo") {
+		if do := diagnose(n)[0].Fix; strings.Contains(do, "kill -9") || strings.Contains(do, "sudo") {
 			t.Errorf("%q: a user reads %s", dir, do)
 		}
 	}
@@ -316,11 +316,11 @@ func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
 func TestHiddenJobs(t *testing.T) {
 	n := good()
 	n.Root, n.Jobs, n.claims = false, nil, []lease.Claim{{UUID: gpuA, Job: 7}}
-	if found := Diagnose(n); len(found) != 2 {
+	if found := diagnose(n); len(found) != 2 {
 		t.Fatalf("without job 7 the daemon and the claim are findings: %+v", found)
 	}
 	n.hidden = []uint32{7}
-	if found := Diagnose(n); len(found) != 0 {
+	if found := diagnose(n); len(found) != 0 {
 		t.Errorf("%+v", found)
 	}
 }
@@ -330,13 +330,13 @@ func TestFilesOfTheSite(t *testing.T) {
 	n := good()
 	n.policy = policyfile.FileStatus{Err: errors.New("cannot read it"), Kept: time.Date(2026, 3, 12, 14, 0, 0, 0, time.UTC)}
 	n.config = policyfile.FileStatus{Err: errors.New("cannot read it")}
-	found := Diagnose(n)
+	found := diagnose(n)
 	if len(found) != 2 || found[0].Kind != PolicyUnusable || !strings.HasSuffix(found[0].What, "the one that was kept on 2026-03-12 14:00:00 is used") ||
 		found[1].Kind != ConfigUnusable || !strings.HasSuffix(found[1].What, "the defaults hold") {
 		t.Errorf("%+v", found)
 	}
 	n.policy, n.config = policyfile.FileStatus{Err: errors.New("cannot read it"), Hidden: true}, policyfile.FileStatus{}
-	found = Diagnose(n)
+	found = diagnose(n)
 	if len(found) != 1 || !strings.HasSuffix(found[0].What, "the last one that could be used is used if it was kept, which root can see") {
 		t.Errorf("%+v", found)
 	}

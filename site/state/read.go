@@ -62,7 +62,7 @@ const tries = 5
 func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding) (Node, []Finding) {
 	for try := 1; ; try++ {
 		n := r.once(ctx)
-		found := reported(Diagnose(n))
+		found := reported(diagnose(n))
 		if len(found) == 0 {
 			return n, found
 		}
@@ -73,7 +73,7 @@ func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding
 			wait.Sleep(ctx, takerEnds) // one whose guard has just ended is about to end
 		}
 		again := r.once(ctx)
-		agreed := both(reported(Diagnose(again)), found)
+		agreed := both(reported(diagnose(again)), found)
 		if ctx.Err() == nil {
 			return again, agreed
 		}
@@ -406,4 +406,43 @@ func jobList(jobs []uint32) string {
 		text += fmt.Sprintf(" and %d more", len(jobs)-limit)
 	}
 	return "jobs " + text
+}
+
+// Open makes a reader of this node. If asking is true, it asks the daemons. If the site's file cannot be
+// used, every reading of the node reports that.
+func Open(paths site.Paths, asking bool) (*Reader, error) {
+	boot, err := proc.BootID()
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find out which node this is: %w", err)
+	}
+	config, _ := policyfile.ReadConfig(paths)
+	r := &Reader{
+		Store: lease.OpenReadOnly(paths.Run(), boot), Run: paths.Run(), Name: name, Paths: paths,
+		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(config.NVMLLibrary),
+		Files: func() (policy, config policyfile.FileStatus) {
+			_, policy = policyfile.ReadPolicy(paths)
+			_, config = policyfile.ReadConfig(paths)
+			return policy, config
+		},
+	}
+	if asking {
+		r.Daemons = mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath}
+	}
+	return r, nil
+}
+
+// opening opens NVML at its first use, once, because that takes 8 ms (measured). It does not repeat a call that hung.
+func opening(library string) func() (Driver, error) {
+	open := sync.OnceValues(func() (*gpu.NVML, error) { return gpu.Open(library) })
+	return func() (Driver, error) {
+		nvml, err := open()
+		if err != nil {
+			return nil, err
+		}
+		return nvml, nil
+	}
 }

@@ -27,7 +27,7 @@ func sharing() Node {
 // A client of one job's daemon is not a stranger to the other job on the GPU.
 func TestJobsThatShareAGPUAreNoStrangers(t *testing.T) {
 	n := sharing()
-	if found := Diagnose(n); slices.ContainsFunc(found, func(f Finding) bool { return f.Kind == clientOfAnother }) {
+	if found := diagnose(n); slices.ContainsFunc(found, func(f Finding) bool { return f.Kind == clientOfAnother }) {
 		t.Errorf("%+v", found)
 	}
 	if jobs := n.sharers(gpuA); !slices.Equal(jobs, []uint32{7, 8}) {
@@ -44,7 +44,7 @@ func TestASharedDaemonAndItsJobs(t *testing.T) {
 			j.Phase, j.leased, j.ticket = Opened, true, &lease.Ticket{}
 			n.Jobs = append(n.Jobs, j)
 		}
-		for _, f := range Diagnose(n) {
+		for _, f := range diagnose(n) {
 			all = append(all, f.Kind)
 		}
 		return all

@@ -24,8 +24,8 @@ func BadEnd(exit string, ending Ending) bool {
 	return ending == Faulted || exit != "" && exit != InOrder && ending != AtEpilog
 }
 
-// Bad reports whether a client ended badly.
-func (c Client) Bad() bool { return BadEnd(c.Exit, c.Ending) }
+// bad reports whether a client ended badly.
+func (c Client) bad() bool { return BadEnd(c.Exit, c.Ending) }
 
 // EndText returns how a client ended, as in "ended by signal 9 (SIGKILL)".
 func (c Client) EndText() string {
@@ -52,7 +52,7 @@ func (c Client) EndText() string {
 // Neighbours describes the neighbours of a client that ended badly, or "".
 func (c Client) Neighbours(gpu string) string {
 	switch {
-	case !c.Bad() || c.Unharmed <= 0:
+	case !c.bad() || c.Unharmed <= 0:
 		return ""
 	case c.Unharmed == 1:
 		return fmt.Sprintf("%s had work, and its neighbour lived on", gpu)
@@ -60,8 +60,8 @@ func (c Client) Neighbours(gpu string) string {
 	return fmt.Sprintf("%s had work, and its %d neighbours lived on", gpu, c.Unharmed)
 }
 
-// Who names a client by its rank, step and program, as far as they are known.
-func (c Client) Who() string {
+// who names a client by its rank, step and program, as far as they are known.
+func (c Client) who() string {
 	name, details := fmt.Sprintf("pid %d", c.PID), []string{}
 	if c.Rank >= 0 {
 		name, details = fmt.Sprintf("rank %d", c.Rank), []string{name}
@@ -105,7 +105,7 @@ func (r Report) Incidents() []Incident {
 	}
 	alike, kinds := map[kind][]Client{}, []kind{}
 	for _, c := range r.eachOnce() {
-		if !c.Bad() && c.Ending != AtEpilog || c.Ending == Faulted && len(r.Faults) > 0 {
+		if !c.bad() && c.Ending != AtEpilog || c.Ending == Faulted && len(r.Faults) > 0 {
 			continue
 		}
 		k := kind{c.EndText(), c.Step, c.Program, c.Ending == AtEpilog}
@@ -139,9 +139,9 @@ func (r Report) ended(alike []Client) string {
 		}
 		return fmt.Sprintf("%s%s%s %s, %s first.", words.Count(len(alike), "client"), ofStep(first.Step), program,
 			strings.Replace(first.EndText(), "was ended", "were ended", 1),
-			Client{PID: first.PID, Rank: first.Rank}.Who())
+			Client{PID: first.PID, Rank: first.Rank}.who())
 	}
-	text := first.Who() + " " + first.EndText() + "."
+	text := first.who() + " " + first.EndText() + "."
 	if lived := first.Neighbours(r.GPUName(first.GPU)); lived != "" {
 		text += " " + lived + "."
 	} else if first.Ending == "" && r.End.IsZero() {
@@ -180,7 +180,7 @@ func (r Report) who(pid int) string {
 	}
 	for _, c := range r.Clients {
 		if c.PID == pid {
-			return c.Who()
+			return c.who()
 		}
 	}
 	return fmt.Sprintf("pid %d", pid)

@@ -30,8 +30,8 @@ func TestHowAClientEnded(t *testing.T) {
 		{Client{End: began, Ending: Faulted}, "ended by a fatal GPU error", true},
 		{Client{End: began, Exit: "signal 9", Ending: AtEpilog}, "outlived the job, and was ended by the epilog", false},
 	} {
-		if text := c.client.EndText(); text != c.text || c.client.Bad() != c.bad {
-			t.Errorf("%+v: %q, bad %v", c.client, text, c.client.Bad())
+		if text := c.client.EndText(); text != c.text || c.client.bad() != c.bad {
+			t.Errorf("%+v: %q, bad %v", c.client, text, c.client.bad())
 		}
 	}
 }

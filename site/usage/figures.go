@@ -58,7 +58,7 @@ func (r Report) Text(f Figure, g GPU, s Sample) string {
 	case value < 0:
 		return "-"
 	case f.Unit == "MiB":
-		return fmt.Sprintf("%d of %d GiB", (int(value)+512)>>10, r.MemoryMiB(g)>>10)
+		return fmt.Sprintf("%d of %d GiB", (int(value)+512)>>10, r.memoryMiB(g)>>10)
 	default:
 		return fmt.Sprintf("%.0f %s", value, f.Unit)
 	}

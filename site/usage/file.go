@@ -22,8 +22,8 @@ func RunningOf(job, joined uint32) string {
 	return fmt.Sprintf("report-%d.json", job)
 }
 
-// ErrInvalid means that a file is not a report that this program knows.
-var ErrInvalid = errors.New("not a report of this version")
+// errInvalid means that a file is not a report that this program knows.
+var errInvalid = errors.New("not a report of this version")
 
 // Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
 func Read(path string) (r Report, err error) {
@@ -32,10 +32,10 @@ func Read(path string) (r Report, err error) {
 		return Report{}, err
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
-		return Report{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrInvalid, err)
+		return Report{}, fmt.Errorf("cannot read %s: %w: %w", path, errInvalid, err)
 	}
 	if !r.sound() {
-		return Report{}, fmt.Errorf("cannot read %s: %w", path, ErrInvalid)
+		return Report{}, fmt.Errorf("cannot read %s: %w", path, errInvalid)
 	}
 	return r, nil
 }

@@ -23,8 +23,8 @@ func (r Report) others() (n int) {
 	return n
 }
 
-// MemoryMiB returns the memory of a GPU that is the job's.
-func (r Report) MemoryMiB(g GPU) int {
+// memoryMiB returns the memory of a GPU that is the job's.
+func (r Report) memoryMiB(g GPU) int {
 	if part := r.Part.Fraction(); part > 0 {
 		return int(part * float64(g.MemoryMiB))
 	}

@@ -43,7 +43,7 @@ func TestFiguresOfParts(t *testing.T) {
 		"not known":       {shards(0), 0, 0, 80000, false, "some of 8 shards of each GPU. GPU hours and energy are not known"},
 	} {
 		r := busyHour(c.part, c.others)
-		hours, memory, advice := r.GPUHours(r.End), r.MemoryMiB(r.GPUs[0]), r.Advice()
+		hours, memory, advice := r.GPUHours(r.End), r.memoryMiB(r.GPUs[0]), r.Advice()
 		if hours != c.hours || memory != c.memory || r.Whole() != c.whole || (advice != "") != c.whole {
 			t.Errorf("%s: %v GPU hours, %d MiB, whole %t, advice %q", name, hours, memory, r.Whole(), advice)
 		}

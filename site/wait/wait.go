@@ -6,7 +6,10 @@ package wait
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Within runs a call that cannot be cancelled, and returns its result. If ctx ends first, Within returns ctx's cause and
@@ -63,4 +66,24 @@ func Each(n int, act func(int) error) error {
 		failed = errors.Join(failed, <-results)
 	}
 	return failed
+}
+
+// Readable waits until a descriptor can be read. The error wraps os.ErrDeadlineExceeded if that takes longer than limit.
+func Readable(fd int, limit time.Duration) error {
+	for end := time.Now().Add(limit); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, Milliseconds(time.Until(end)))
+		switch {
+		case n > 0:
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case !time.Now().Before(end):
+			return os.ErrDeadlineExceeded
+		}
+	}
+}
+
+// Milliseconds rounds up, so that no wait ends too early.
+func Milliseconds(d time.Duration) int {
+	return int(max(0, (d+time.Millisecond-1)/time.Millisecond))
 }

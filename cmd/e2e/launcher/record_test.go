@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // Goldens are the environments of real launches: go test ./cmd/e2e/launcher -run TestPlacements -args -record DIR. It writes a
@@ -83,7 +84,7 @@ func (s *launchCluster) keep(number int, l launchCase) {
 
 func (s *launchCluster) localRank(env slurm.Env) int {
 	pid, _ := strconv.Atoi(env["RANK_PID"])
-	task, err := slurm.ReadTask(env, pid)
+	task, err := launch.ReadTask(env, pid)
 	if err != nil {
 		s.T.Fatal(err)
 	}

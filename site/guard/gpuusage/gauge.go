@@ -11,7 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
-	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 )
 
 // gaugeTimeout bounds one call of the driver.
@@ -33,13 +33,13 @@ func readQuestions(input io.Reader, ended func()) <-chan bool {
 	return questions
 }
 
-// gauge prints a line of JSON for each question, with the usage of each device.
-func gauge(driver *gpu.NVML, devices []string, questions <-chan bool, out io.Writer) error {
+// runGauge prints a line of JSON for each question, with the usage of each device.
+func runGauge(driver *gpu.NVML, devices []string, questions <-chan bool, out io.Writer) error {
 	seen := make([]gpu.Seen, len(devices))
 	clock := wallClock{began: time.Now()}
 	lines := json.NewEncoder(out)
 	for range questions {
-		answer := make([]guard.Usage, len(devices))
+		answer := make([]gauge.Usage, len(devices))
 		now := time.Now()
 		stepped := clock.stepped(now.UnixNano(), now.Sub(clock.began))
 		for i, device := range devices {
@@ -60,21 +60,21 @@ func gauge(driver *gpu.NVML, devices []string, questions <-chan bool, out io.Wri
 
 // usageOf returns the usage of one GPU. Known is false if the usage cannot be read. With MIG, the driver reports no
 // usage.
-func usageOf(driver *gpu.NVML, uuid site.UUID, seen *gpu.Seen) guard.Usage {
+func usageOf(driver *gpu.NVML, uuid site.UUID, seen *gpu.Seen) gauge.Usage {
 	u, err := driver.Usage(uuid, *seen)
 	if err != nil {
-		return guard.Usage{Hung: errors.Is(err, gpu.ErrHung)}
+		return gauge.Usage{Hung: errors.Is(err, gpu.ErrHung)}
 	}
-	usage := guard.Usage{
+	usage := gauge.Usage{
 		Known: true, TotalMiB: u.TotalMiB, FreeMiB: u.FreeMiB, Clients: u.Clients,
 		Processes: u.Processes, WorkKnown: u.WorkKnown,
 	}
 	for _, s := range u.Activity {
-		usage.Samples = append(usage.Samples, guard.Sample{Micros: s.Micros, Percent: s.Percent})
+		usage.Samples = append(usage.Samples, gauge.Sample{Micros: s.Micros, Percent: s.Percent})
 		seen.Activity = max(seen.Activity, s.Micros)
 	}
 	for _, s := range u.Work {
-		usage.Work = append(usage.Work, guard.Work{PID: s.PID, Micros: s.Micros, Percent: s.Percent})
+		usage.Work = append(usage.Work, gauge.Work{PID: s.PID, Micros: s.Micros, Percent: s.Percent})
 		seen.Work = max(seen.Work, s.Micros)
 	}
 	return usage
@@ -99,7 +99,7 @@ func (c *wallClock) stepped(wall int64, elapsed time.Duration) bool {
 
 // forget makes the guard forget the samples from before the clock was set, because their times would be after a death
 // that comes later. A sample that is not 0 and samples of processes that are not known do that.
-func forget(u *guard.Usage, now time.Time) {
-	u.Samples = []guard.Sample{{Micros: uint64(now.UnixMicro()), Percent: 100}}
+func forget(u *gauge.Usage, now time.Time) {
+	u.Samples = []gauge.Sample{{Micros: uint64(now.UnixMicro()), Percent: 100}}
 	u.Work, u.WorkKnown = nil, false
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,7 +62,7 @@ func TestAClockThatIsSet(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
-	u := guard.Usage{Work: []guard.Work{{PID: 7, Percent: 99}}, WorkKnown: true}
+	u := gauge.Usage{Work: []gauge.Work{{PID: 7, Percent: 99}}, WorkKnown: true}
 	forget(&u, wall)
 	if len(u.Samples) != 1 || u.Samples[0].Percent == 0 || u.Samples[0].Micros != uint64(wall.UnixMicro()) {
 		t.Errorf("%+v does not end the time without work", u.Samples)

@@ -83,7 +83,7 @@ func (l line) run(p cli.Process) error {
 		return err
 	}
 	questions := readQuestions(os.Stdin, func() { os.Exit(cli.ExitOK) }) // a call of the driver may hang at the end
-	return gauge(driver, l.devices, questions, p.Out)
+	return runGauge(driver, l.devices, questions, p.Out)
 }
 
 // record writes the report of a job until the guard ends.

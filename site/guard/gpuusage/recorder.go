@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -17,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"golang.org/x/sys/unix"
 )
 
 // sampler reads the use of a GPU since the last call.
@@ -245,5 +247,40 @@ func (r *recorder) warn(err error, what string) {
 	if !r.warned {
 		r.warned = true
 		r.log.Warn().Err(err).Msg(what)
+	}
+}
+
+// missedTicket is the time between two checks of the folder if the kernel allows no watch.
+const missedTicket = time.Second
+
+// watchTicket closes a channel when a job's ticket is withdrawn. The epilog removes the ticket first.
+func watchTicket(path string) (withdrawn <-chan struct{}) {
+	gone := make(chan struct{})
+	wait := watch(filepath.Dir(path))
+	go func() {
+		for _, err := os.Lstat(path); err == nil; _, err = os.Lstat(path) {
+			wait()
+		}
+		close(gone)
+	}()
+	return gone
+}
+
+// watch returns a function that waits for a change in a folder.
+func watch(folder string) func() {
+	sleep := func() { time.Sleep(missedTicket) }
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return sleep
+	}
+	if _, err := unix.InotifyAddWatch(fd, folder, unix.IN_DELETE|unix.IN_ONLYDIR); err != nil {
+		unix.Close(fd)
+		return sleep
+	}
+	buffer := make([]byte, 4096)
+	return func() {
+		if n, err := unix.Read(fd, buffer); err != unix.EINTR && n <= 0 {
+			sleep()
+		}
 	}
 }

@@ -25,6 +25,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/guard/pause"
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -100,9 +102,9 @@ func Main(p cli.Process) int {
 		fmt.Fprintln(p.Out, cli.Version())
 		return cli.ExitOK
 	case l.take:
-		err = guard.Take(0)
+		err = take.Run(0)
 	case l.pause > 0:
-		err = guard.Pause(l.pause)
+		err = pause.Run(l.pause)
 	case l.empty != "":
 		err = empty(l)
 	default:
@@ -209,7 +211,7 @@ func guardJob(
 	}
 	r := &record{store: store, lease: l, lock: lock, self: self, log: log}
 	o := guard.Options{
-		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
+		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
 		Gauge: line.gpuUsage(), Raised: true, Record: r,

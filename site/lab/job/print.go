@@ -13,7 +13,7 @@ import (
 	"time"
 
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // entry is a line of the log.
@@ -70,7 +70,7 @@ func (d *demo) printRanks(w watched) error {
 			continue
 		}
 		found++
-		place, err := mpirunwrap.Place(w.ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: d.ranks}})
+		place, err := mpirunwrap.Place(w.ticket, mpirunwrap.Rank{Task: launch.Task{LocalRank: rank, LocalSize: d.ranks}})
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 var packages = map[string][]string{
 	"policy":              {},
 	"policy/plan":         {"policy"},
-	"policy/policyfile":   {"policy", "site", "site/osfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"policy/policyfile":   {"policy", "site", "site/osfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"policy/lint":         {"policy", "policy/policyfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty"},
 	"site":                {},
 	"site/proc":           {"golang.org/x/sys/unix"},
@@ -31,17 +31,17 @@ var packages = map[string][]string{
 	"site/lease":          {"policy", "site", "site/osfile", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":            {"site", "site/usage", "site/wait", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":            {"policy", "site", "site/cgroup", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/wait", "site/words", "golang.org/x/sys/unix"},
-	"site/guard":          {"site/cgroup", "site/lease", "site/proc", "site/usage", "site/wait", "site/words", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"site/guard":          {"site/cgroup", "site/guard/gauge", "site/guard/pause", "site/guard/take", "site/lease", "site/proc", "site/usage", "site/wait", "site/words", "golang.org/x/sys/unix"},
 	"prolog":              {"policy", "site", "site/lease", "site/proc", "site/slurm", "site/wait", "github.com/rs/zerolog"},
 	"epilog":              {"policy", "site", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/usage", "site/wait", "site/words", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":         {"policy", "site", "site/cli", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/slurm", "site/wait", "site/words", "golang.org/x/sys/unix"},
+	"mpirun-wrap":         {"policy", "site", "site/cli", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/slurm", "site/slurm/launch", "site/wait", "site/words", "golang.org/x/sys/unix"},
 	"site/cli":            {"site/words"},
 	"site/logfile":        {"github.com/rs/zerolog"},
-	"site/guard/gpuusage": {"policy", "site", "site/cli", "site/clientenv", "site/gpu", "site/guard", "site/lease", "site/logfile", "site/osfile", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"site/guard/program":  {"site", "site/cli", "site/guard", "site/lease", "site/logfile", "site/proc", "site/slurm", "site/wait", "site/words", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
+	"site/guard/gpuusage": {"policy", "site", "site/cli", "site/clientenv", "site/gpu", "site/guard/gauge", "site/lease", "site/logfile", "site/osfile", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"site/guard/program":  {"site", "site/cli", "site/guard", "site/guard/pause", "site/guard/take", "site/lease", "site/logfile", "site/proc", "site/slurm", "site/wait", "site/words", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/guard":           {"site/cli", "site/guard/program"},
-	"prolog/frame":        {"epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/cli", "site/etc", "site/gpu", "site/guard", "site/lease", "site/logfile", "site/mps", "site/proc", "site/slurm", "site/wait", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"mpirun-wrap/own":     {"policy", "site", "site/driver", "site/guard", "site/lease", "site/mps", "site/osfile", "site/proc", "site/slurm", "site/wait", "golang.org/x/sys/unix"},
+	"prolog/frame":        {"epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/cli", "site/etc", "site/gpu", "site/guard", "site/lease", "site/logfile", "site/mps", "site/proc", "site/slurm", "site/wait", "github.com/rs/zerolog", "github.com/spf13/cobra"},
+	"mpirun-wrap/own":     {"policy", "site", "site/driver", "site/guard", "site/guard/gauge", "site/guard/pause", "site/guard/take", "site/lease", "site/mps", "site/osfile", "site/proc", "site/slurm", "site/slurm/launch", "site/wait", "golang.org/x/sys/unix"},
 	"site/driver":         {"policy", "site", "site/osfile"},
 	"cmd/prolog":          {"prolog/frame", "site/cli"},
 	"cmd/epilog":          {"prolog/frame", "site/cli", "site/guard/gpuusage"},
@@ -57,7 +57,11 @@ var packages = map[string][]string{
 	"cmd/mpsctl/tune":     {"policy", "site/cli", "site/command", "site/lease", "site/proc", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 	"site/words":          {},
 	"site/osfile":         {"site/proc", "site/wait", "golang.org/x/sys/unix"},
-	"site/wait":           {},
+	"site/wait":           {"golang.org/x/sys/unix"},
+	"site/guard/take":     {"site/lease", "site/proc", "site/wait", "golang.org/x/sys/unix"},
+	"site/guard/pause":    {"site/proc", "site/wait", "site/words", "golang.org/x/sys/unix"},
+	"site/guard/gauge":    {"site/proc"},
+	"site/slurm/launch":   {"site/slurm"},
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed
@@ -128,10 +132,10 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 }
 
 // lockers lock a thread for the time of the program. place.go and release.go unlock it again.
-var lockers = []string{"cmd/mpirun-wrap/signals.go", "mpirun-wrap/own/gauge.go", "mpirun-wrap/own/place.go", "mpirun-wrap/own/yama.go", "site/guard/pause.go", "site/guard/release.go"}
+var lockers = []string{"cmd/mpirun-wrap/signals.go", "mpirun-wrap/own/gauge.go", "mpirun-wrap/own/place.go", "mpirun-wrap/own/yama.go", "site/guard/pause/pause.go", "site/guard/release.go"}
 
 // No thread of a shipped program ends before the program, because the kernel kills children with the thread that has
-// started them (PR_SET_PDEATHSIG in site/mps/fork.go and site/guard/pause.go). Go ends a thread if a goroutine ends that
+// started them (PR_SET_PDEATHSIG in site/mps/fork.go and site/guard/pause). Go ends a thread if a goroutine ends that
 // is locked to it.
 func TestNoThreadEnds(t *testing.T) {
 	module := filepath.Join("..", "..", "..")

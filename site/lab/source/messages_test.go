@@ -29,7 +29,7 @@ var joinedText = regexp.MustCompile(`"\s*\+\s*"`)
 func TestTheMessagesAreThePrograms(t *testing.T) {
 	var source strings.Builder
 	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../mpirun-wrap/own/*.go", "../../../prolog/*.go",
-		"../../../site/*/*.go", "../../../policy/*.go"} {
+		"../../../site/*/*.go", "../../../site/slurm/launch/*.go", "../../../policy/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %q, %v", pattern, files, err)
@@ -68,7 +68,7 @@ func TestTheMessagesAreDocumented(t *testing.T) {
 	page := part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap")
 	verbs := regexp.MustCompile(`%[+.0-9]*[a-z]`)
 	var all []string
-	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../site/slurm/task.go"} {
+	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../site/slurm/launch/task.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %q, %v", pattern, files, err)

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
+// Package take duplicates files of other processes, in processes of its own: the takers. Between scan and duplication, a
+// process may replace the file by any other file. If a user's file system delays that file's close, the kernel blocks the
+// closing process with all of its files, even if it is killed. A taker gives its guard only files that it has checked.
+package take
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -14,6 +18,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,40 +37,58 @@ const (
 
 var (
 	errStuck = errors.New("the job's user has put files in the place of device files, and they do not close")
-	// errChanged means that a descriptor was another file when it was duplicated.
-	errChanged = errors.New("the file has changed")
+	// ErrChanged means that a descriptor was another file when it was duplicated.
+	ErrChanged = errors.New("the file has changed")
 )
 
-// takers duplicate clients' descriptors for the guard in a process of their own. Between scan and duplication, a
-// process may replace the file by any other file. If a user's file system delays that file's close, the kernel blocks
-// the closing process with all of its files, even if it is killed. A taker gives the guard only files that it has
-// checked.
-//
-// While a process has made a taker hang, no other taker is asked about it. So each taker that hangs needs a process of
-// its own.
-type takers struct {
-	line    []string      // the command line of a taker
-	raised  bool          // as in Options
-	wait    time.Duration // how long an answer may take
+// Takers are the taker of a guard, and those that it has given up. While a process has made a taker hang, no other taker
+// is asked about it. So each taker that hangs needs a process of its own. One goroutine uses it.
+type Takers struct {
+	// Line is the command line of a process that calls Run(0).
+	Line []string
+	// Raised says that this process has a high priority, and is not killed if the node is out of memory. A taker has
+	// neither, because it may hang for long.
+	Raised bool
+	// Place takes a place among the node's takers; its place is nil if they are not counted.
+	Place func() (*lease.TakerPlace, error)
+	// Wait is how long an answer may take; 0 for takerWait.
+	Wait time.Duration
+
 	spent   time.Duration // of that, in this round, on answers that did not come
-	place   func() (*lease.TakerPlace, error)
-	refused error     // why there was no place
-	again   time.Time // the next try for a place is not before this time
+	refused error         // why there was no place
+	again   time.Time     // the next try for a place is not before this time
 	current *taker
 	stuck   atomic.Int32 // abandoned takers that have not ended
 	mutex   sync.Mutex
 	about   map[int]int // abandoned takers, by the pid of the process that they were asked about
 }
 
-func takersOf(o Options) takers {
-	return takers{line: o.Taker, raised: o.Raised, wait: takerWait, place: o.Record.TakerPlace}
+// Identity identifies a file. A character device is identified by its number, not by its path, because a container
+// may have its own device file. Any other file is identified by its inode. On a simulated node, such files replace
+// the devices.
+type Identity struct {
+	Device bool
+	A, B   uint64
+}
+
+// IdentityOf returns the identity of a file.
+func IdentityOf(st *unix.Statx_t) Identity {
+	if st.Mode&unix.S_IFMT == unix.S_IFCHR {
+		return Identity{true, uint64(st.Rdev_major), uint64(st.Rdev_minor)}
+	}
+	return Identity{false, uint64(st.Dev_major)<<32 | uint64(st.Dev_minor), st.Ino}
+}
+
+// Statx reads a file's type and number. With AT_STATX_DONT_SYNC the kernel does not ask a user's file system.
+func Statx(dir int, name string, flags int, st *unix.Statx_t) error {
+	return unix.Statx(dir, name, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
 }
 
 // request asks a taker for a duplicate of a descriptor if it is still the wanted file. If there is a text, it asks the
 // taker to write the text into the descriptor instead, as this user. The process's pidfd is sent with the request.
 type request struct {
 	Number   int
-	Wanted   identity
+	Wanted   Identity
 	Text     string // up to maxTextLine
 	UID, GID uint32
 }
@@ -84,27 +107,27 @@ type taker struct {
 	place   *lease.TakerPlace // among the node's takers, nil for none
 }
 
-// begin begins a round of the guard.
-func (t *takers) begin() { t.spent = 0 }
+// Begin begins a round of the guard.
+func (t *Takers) Begin() { t.spent = 0 }
 
-// duplicate duplicates a descriptor of a process. It returns errChanged if the descriptor is no longer the wanted file,
+// Duplicate duplicates a descriptor of a process. It returns ErrChanged if the descriptor is no longer the wanted file,
 // and proc.ErrSilent if the process has made a taker hang.
-func (t *takers) duplicate(pid, pidfd, number int, wanted identity) (fd int, err error) {
+func (t *Takers) Duplicate(pid, pidfd, number int, wanted Identity) (fd int, err error) {
 	if t.hangs(pid) {
 		return -1, proc.ErrSilent
 	}
-	if err := t.start(); err != nil {
+	if err := t.Start(); err != nil {
 		return -1, err
 	}
-	wait, began := max(t.wait-t.spent, min(leastWait, t.wait)), time.Now()
-	fd, code, err := t.current.ask(pidfd, request{Number: number, Wanted: wanted}, wait)
+	limit, began := max(t.limit()-t.spent, min(leastWait, t.limit())), time.Now()
+	fd, code, err := t.current.ask(pidfd, request{Number: number, Wanted: wanted}, limit)
 	switch {
 	case err != nil: // no answer
 		t.spent += time.Since(began)
 		t.abandon(pid)
 		return -1, err
 	case code == hasChanged:
-		return -1, errChanged
+		return -1, ErrChanged
 	case code != 0:
 		return -1, code
 	case fd < 0: // the kernel drops the file if this process may not open another one
@@ -113,15 +136,32 @@ func (t *takers) duplicate(pid, pidfd, number int, wanted identity) (fd int, err
 	return fd, nil
 }
 
+// limit is how long an answer may take.
+func (t *Takers) limit() time.Duration { return cmp.Or(t.Wait, takerWait) }
+
+// PID is the pid of the present taker, 0 for none.
+func (t *Takers) PID() int {
+	if t.current == nil {
+		return 0
+	}
+	return t.current.process.PID
+}
+
+// Abandon gives up the present taker. It ends at once unless it hangs.
+func (t *Takers) Abandon() { t.abandon(0) }
+
+// Stuck returns how many takers that were given up have not ended.
+func (t *Takers) Stuck() int { return int(t.stuck.Load()) }
+
 // hangs reports whether a taker hangs that was asked about a process.
-func (t *takers) hangs(pid int) bool {
+func (t *Takers) hangs(pid int) bool {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	return t.about[pid] > 0
 }
 
 // note counts an abandoned taker, or subtracts one that has ended.
-func (t *takers) note(pid, count int) {
+func (t *Takers) note(pid, count int) {
 	t.stuck.Add(int32(count))
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -133,8 +173,8 @@ func (t *takers) note(pid, count int) {
 	}
 }
 
-// start starts a taker, unless one runs.
-func (t *takers) start() (err error) {
+// Start starts a taker, unless one runs.
+func (t *Takers) Start() (err error) {
 	if t.current != nil {
 		return nil
 	}
@@ -146,14 +186,14 @@ func (t *takers) start() (err error) {
 	if now.Before(t.again) {
 		return t.refused
 	}
-	if place, err = t.place(); err != nil {
+	if place, err = t.Place(); err != nil {
 		t.refused, t.again = err, now.Add(placeEvery)
 		return err
 	}
-	if t.current, err = startTaker(t.line, place); err != nil {
+	if t.current, err = startTaker(t.Line, place); err != nil {
 		return err
 	}
-	if t.raised {
+	if t.Raised {
 		_ = proc.SetOOMScore(t.current.process.PID, 0)
 	}
 	return nil
@@ -161,7 +201,7 @@ func (t *takers) start() (err error) {
 
 // abandon gives up the current taker, which ends when its file is closed. It was asked about a process, or about none:
 // 0. A taker that waits for a process in the middle of an exec is ended by the signal.
-func (t *takers) abandon(pid int) {
+func (t *Takers) abandon(pid int) {
 	if t.current == nil {
 		return
 	}
@@ -169,7 +209,7 @@ func (t *takers) abandon(pid int) {
 	t.current = nil
 	unix.Close(old.socket) // tells the taker to end
 	old.process.End()
-	if t.raised && old.process.Running() {
+	if t.Raised && old.process.Running() {
 		lower(old.process.PID)
 	}
 	_ = old.place.Leave()
@@ -181,9 +221,7 @@ func (t *takers) abandon(pid int) {
 }
 
 // lower takes the guard's priority from a taker that may hang for long.
-func lower(pid int) {
-	proc.SetNice(pid, 0)
-}
+func lower(pid int) { proc.SetNice(pid, 0) }
 
 // startTaker starts a taker.
 func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
@@ -209,7 +247,7 @@ func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
 }
 
 // ask makes the taker duplicate a descriptor. The code is the taker's answer; the error means that there was no answer.
-func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix.Errno, err error) {
+func (t *taker) ask(pidfd int, r request, limit time.Duration) (fd int, code unix.Errno, err error) {
 	if len(r.Text) > maxTextLine {
 		r.Text = r.Text[:maxTextLine-1] + "\n"
 	}
@@ -220,7 +258,10 @@ func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix
 	if err := unix.Sendmsg(t.socket, question, unix.UnixRights(pidfd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		return -1, 0, fmt.Errorf("cannot ask for a duplicate: %w", err)
 	}
-	if err := readable(t.socket, wait); err != nil {
+	switch err := wait.Readable(t.socket, limit); {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return -1, 0, fmt.Errorf("%w, and what it is now does not close within %v", ErrChanged, limit)
+	case err != nil:
 		return -1, 0, err
 	}
 	answer, fd, err := receive(t.socket, unix.MSG_DONTWAIT)
@@ -233,26 +274,11 @@ func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix
 	return fd, unix.Errno(binary.NativeEndian.Uint32(answer)), nil
 }
 
-// readable waits until a socket can be read.
-func readable(socket int, wait time.Duration) error {
-	for end := time.Now().Add(wait); ; {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}}, milliseconds(time.Until(end)))
-		switch {
-		case n > 0:
-			return nil
-		case err != nil && !errors.Is(err, unix.EINTR):
-			return err
-		case !time.Now().Before(end):
-			return fmt.Errorf("%w, and what it is now does not close within %v", errChanged, wait)
-		}
-	}
-}
-
-// hasChanged is the code for errChanged. pidfd_getfd does not return it.
+// hasChanged is the code for ErrChanged. pidfd_getfd does not return it.
 const hasChanged = unix.ESTALE
 
-// Take runs a taker: it receives requests and sends duplicates until its socket closes.
-func Take(socket int) error {
+// Run runs a taker: it receives requests and sends duplicates until its socket closes.
+func Run(socket int) error {
 	for {
 		question, pidfd, err := receive(socket, 0)
 		if err != nil || len(question) == 0 {
@@ -269,7 +295,7 @@ func Take(socket int) error {
 	}
 }
 
-// take duplicates a descriptor and checks its identity.
+// take duplicates a descriptor and checks its Identity.
 func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 	if pidfd < 0 {
 		return -1, unix.EINVAL
@@ -288,7 +314,7 @@ func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 		return -1, code
 	}
 	var st unix.Statx_t
-	if err := statx(fd, "", unix.AT_EMPTY_PATH, &st); err != nil || identityOf(&st) != r.Wanted {
+	if err := Statx(fd, "", unix.AT_EMPTY_PATH, &st); err != nil || IdentityOf(&st) != r.Wanted {
 		return fd, hasChanged
 	}
 	return fd, 0

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Origin is the process SLURM_TASK_PID, as this process sees it: the step's task, the batch script or the shell of an
 // interactive step. All processes of the task have begun with its environment.
 type Origin struct {
-	Env Env // the variables of OriginVariables; empty if they cannot be read
+	Env slurm.Env // the variables of OriginVariables; empty if they cannot be read
 	// Hidden means that this process cannot see its origin, which has another pid or none in a pid namespace, and an
 	// environment that the kernel does not show to a user namespace.
 	Hidden bool
@@ -25,7 +27,7 @@ type Origin struct {
 func OriginVariables() []string { return append(launcherVariables(), "SLURM_JOB_ID", "SLURM_TASK_PID") }
 
 // HasLauncher reports whether an environment has a variable of a launcher, inherited or not.
-func HasLauncher(env Env) bool {
+func HasLauncher(env slurm.Env) bool {
 	return slices.ContainsFunc(launcherVariables(), func(name string) bool { _, ok := env[name]; return ok })
 }
 
@@ -39,7 +41,7 @@ func HasLauncher(env Env) bool {
 //
 // If the origin cannot be read, a launcher's place may be from anywhere, and is refused. In a pid or user namespace it
 // is believed, because no process there can see its origin (docs/decisions/049-inherited-launchers.md).
-func WithoutInheritedLauncher(env Env, origin Origin) (Env, error) {
+func WithoutInheritedLauncher(env slurm.Env, origin Origin) (slurm.Env, error) {
 	job, hasJob := env["SLURM_JOB_ID"] // scripts unset it, so that mpirun does not start its daemons by srun
 	known := origin.Env["SLURM_TASK_PID"] == env["SLURM_TASK_PID"] && (!hasJob || origin.Env["SLURM_JOB_ID"] == job)
 	var kept []string
@@ -52,7 +54,7 @@ func WithoutInheritedLauncher(env Env, origin Origin) (Env, error) {
 		case !linked && !known && !origin.Hidden && hasRank:
 			return nil, fmt.Errorf("cannot read task: it is not known whether %s is from a launcher in this job, "+
 				"because SLURM_TASK_PID (%s) has ended or cannot be read: unset %[1]s if it is not",
-				l.rank, quote(env["SLURM_TASK_PID"]))
+				l.rank, slurm.Quote(env["SLURM_TASK_PID"]))
 		}
 		kept = append(kept, l.variables()...)
 	}
@@ -66,13 +68,13 @@ func WithoutInheritedLauncher(env Env, origin Origin) (Env, error) {
 }
 
 // hasPMI reports whether hydra, or a launcher that uses it, has set PMI_FD. Slurm's pmi2 sets it, too.
-func (l launcher) hasPMI(env Env) bool {
+func (l launcher) hasPMI(env slurm.Env) bool {
 	_, hasRank := env[l.rank]
 	return hasRank && slices.Contains(l.variables(), "PMI_FD") && !bySlurmsPlugin(env, "PMI_RANK")
 }
 
 // differs reports whether a process has a variable of the launcher that its origin has not, or with another value.
-func (l launcher) differs(env, origin Env) bool {
+func (l launcher) differs(env, origin slurm.Env) bool {
 	return slices.ContainsFunc(l.variables(), func(name string) bool {
 		value, ok := env[name]
 		before, inherited := origin[name]
@@ -81,8 +83,8 @@ func (l launcher) differs(env, origin Env) bool {
 }
 
 // namesStep reports whether a variable is Slurm's own name for the launch: that of pmix.
-func namesStep(env Env, name string) bool {
-	step, err := stepOf(env)
+func namesStep(env slurm.Env, name string) bool {
+	step, err := slurm.StepOf(env)
 	return name == "PMIX_NAMESPACE" && err == nil && step != "" &&
 		strings.HasPrefix(env[name], "slurm.pmix.") && strings.HasSuffix(env[name], "."+step)
 }

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-func taskPID(t *testing.T, env Env) int {
+func taskPID(t *testing.T, env slurm.Env) int {
 	t.Helper()
 	pid, err := strconv.Atoi(env["SLURM_TASK_PID"])
 	if err != nil {
@@ -46,7 +49,7 @@ func TestReadTaskRecordedSlurm(t *testing.T) {
 	}
 }
 
-func checkTask(t *testing.T, env Env, pid int, want Task) {
+func checkTask(t *testing.T, env slurm.Env, pid int, want Task) {
 	t.Helper()
 	got, err := ReadTask(env, pid)
 	if err != nil {
@@ -94,16 +97,16 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 }
 
 func TestReadTask(t *testing.T) {
-	stepTwoOfFour := Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
-	ompi := Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
-	batch := Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
-	slurmPMIx := Env{"PMIX_RANK": "6", "PMIX_NAMESPACE": "slurm.pmix.7.3"}
-	slurmPMI2 := Env{"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"}
-	bare := Env{"PMI_RANK": "6", "PMI_SIZE": "8", "SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8"}
-	prun := Env{"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-n1-7@1"}
+	stepTwoOfFour := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
+	ompi := slurm.Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+	batch := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
+	slurmPMIx := slurm.Env{"PMIX_RANK": "6", "PMIX_NAMESPACE": "slurm.pmix.7.3"}
+	slurmPMI2 := slurm.Env{"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"}
+	bare := slurm.Env{"PMI_RANK": "6", "PMI_SIZE": "8", "SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8"}
+	prun := slurm.Env{"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-n1-7@1"}
 	tests := []struct {
 		name   string
-		env    Env
+		env    slurm.Env
 		pid    int
 		rank   int
 		size   int
@@ -112,23 +115,23 @@ func TestReadTask(t *testing.T) {
 		{"srun within an mpirun", with(stepTwoOfFour, ompi), 100, 2, 4, SourceStepd},
 		{"mpirun within an srun", with(stepTwoOfFour, ompi), 101, 0, 1, "Open MPI"},
 		{"srun with a shell between", stepTwoOfFour, 101, 2, 4, SourceInherited},
-		{"no launcher", Env{"PATH": "/bin"}, 100, 0, 1, SourceSingle},
-		{"Intel MPI", Env{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
-		{"MVAPICH2", Env{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},
-		{"PALS", Env{"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
-		{"jsrun", Env{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}, 1, 1, 2, "jsrun"},
-		{"Flux on one node", Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
-		{"Flux, told the size", Env{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
-		{"PMIx beside Open MPI", Env{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
+		{"no launcher", slurm.Env{"PATH": "/bin"}, 100, 0, 1, SourceSingle},
+		{"Intel MPI", slurm.Env{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
+		{"MVAPICH2", slurm.Env{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},
+		{"PALS", slurm.Env{"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
+		{"jsrun", slurm.Env{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}, 1, 1, 2, "jsrun"},
+		{"Flux on one node", slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
+		{"Flux, told the size", slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
+		{"PMIx beside Open MPI", slurm.Env{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
 		{"srun --mpi=pmix in a pid namespace", with(stepTwoOfFour, slurmPMIx), 2, 2, 4, SourceInherited},
 		{"srun --mpi=pmi2 in a pid namespace", with(stepTwoOfFour, slurmPMI2), 2, 2, 4, SourceInherited},
 		{"srun --mpi=pmi2 without PMI_JOBID", with(stepTwoOfFour, bare), 2, 2, 4, SourceInherited},
 		{"a batch script that an srun --mpi=pmix submitted", with(batch, slurmPMIx), 2, 0, 1, SourceInherited},
 		{"a batch script that an srun --mpi=pmi2 submitted", with(batch, slurmPMI2), 2, 0, 1, SourceInherited},
 		{"srun within a prun", with(stepTwoOfFour, prun), 100, 2, 4, SourceStepd},
-		{"torchrun in a rank of srun", with(stepTwoOfFour, Env{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
-		{"torchrun in a rank of mpirun", with(ompi, Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
-		{"a script's LOCAL_RANK under mpirun", with(ompi, Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
+		{"torchrun in a rank of srun", with(stepTwoOfFour, slurm.Env{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
+		{"torchrun in a rank of mpirun", with(ompi, slurm.Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
+		{"a script's LOCAL_RANK under mpirun", with(ompi, slurm.Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -146,7 +149,7 @@ func TestReadTask(t *testing.T) {
 // A rank of prterun inherits the place of the batch script. Without --personality ompi it has no other.
 func TestReadTaskOfPRRTE(t *testing.T) {
 	for name, want := range map[string]string{"own": "--personality ompi", "ompi": ""} {
-		ranks := recordedRanks(t, filepath.Join("testdata/prterun", name))
+		ranks := recordedRanks(t, filepath.Join("../testdata/prterun", name))
 		if len(ranks) != 3 {
 			t.Fatalf("%d ranks of %s", len(ranks), name)
 		}
@@ -165,21 +168,21 @@ func TestReadTaskOfPRRTE(t *testing.T) {
 func TestReadTaskJobs(t *testing.T) {
 	tests := []struct {
 		name string
-		env  Env
+		env  slurm.Env
 		job  uint32
 		jobs []uint32
 	}{
-		{"plain", Env{"SLURM_JOB_ID": "7"}, 7, []uint32{7}},
-		{"outside", Env{}, 0, nil},
-		{"heterogeneous", Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_10": "17",
+		{"plain", slurm.Env{"SLURM_JOB_ID": "7"}, 7, []uint32{7}},
+		{"outside", slurm.Env{}, 0, nil},
+		{"heterogeneous", slurm.Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_10": "17",
 			"SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_ID_HET_GROUP_1": "8"}, 7, []uint32{7, 8, 9, 17}},
-		{"pack, as it was called", Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_PACK_GROUP_1": "8"}, 7, []uint32{7, 8}},
-		{"a leader elsewhere", Env{"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "7"}, 8, []uint32{8, 7}},
-		{"a name that is none", Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_x": "x", "SLURM_JOB_ID_HET_GROUP_01": "x"}, 7, []uint32{7}},
+		{"pack, as it was called", slurm.Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_PACK_GROUP_1": "8"}, 7, []uint32{7, 8}},
+		{"a leader elsewhere", slurm.Env{"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "7"}, 8, []uint32{8, 7}},
+		{"a name that is none", slurm.Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_x": "x", "SLURM_JOB_ID_HET_GROUP_01": "x"}, 7, []uint32{7}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := ReadTask(with(tt.env, Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1)
+			got, err := ReadTask(with(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1)
 			if err != nil || got.JobID != tt.job || !reflect.DeepEqual(got.JobIDs, tt.jobs) {
 				t.Errorf("got %d %v, %v, want %d %v", got.JobID, got.JobIDs, err, tt.job, tt.jobs)
 			}
@@ -193,7 +196,7 @@ func TestReadTaskStep(t *testing.T) {
 		{"-", ""}, {"0", "0"}, {"17", "17"},
 		{"-4", ""}, {"-5", ""}, {"-6", ""}, {"4294967292", ""}, {"4294967291", ""}, {"4294967290", ""},
 	} {
-		env := with(Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, Env{"SLURM_STEP_ID": c.step})
+		env := with(slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, slurm.Env{"SLURM_STEP_ID": c.step})
 		if got, err := ReadTask(env, 1); err != nil || got.StepID != c.want {
 			t.Errorf("SLURM_STEP_ID %s: step %q, %v; want %q", c.step, got.StepID, err, c.want)
 		}
@@ -213,37 +216,37 @@ func TestReadTaskRefuses(t *testing.T) {
 			"but no variable has its place on this node" + repair + world + unset
 	}
 	tests := []struct {
-		env  Env
+		env  slurm.Env
 		want string
 	}{
-		{Env{"SLURM_JOB_ID": "../x"}, `cannot read task: SLURM_JOB_ID is "../x", want a job's number from 1 to 4294967293`},
-		{Env{"SLURM_JOB_ID": "0"}, `cannot read task: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`},
-		{Env{"SLURM_JOB_ID_HET_GROUP_1": "x"}, `cannot read task: SLURM_JOB_ID_HET_GROUP_1 is "x", want a job's number from 1 to 4294967293`},
-		{Env{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
-		{Env{"SLURM_STEP_ID": "-17"}, `cannot read task: SLURM_STEP_ID is "-17", want a step's number`},
-		{Env{"SLURM_STEP_ID": ""}, `cannot read task: SLURM_STEP_ID is "", want a step's number`},
-		{Env{"SLURM_JOB_ID": "7"}, "cannot read task: " + errCleaned.Error()},
-		{Env{"SLURM_JOB_ID": "7", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}, "cannot read task: " + errCleaned.Error()},
-		{Env{"PMIX_LOCAL_RANK": "1"}, half("PMIX_LOCAL_RANK", "1")},
-		{Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, half("FLUX_TASK_LOCAL_ID", "1")},
-		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"},
+		{slurm.Env{"SLURM_JOB_ID": "../x"}, `cannot read task: SLURM_JOB_ID is "../x", want a job's number from 1 to 4294967293`},
+		{slurm.Env{"SLURM_JOB_ID": "0"}, `cannot read task: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`},
+		{slurm.Env{"SLURM_JOB_ID_HET_GROUP_1": "x"}, `cannot read task: SLURM_JOB_ID_HET_GROUP_1 is "x", want a job's number from 1 to 4294967293`},
+		{slurm.Env{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
+		{slurm.Env{"SLURM_STEP_ID": "-17"}, `cannot read task: SLURM_STEP_ID is "-17", want a step's number`},
+		{slurm.Env{"SLURM_STEP_ID": ""}, `cannot read task: SLURM_STEP_ID is "", want a step's number`},
+		{slurm.Env{"SLURM_JOB_ID": "7"}, "cannot read task: " + errCleaned.Error()},
+		{slurm.Env{"SLURM_JOB_ID": "7", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}, "cannot read task: " + errCleaned.Error()},
+		{slurm.Env{"PMIX_LOCAL_RANK": "1"}, half("PMIX_LOCAL_RANK", "1")},
+		{slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, half("FLUX_TASK_LOCAL_ID", "1")},
+		{slurm.Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"},
 			half("OMPI_COMM_WORLD_LOCAL_RANK", "1")},
-		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+		{slurm.Env{"OMPI_COMM_WORLD_LOCAL_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
 			`cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is 4, want a rank below 4 (OMPI_COMM_WORLD_LOCAL_SIZE)`},
-		{Env{"MPI_LOCALRANKID": "-1", "MPI_LOCALNRANKS": "4"}, `cannot read task: MPI_LOCALRANKID is "-1", want a number from 0`},
-		{Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "0"}, `cannot read task: MPI_LOCALNRANKS is "0", want a number from 1 to 65536`},
-		{Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1000000"}, `cannot read task: MPI_LOCALNRANKS is "1000000", want a number from 1 to 65536`},
-		{Env{"SLURM_LOCALID": "0"}, `cannot read task: SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper`},
-		{Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
-		{Env{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
-		{Env{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
-		{Env{"OMPI_COMM_WORLD_RANK": "3"}, foreign("OMPI_COMM_WORLD_RANK", export)},
-		{Env{"MV2_COMM_WORLD_RANK": "3"}, foreign("MV2_COMM_WORLD_RANK", export)},
-		{Env{"PALS_RANKID": "3"}, foreign("PALS_RANKID", export)},
-		{Env{"JSM_NAMESPACE_RANK": "3"}, foreign("JSM_NAMESPACE_RANK", export)},
-		{Env{"FLUX_TASK_RANK": "3"}, foreign("FLUX_TASK_RANK", export)},
-		{Env{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("PMI_RANK", export)},
-		{Env{"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-7@1"}, foreign("PMIX_RANK", personality)},
+		{slurm.Env{"MPI_LOCALRANKID": "-1", "MPI_LOCALNRANKS": "4"}, `cannot read task: MPI_LOCALRANKID is "-1", want a number from 0`},
+		{slurm.Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "0"}, `cannot read task: MPI_LOCALNRANKS is "0", want a number from 1 to 65536`},
+		{slurm.Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1000000"}, `cannot read task: MPI_LOCALNRANKS is "1000000", want a number from 1 to 65536`},
+		{slurm.Env{"SLURM_LOCALID": "0"}, `cannot read task: SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper`},
+		{slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
+		{slurm.Env{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
+		{slurm.Env{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
+		{slurm.Env{"OMPI_COMM_WORLD_RANK": "3"}, foreign("OMPI_COMM_WORLD_RANK", export)},
+		{slurm.Env{"MV2_COMM_WORLD_RANK": "3"}, foreign("MV2_COMM_WORLD_RANK", export)},
+		{slurm.Env{"PALS_RANKID": "3"}, foreign("PALS_RANKID", export)},
+		{slurm.Env{"JSM_NAMESPACE_RANK": "3"}, foreign("JSM_NAMESPACE_RANK", export)},
+		{slurm.Env{"FLUX_TASK_RANK": "3"}, foreign("FLUX_TASK_RANK", export)},
+		{slurm.Env{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("PMI_RANK", export)},
+		{slurm.Env{"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-7@1"}, foreign("PMIX_RANK", personality)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
@@ -254,7 +257,7 @@ func TestReadTaskRefuses(t *testing.T) {
 				return
 			}
 			// The same rank, with the variables that it inherits from a batch script.
-			if _, err := ReadTask(with(tt.env, Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1); message(err) != tt.want {
+			if _, err := ReadTask(with(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1); message(err) != tt.want {
 				t.Errorf("in a batch script: got  %v\nwant %s", err, tt.want)
 			}
 		})
@@ -265,7 +268,7 @@ func FuzzReadTask(f *testing.F) {
 	f.Add("7", "1", "0,1,2", "1", "2", 1)
 	f.Add("x", "9999999999999999999999", ",", "-1", "0", 0)
 	f.Fuzz(func(t *testing.T, job, rank, ids, ompiRank, ompiSize string, pid int) {
-		task, err := ReadTask(Env{"SLURM_JOB_ID": job, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids, "SLURM_TASK_PID": "1",
+		task, err := ReadTask(slurm.Env{"SLURM_JOB_ID": job, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids, "SLURM_TASK_PID": "1",
 			"OMPI_COMM_WORLD_LOCAL_RANK": ompiRank, "OMPI_COMM_WORLD_LOCAL_SIZE": ompiSize}, pid)
 		if err == nil && (task.LocalRank < 0 || task.LocalRank >= task.LocalSize || task.JobID == 0) {
 			t.Errorf("accepted %+v", task)
@@ -274,4 +277,17 @@ func FuzzReadTask(f *testing.F) {
 			t.Errorf("an error that breaks a log: %q", err)
 		}
 	})
+}
+
+// slurm.RankOf knows the rank in the world of each launcher, and of no other.
+func TestWorldRanks(t *testing.T) {
+	want := []string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RANK"}
+	for _, l := range launchers {
+		if l.world != "" {
+			want = append(want, l.world)
+		}
+	}
+	if got := slurm.RankVariables(); !slices.Equal(got, want) {
+		t.Errorf("slurm.RankVariables: %q, want %q", got, want)
+	}
 }

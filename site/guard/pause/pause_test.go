@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
+package pause
 
 import (
 	"bufio"
@@ -20,6 +20,34 @@ import (
 
 // pauserLine runs this test's own program as a process that pauses.
 var pauserLine = []string{"/proc/self/exe", "--pause"}
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == pauserLine[1] {
+		limit, err := time.ParseDuration(os.Args[2])
+		if err == nil {
+			err = Run(limit)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "--count":
+			count()
+		case "--flip":
+			flip()
+		case "--churn", "--exec":
+			churn()
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// soon is a long time for what takes a moment.
+const soon = 20 * time.Second
 
 // counter is a process that prints numbers, from several threads of its own.
 type counter struct {
@@ -149,7 +177,7 @@ func TestAPauseEndsWithItsProcess(t *testing.T) {
 			counters := []*counter{newCounter(t), newCounter(t)}
 			p := newPauser(t, c.limit)
 			for _, counter := range counters {
-				if answer := p.asks(t, counter.process(t)); answer != pauseDone {
+				if answer := p.asks(t, counter.process(t)); answer != done {
 					t.Fatalf("the answer is %q", answer)
 				}
 			}
@@ -174,7 +202,7 @@ func TestAPauseKeepsAStop(t *testing.T) {
 		if !during {
 			_ = c.Process.Signal(unix.SIGSTOP)
 		}
-		if answer := p.asks(t, c.process(t)); answer != pauseDone {
+		if answer := p.asks(t, c.process(t)); answer != done {
 			t.Fatalf("the answer is %q", answer)
 		}
 		if during {
@@ -239,13 +267,13 @@ func TestWhatIsNotPaused(t *testing.T) {
 	p := newPauser(t, "1m")
 	other := c.process(t)
 	other.Start++
-	if answer := p.asks(t, other); answer != pauseDone {
+	if answer := p.asks(t, other); answer != done {
 		t.Errorf("the answer is %q", answer)
 	}
-	if answer := p.asks(t, proc.Process{PID: 1 << 30, Start: 1}); answer != pauseDone {
+	if answer := p.asks(t, proc.Process{PID: 1 << 30, Start: 1}); answer != done {
 		t.Errorf("of a process that is gone: %q", answer)
 	}
-	if answer := p.asksOf(t, c.process(t), os.Geteuid()+1); answer != pauseDone {
+	if answer := p.asksOf(t, c.process(t), os.Geteuid()+1); answer != done {
 		t.Errorf("of another user's process: %q", answer)
 	}
 	c.resumes(t, "the pause of another process, while it lasts")
@@ -270,10 +298,10 @@ func TestAClientThatBecomesAnotherUsersDuringThePause(t *testing.T) {
 	for began := time.Now(); !noticed && time.Since(began) < 6*soon; {
 		p := newPauser(t, "1m")
 		answer := p.asksOf(t, processOf(t, c.Process.Pid), flipUID)
-		if answer != pauseDone && !strings.Contains(answer, errForeign.Error()) {
+		if answer != done && !strings.Contains(answer, errForeign.Error()) {
 			t.Fatalf("the answer is %q", answer)
 		}
-		noticed = answer != pauseDone
+		noticed = answer != done
 		p.in.Close()
 		_ = p.Wait()
 	}
@@ -354,7 +382,7 @@ func TestAPauseOfThreadsWithoutEnd(t *testing.T) {
 	for try := range 30 {
 		c := newTestProgram(t, "--churn")
 		p := newPauser(t, "1m")
-		if answer := p.asks(t, processOf(t, c.Process.Pid)); answer != pauseDone {
+		if answer := p.asks(t, processOf(t, c.Process.Pid)); answer != done {
 			t.Fatalf("try %d: the answer is %q", try, answer)
 		}
 		if left := running(c.Process.Pid); len(left) > 0 {
@@ -376,13 +404,13 @@ func TestAPauseOfAProcessThatExecs(t *testing.T) {
 		p := newPauser(t, "1m")
 		of := processOf(t, c.Process.Pid)
 		time.Sleep(time.Duration(try%20) * 500 * time.Microsecond)
-		killed := time.AfterFunc(pauseAck+pauseSlack, func() { _ = p.Process.Kill() })
+		killed := time.AfterFunc(ack+slack, func() { _ = p.Process.Kill() })
 		fmt.Fprintln(p.in, of.PID, of.Start, os.Geteuid())
 		answer, err := p.out.ReadString('\n')
 		switch {
 		case err != nil:
 			hung++
-		case strings.TrimSpace(answer) != pauseDone:
+		case strings.TrimSpace(answer) != done:
 			t.Fatalf("try %d: the answer is %q", try, answer)
 		}
 		killed.Stop()
@@ -408,7 +436,7 @@ func TestAThreadThatCannotBeTracedNow(t *testing.T) {
 
 // What cannot be checked stays not paused: the answer is an error, and the guard then ends the pause.
 func TestAProcessThatCannotBeChecked(t *testing.T) {
-	p := paused{proc.Process{PID: os.Getpid(), Start: 1}, 0}
+	p := Target{proc.Process{PID: os.Getpid(), Start: 1}, 0}
 	if err := p.check(); !errors.Is(err, errForeign) {
 		t.Errorf("another process: %v", err)
 	}
@@ -448,7 +476,7 @@ func TestAPauseEndsWithTheGuard(t *testing.T) {
 	stdin.Close()
 	stdout.Close()
 	p := &pauser{guard, in, bufio.NewReader(out)}
-	if answer := p.asks(t, c.process(t)); answer != pauseDone {
+	if answer := p.asks(t, c.process(t)); answer != done {
 		t.Fatalf("the answer is %q", answer)
 	}
 	if c.counts() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"os"
@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Steps with one task on each node, as a TaskProlog sees them, are a launcher's daemons or ranks.
@@ -19,14 +21,14 @@ func TestLaunchesRanks(t *testing.T) {
 		"srun": false, "srun-in-mpirun": false,
 		"hydra-by-python": false, // not recognisable: documented
 	} {
-		env := recording(t, filepath.Join("testdata/task-prologs", name))
+		env := recording(t, filepath.Join("../testdata/task-prologs", name))
 		if got := IsLauncherStep(env); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 		if !want {
 			continue
 		}
-		for why, change := range map[string]Env{
+		for why, change := range map[string]slurm.Env{
 			"two tasks on this node":     {"SLURM_GTIDS": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"},
 			"two tasks on another":       {"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"},
 			"no step":                    {"SLURM_GTIDS": "-", "SLURM_STEP_TASKS_PER_NODE": "-"},
@@ -44,18 +46,18 @@ func TestLaunchesRanks(t *testing.T) {
 
 // The daemons of Open MPI 5 and 6 have other variables, and no "_" if a program started mpirun.
 func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
-	old := recording(t, "testdata/task-prologs/mpirun-by-python")
-	env := with(old, Env{"IPATH_NO_BACKTRACE": "-", "HFI_NO_BACKTRACE": "-", "PMIX_MCA_mca_base_component_show_load_errors": "-",
+	old := recording(t, "../testdata/task-prologs/mpirun-by-python")
+	env := with(old, slurm.Env{"IPATH_NO_BACKTRACE": "-", "HFI_NO_BACKTRACE": "-", "PMIX_MCA_mca_base_component_show_load_errors": "-",
 		"OMPI_TOOL_NAME": "mpirun", "OMPI_VERSION": "5.0.7", "OMPI_MCA_PREFIXES": "opal,orte"})
 	for _, c := range []struct {
 		name   string
-		change Env
+		change slurm.Env
 		want   bool
 	}{
 		{"a daemon", nil, true},
-		{"a rank of its own", Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, false},
-		{"an srun that binds", Env{"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, false},
-		{"a user's variable alone", Env{"OMPI_TOOL_NAME": "-"}, false},
+		{"a rank of its own", slurm.Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, false},
+		{"an srun that binds", slurm.Env{"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, false},
+		{"a user's variable alone", slurm.Env{"OMPI_TOOL_NAME": "-"}, false},
 	} {
 		if got := IsLauncherStep(with(env, c.change)); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
@@ -64,25 +66,25 @@ func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
 }
 
 // launchRecordings returns the environments of every recorded launch's ranks on a node, in order.
-func launchRecordings(t *testing.T) map[string][]Env {
+func launchRecordings(t *testing.T) map[string][]slurm.Env {
 	t.Helper()
-	found := map[string][]Env{}
+	found := map[string][]slurm.Env{}
 	for _, path := range slices.Concat(recordings(t, "launches/*.n[1-3]", 50), recordings(t, "launches/2*/*.n[1-3]", 20)) {
-		name := strings.TrimPrefix(path, "testdata/launches/")
+		name := strings.TrimPrefix(path, "../testdata/launches/")
 		found[name] = recordedRanks(t, path)
 	}
 	return found
 }
 
 // recordedRanks returns the environments of the ranks in a file, in order.
-func recordedRanks(t *testing.T, path string) (ranks []Env) {
+func recordedRanks(t *testing.T, path string) (ranks []slurm.Env) {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for block := range strings.SplitSeq(strings.TrimSpace(string(content)), "\n\n") {
-		ranks = append(ranks, NewEnv(strings.Split(block, "\n")))
+		ranks = append(ranks, slurm.NewEnv(strings.Split(block, "\n")))
 	}
 	return ranks
 }

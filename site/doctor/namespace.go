@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package doctor
 
 import (
 	"bufio"
@@ -9,16 +9,18 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Namespace is namespace.yaml's part for the jobs of a node, for the plugin namespace/linux of 25.11 and later.
-type Namespace struct {
+// namespace is namespace.yaml's part for the jobs of a node, for the plugin namespace/linux of 25.11 and later.
+type namespace struct {
 	Dirs []string // of which each job has its own
 	Base string   // base_path
 	From string   // where Dirs are set, "FILE:LINE", or the file
 }
 
-// ReadNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as
+// readNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as
 // Slurm's manual has them. Any other form of YAML is an error.
 //
 //	defaults:
@@ -27,31 +29,31 @@ type Namespace struct {
 //	node_confs:
 //	  - nodes: "gpu[01-16]"
 //	    dirs: ["/tmp", "/scratch"]
-func ReadNamespace(path, node string) (Namespace, error) {
+func readNamespace(path, node string) (namespace, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return Namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
+		return namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
 	}
 	defer file.Close()
 	found, err := parseNamespace(file, path, node)
 	if err != nil {
-		return Namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
+		return namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
 	}
 	return found, nil
 }
 
-func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
-	found := Namespace{Dirs: []string{"/tmp", "/dev/shm"}, From: path}
+func parseNamespace(r io.Reader, path, node string) (namespace, error) {
+	found := namespace{Dirs: []string{"/tmp", "/dev/shm"}, From: path}
 	applies := false // to the node: all of defaults, and the elements of node_confs that name it
 	lines := bufio.NewScanner(r)
 	for number := 1; lines.Scan(); number++ {
-		line := strings.TrimRight(stripComment(lines.Text()), " \t")
+		line := strings.TrimRight(slurm.StripComment(lines.Text()), " \t")
 		if line == "" || line == "---" {
 			continue
 		}
 		key, value, ok := strings.Cut(strings.TrimLeft(line, " -"), ":")
 		if !ok || strings.ContainsAny(value, "{}&*|>") {
-			return found, fmt.Errorf("%s:%d: %s is not a key with a plain value", path, number, quote(line))
+			return found, fmt.Errorf("%s:%d: %s is not a key with a plain value", path, number, slurm.Quote(line))
 		}
 		values, err := plainValues(value)
 		if err != nil {
@@ -61,7 +63,7 @@ func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
 		case line[0] != ' ' && line[0] != '-': // a section
 			applies = key == "defaults"
 		case key == "nodes":
-			nodes, err := expandHostlist(strings.Join(values, ","))
+			nodes, err := slurm.ExpandHostlist(strings.Join(values, ","))
 			if err != nil {
 				return found, fmt.Errorf("%s:%d: %w", path, number, err)
 			}
@@ -86,7 +88,7 @@ func plainValues(value string) (values []string, err error) {
 	if strings.HasPrefix(value, "[") && strings.HasSuffix(value, "]") {
 		value = value[1 : len(value)-1]
 	}
-	items, err := splitHosts(value)
+	items, err := slurm.SplitHosts(value)
 	for _, item := range items {
 		if item = strings.Trim(item, ` "'`); item != "" {
 			values = append(values, item)

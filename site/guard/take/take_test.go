@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
+package take
 
 import (
 	"errors"
@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,40 +24,34 @@ var takerLine = []string{"/proc/self/exe", "--take"}
 
 func TestMain(m *testing.M) {
 	if slices.Contains(os.Args, "--take") {
-		if err := Take(0); err != nil {
+		if err := Run(0); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return
-	}
-	if len(os.Args) > 2 && os.Args[1] == pauserLine[1] {
-		limit, err := time.ParseDuration(os.Args[2])
-		if err == nil {
-			err = Pause(limit)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) > 1 {
-		switch os.Args[1] {
-		case "--count":
-			count()
-		case "--refuse":
-			refuse()
-		case "--flip":
-			flip()
-		case "--churn", "--exec":
-			churn()
-		}
 	}
 	os.Exit(m.Run())
 }
 
+// soon is a long time for what takes a moment.
+const soon = 20 * time.Second
+
+// own returns this process's open files below a folder.
+func own(folder string) (files []string) {
+	links, _ := filepath.Glob("/proc/self/fd/*")
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, folder+"/") {
+			files = append(files, filepath.Base(target))
+		}
+	}
+	return files
+}
+
+// uncounted gives a taker no place.
+func uncounted() (*lease.TakerPlace, error) { return nil, nil }
+
 // takes returns a test's takers, a pidfd of the test itself, and a file that the test has open.
-func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
+func takes(t *testing.T) (taken *Takers, pidfd int, file *os.File) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
@@ -65,18 +61,18 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 	if pidfd, err = unix.PidfdOpen(os.Getpid(), 0); err != nil {
 		t.Fatal(err)
 	}
-	taken = &takers{line: takerLine, raised: true, wait: soon, place: (&notes{}).TakerPlace}
+	taken = &Takers{Line: takerLine, Raised: true, Wait: soon, Place: uncounted}
 	t.Cleanup(func() { taken.abandon(0); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
 
-func identityAt(t *testing.T, fd int) identity {
+func identityAt(t *testing.T, fd int) Identity {
 	t.Helper()
 	var st unix.Statx_t
-	if err := statx(fd, "", unix.AT_EMPTY_PATH, &st); err != nil {
+	if err := Statx(fd, "", unix.AT_EMPTY_PATH, &st); err != nil {
 		t.Fatal(err)
 	}
-	return identityOf(&st)
+	return IdentityOf(&st)
 }
 
 // A taker sends the wanted file and never another file. The same process then makes the next duplicate.
@@ -85,7 +81,7 @@ func TestTakers(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	for range 20 {
-		fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+		fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,12 +89,12 @@ func TestTakers(t *testing.T) {
 			t.Fatalf("%q, %v", target, err)
 		}
 		unix.Close(fd)
-		if fd, err := taken.duplicate(os.Getpid(), pidfd, number, identity{}); fd != -1 || !errors.Is(err, errChanged) {
+		if fd, err := taken.Duplicate(os.Getpid(), pidfd, number, Identity{}); fd != -1 || !errors.Is(err, ErrChanged) {
 			t.Fatalf("%d, %v", fd, err)
 		}
 	}
 	first := taken.current
-	if fd, err := taken.duplicate(os.Getpid(), pidfd, 100_000, wanted); fd != -1 || !errors.Is(err, unix.EBADF) {
+	if fd, err := taken.Duplicate(os.Getpid(), pidfd, 100_000, wanted); fd != -1 || !errors.Is(err, unix.EBADF) {
 		t.Errorf("%d, %v", fd, err)
 	}
 	if taken.current != first || taken.stuck.Load() > 0 {
@@ -114,15 +110,15 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
-	taken.wait = 50 * time.Millisecond
+	taken.Wait = 50 * time.Millisecond
 	for range maxStuck + 1 {
-		if err := taken.start(); err != nil {
+		if err := taken.Start(); err != nil {
 			t.Fatal(err)
 		}
 		if err := taken.current.process.Kill(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errChanged) {
+		if _, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, ErrChanged) {
 			t.Fatal(err)
 		}
 		for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
@@ -131,8 +127,8 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 			}
 		}
 	}
-	taken.wait = soon
-	if err := taken.start(); err != nil {
+	taken.Wait = soon
+	if err := taken.Start(); err != nil {
 		t.Fatal(err)
 	}
 	ended, err := unix.PidfdOpen(taken.current.process.PID, 0)
@@ -141,10 +137,10 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	}
 	defer unix.Close(ended)
 	taken.current.process.End()
-	if err := readable(ended, soon); err != nil {
+	if err := wait.Readable(ended, soon); err != nil {
 		t.Fatal(err)
 	}
-	if fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); fd != -1 || err == nil {
+	if fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); fd != -1 || err == nil {
 		t.Errorf("%d, %v", fd, err)
 	}
 	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
@@ -152,7 +148,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 			t.Fatal("the one that has ended still counts")
 		}
 	}
-	fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,40 +162,40 @@ func TestTakersThatHang(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	taken.note(os.Getpid(), 1)
-	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, proc.ErrSilent) || taken.current != nil {
+	if _, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, proc.ErrSilent) || taken.current != nil {
 		t.Fatalf("a taker is asked about a process that has made one hang: %v", err)
 	}
 	taken.note(os.Getpid(), -1)
-	taken.wait = 500 * time.Millisecond
+	taken.Wait = 500 * time.Millisecond
 	began := time.Now()
 	for other := range maxStuck {
-		if err := taken.start(); err != nil {
+		if err := taken.Start(); err != nil {
 			t.Fatal(err)
 		}
 		if err := taken.current.process.Kill(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := taken.duplicate(-1-other, pidfd, number, wanted); !errors.Is(err, errChanged) {
+		if _, err := taken.Duplicate(-1-other, pidfd, number, wanted); !errors.Is(err, ErrChanged) {
 			t.Fatal(err)
 		}
 	}
-	if took := time.Since(began); took < taken.wait || took > 6*taken.wait {
+	if took := time.Since(began); took < taken.Wait || took > 6*taken.Wait {
 		t.Errorf("%d late answers took %v", maxStuck, took)
 	}
 	for other := range maxStuck {
 		taken.note(-100-other, 1)
 	}
-	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errStuck) {
+	if _, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errStuck) {
 		t.Error(err)
 	}
 	for other := range maxStuck {
 		taken.note(-100-other, -1)
 	}
-	taken.begin()
-	taken.wait = soon
+	taken.Begin()
+	taken.Wait = soon
 	for began := time.Now(); taken.stuck.Load() > 0 && time.Since(began) < soon; time.Sleep(time.Millisecond) {
 	}
-	fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,13 +214,13 @@ func TestTakersHavePlaces(t *testing.T) {
 	}
 	taken, pidfd, file := takes(t)
 	full, tries := false, 0
-	taken.place = func() (*lease.TakerPlace, error) {
+	taken.Place = func() (*lease.TakerPlace, error) {
 		if tries++; full {
 			return nil, lease.ErrTakers
 		}
 		return store.TakerPlace(lease.Taker{Job: 7, UID: 2001})
 	}
-	fd, err := taken.duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd())))
+	fd, err := taken.Duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +244,7 @@ func TestTakersHavePlaces(t *testing.T) {
 	}
 	full, tries = true, 0
 	for range 10 {
-		if fd, err := taken.duplicate(os.Getpid(), pidfd, int(file.Fd()), identity{}); !errors.Is(err, lease.ErrTakers) {
+		if fd, err := taken.Duplicate(os.Getpid(), pidfd, int(file.Fd()), Identity{}); !errors.Is(err, lease.ErrTakers) {
 			t.Errorf("%d, %v", fd, err)
 		}
 	}
@@ -256,7 +252,7 @@ func TestTakersHavePlaces(t *testing.T) {
 		t.Errorf("%d tries at once", tries)
 	}
 	full, taken.again = false, time.Now()
-	if err := taken.start(); err != nil {
+	if err := taken.Start(); err != nil {
 		t.Error(err)
 	}
 }
@@ -264,7 +260,7 @@ func TestTakersHavePlaces(t *testing.T) {
 // A taker that is given up has no raised priority.
 func TestLower(t *testing.T) {
 	taken, _, _ := takes(t)
-	if err := taken.start(); err != nil {
+	if err := taken.Start(); err != nil {
 		t.Fatal(err)
 	}
 	pid := taken.current.process.PID
@@ -303,7 +299,7 @@ func TestADuplicateThatIsDropped(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
-	next, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	next, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +312,7 @@ func TestADuplicateThatIsDropped(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: old.Max}); err != nil {
 		t.Fatal(err)
 	}
-	if fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, unix.EMFILE) {
+	if fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("%d, %v", fd, err)
 	}
 }

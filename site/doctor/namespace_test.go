@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package doctor
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -12,18 +13,18 @@ func TestParseNamespace(t *testing.T) {
 	const defaults = "# jobs\n---\ndefaults:\n  auto_base_path: true\n  base_path: \"/var/nvme\"  # a disk\n"
 	for _, c := range []struct {
 		name, text string
-		want       Namespace
+		want       namespace
 	}{
-		{"only a base", defaults, Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
+		{"only a base", defaults, namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
 		{"folders", defaults + "  dirs: \"/dev/shm,/var/tmp\"\n  clone_ns_flags: \"CLONE_NEWPID\"\n",
-			Namespace{[]string{"/dev/shm", "/var/tmp"}, "/var/nvme", "x:6"}},
-		{"a list", defaults + "  dirs: ['/run', /tmp]\n", Namespace{[]string{"/run", "/tmp"}, "/var/nvme", "x:6"}},
-		{"this node", defaults + "node_confs:\n  - nodes: [\"n[1-2]\", n4]\n    options:\n      dirs: /run\n", Namespace{[]string{"/run"}, "/var/nvme", "x:9"}},
+			namespace{[]string{"/dev/shm", "/var/tmp"}, "/var/nvme", "x:6"}},
+		{"a list", defaults + "  dirs: ['/run', /tmp]\n", namespace{[]string{"/run", "/tmp"}, "/var/nvme", "x:6"}},
+		{"this node", defaults + "node_confs:\n  - nodes: [\"n[1-2]\", n4]\n    options:\n      dirs: /run\n", namespace{[]string{"/run"}, "/var/nvme", "x:9"}},
 		{"another node", defaults + "node_confs:\n- nodes: \"n[2-3],n5\"\n  options:\n    dirs: /run\n    base_path: /b\n",
-			Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
+			namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x"}},
 		{"a size each", defaults + "  dir_confs:\n    - path: /tmp\n      tmpfs: true\n    - path: /dev/shm\n",
-			Namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x:6"}},
-		{"nothing", "", Namespace{[]string{"/tmp", "/dev/shm"}, "", "x"}},
+			namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x:6"}},
+		{"nothing", "", namespace{[]string{"/tmp", "/dev/shm"}, "", "x"}},
 	} {
 		if got, err := parseNamespace(strings.NewReader(c.text), "x", "n1"); err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, %v; want %+v", c.name, got, err, c.want)
@@ -34,7 +35,7 @@ func TestParseNamespace(t *testing.T) {
 		"defaults:\n  dirs:\n  - /tmp\n": `x:3: "  - /tmp" is not a key with a plain value`,
 		"defaults: &a\n":                 `x:1: "defaults: &a" is not a key with a plain value`,
 	} {
-		if _, err := parseNamespace(strings.NewReader(text), "x", "n1"); message(err) != want {
+		if _, err := parseNamespace(strings.NewReader(text), "x", "n1"); fmt.Sprint(err) != want {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
+package take
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,9 +29,9 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	taken := takers{line: takerLine, wait: soon, place: (&notes{}).TakerPlace}
+	taken := Takers{Line: takerLine, Wait: soon, Place: uncounted}
 	defer taken.abandon(0)
-	if err := taken.start(); err != nil {
+	if err := taken.Start(); err != nil {
 		t.Fatal(err)
 	}
 	_, code, err := taken.current.ask(pidfd, request{Number: 2, Text: text, UID: 2001, GID: 2002}, soon)
@@ -209,25 +208,5 @@ func TestNoLine(t *testing.T) {
 	}
 	if content, _ := os.ReadFile(path); len(content) > 0 {
 		t.Errorf("the file has %q", content)
-	}
-}
-
-func TestEndText(t *testing.T) {
-	p := proc.Process{PID: 4711}
-	g := Guard{Options: Options{Minors: []int{2, 5}}, names: map[proc.Process]string{}}
-	for _, c := range []struct {
-		name       string
-		exit       exitStatus
-		gpus       uint64
-		neighbours int
-		want       string
-	}{
-		{"rank 3", exitStatus{9, true}, 2, 3, "slurm-mps: rank 3 ended by signal 9 while GPU 5 had work; its 3 neighbours go on\n"},
-		{"", exitStatus{1 << 8, true}, 0, 1, "slurm-mps: process 4711 ended with status 1 while its GPU had work; its 1 neighbour goes on\n"},
-	} {
-		g.names[p] = c.name
-		if got := g.endText(&client{proc: p, exit: c.exit, gpus: c.gpus}, c.neighbours); got != c.want {
-			t.Errorf("%q, want %q", got, c.want)
-		}
 	}
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Binding is Slurm's report of the GPUs of one task. A launcher's ranks inherit the launcher's own step's
@@ -31,7 +33,7 @@ type Binding struct {
 // ReadBinding reads the binding from a task's environment. With --gpus-per-task or --gpu-bind, the task has fewer
 // GPUs than the step (recorded). CUDA_VISIBLE_DEVICES is not used, because it counts differently under
 // ConstrainDevices.
-func ReadBinding(env Env) (Binding, error) {
+func ReadBinding(env slurm.Env) (Binding, error) {
 	binding, err := readBinding(env)
 	if err != nil {
 		return Binding{}, fmt.Errorf("cannot read binding: %w", err)
@@ -39,12 +41,12 @@ func ReadBinding(env Env) (Binding, error) {
 	return binding, nil
 }
 
-func readBinding(env Env) (binding Binding, err error) {
-	if err := positions(&binding.GPUs)(env["SLURM_STEP_GPUS"]); err != nil {
+func readBinding(env slurm.Env) (binding Binding, err error) {
+	if err := slurm.Positions(&binding.GPUs)(env["SLURM_STEP_GPUS"]); err != nil {
 		return binding, fmt.Errorf("SLURM_STEP_GPUS %w", err)
 	}
 	if value := env["SLURM_NTASKS_PER_GPU"]; value != "" {
-		if err := count(&binding.TasksPerGPU)(value); err != nil {
+		if err := slurm.Count(&binding.TasksPerGPU)(value); err != nil {
 			return binding, fmt.Errorf("SLURM_NTASKS_PER_GPU %w", err)
 		}
 	}
@@ -57,7 +59,7 @@ func readBinding(env Env) (binding Binding, err error) {
 	if way == "per_task" || way == "mask_gpu" {
 		binding.OwnGPUs = len(binding.GPUs)
 	}
-	step, _ := stepOf(env) // ReadTask reports the error
+	step, _ := slurm.StepOf(env) // ReadTask reports the error
 	binding.OneTask = step != "" && onePerNode(env["SLURM_STEP_TASKS_PER_NODE"])
 	task, _ := bySlurm(Task{}, env, "") // ReadTask reports the error
 	if tasks := maxPerGPU(way, list, task, onNode); tasks > 0 {
@@ -68,17 +70,17 @@ func readBinding(env Env) (binding Binding, err error) {
 
 // WithoutGPU reports whether a task of a job with GPUs belongs to a step without GPUs (srun --gres=none). In every
 // other step, Slurm sets the number of its GPUs on the node (recorded).
-func WithoutGPU(env Env, task Task) bool {
+func WithoutGPU(env slurm.Env, task Task) bool {
 	return env["SLURM_JOB_GPUS"] != "" && env["SLURM_STEP_GPUS"] == "" && env["SLURM_GPUS_ON_NODE"] == "" && task.StepID != "" && task.BySlurm()
 }
 
 // perTask adds up "2" or "a100:1,h200:1". Since 24.11 the variable is SLURM_TRES_PER_TASK, "cpu=4,gres/gpu=2". It
 // contains the user's --tres-per-task unchanged: "gres/gpu:1", or a kind without a number, which means 1 (recorded).
-func perTask(env Env) (sum int, err error) {
+func perTask(env slurm.Env) (sum int, err error) {
 	if value := env["SLURM_GPUS_PER_TASK"]; value != "" {
 		for typed := range strings.SplitSeq(value, ",") {
 			var n int
-			if err := count(&n)(typed[strings.LastIndex(typed, ":")+1:]); err != nil {
+			if err := slurm.Count(&n)(typed[strings.LastIndex(typed, ":")+1:]); err != nil {
 				return 0, fmt.Errorf("SLURM_GPUS_PER_TASK %w", err)
 			}
 			sum += n
@@ -90,7 +92,7 @@ func perTask(env Env) (sum int, err error) {
 		if !ok || rest != "" && rest[0] != ':' && rest[0] != '=' { // gres/gpumem is another kind
 			continue
 		}
-		n, err := parseDigits(rest[strings.LastIndexAny(rest, ":=")+1:])
+		n, err := slurm.Digits(rest[strings.LastIndexAny(rest, ":=")+1:])
 		if err != nil {
 			n = 1
 		}

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // IsLauncherStep reports whether a step's task is a daemon of mpirun or mpiexec, and not a rank. In an allocation,
@@ -19,7 +21,7 @@ import (
 //
 // A daemon of MPICH's mpiexec is not recognised if a program started mpiexec that sets no "_", such as a Python
 // script.
-func IsLauncherStep(env Env) bool {
+func IsLauncherStep(env slurm.Env) bool {
 	if strings.Trim(env["SLURM_GTIDS"], "0123456789") != "" || !onePerNode(env["SLURM_STEP_TASKS_PER_NODE"]) {
 		return false
 	}
@@ -51,7 +53,7 @@ var ofOpenMPI = [][]string{
 
 // byOpenMPI recognises mpirun's srun. A user may set each of a release's variables, but only mpirun has all of them
 // and an srun that binds nothing.
-func byOpenMPI(env Env) bool {
+func byOpenMPI(env slurm.Env) bool {
 	all := func(names []string) bool {
 		return !slices.ContainsFunc(names, func(name string) bool { _, ok := env[name]; return !ok })
 	}

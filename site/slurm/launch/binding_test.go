@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Recorded bindings of tasks: all GPUs of the step, or the one that Slurm bound to the task.
@@ -142,7 +144,7 @@ func TestReadBindingWays(t *testing.T) {
 		"nic:single:1":              0,
 		"single:1":                  0,
 	} {
-		env := Env{"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1,2,3,4,5", "SLURMD_TRES_BIND": bind}
+		env := slurm.Env{"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1,2,3,4,5", "SLURMD_TRES_BIND": bind}
 		if got, err := ReadBinding(env); err != nil || got.TasksPerGPU != want {
 			t.Errorf("%s: %+v, %v; want %d", bind, got, err, want)
 		}
@@ -155,7 +157,7 @@ func FuzzReadBinding(f *testing.F) {
 	f.Add("gpu:per_task:1", "1", "gres/gpu", "-1", ",")
 	f.Add("gpu:map_gpu:1,0", "2", "", "-1", "0,1")
 	f.Fuzz(func(t *testing.T, bind, onNode, perTask, rank, ids string) {
-		env := Env{"SLURMD_TRES_BIND": bind, "SLURM_GPUS_ON_NODE": onNode, "SLURM_TRES_PER_TASK": perTask, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids}
+		env := slurm.Env{"SLURMD_TRES_BIND": bind, "SLURM_GPUS_ON_NODE": onNode, "SLURM_TRES_PER_TASK": perTask, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids}
 		got, err := ReadBinding(env)
 		if highest := strings.Count(ids, ",") + 1; err == nil && (got.TasksPerGPU < 0 || got.TasksPerGPU > highest) {
 			t.Errorf("%q: %d of %d tasks share a GPU", bind, got.TasksPerGPU, highest)
@@ -168,7 +170,7 @@ func TestReadBindingRefuses(t *testing.T) {
 		"SLURM_STEP_GPUS=x":         `cannot read binding: SLURM_STEP_GPUS is "x", want positions such as "0,2" or "0-3", each below`,
 		"SLURM_NTASKS_PER_GPU=many": `cannot read binding: SLURM_NTASKS_PER_GPU is "many"`,
 	} {
-		if _, err := ReadBinding(NewEnv([]string{value})); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := ReadBinding(slurm.NewEnv([]string{value})); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", value, err, want)
 		}
 	}
@@ -177,11 +179,11 @@ func TestReadBindingRefuses(t *testing.T) {
 		"SLURM_TRES_PER_TASK=gres/gpu=2": 2, "SLURM_TRES_PER_TASK=cpu=4,gres/gpu:a100=2,gres/gpu:h200:1": 3, "SLURM_TRES_PER_TASK=cpu=4": 0,
 		"SLURM_TRES_PER_TASK=gres/gpu": 1, "SLURM_TRES_PER_TASK=gres/gpu:h200": 1, "SLURM_TRES_PER_TASK=gres/gpumem=8": 0,
 	} {
-		if got, err := ReadBinding(NewEnv([]string{value})); err != nil || got.GPUsPerTask != want {
+		if got, err := ReadBinding(slurm.NewEnv([]string{value})); err != nil || got.GPUsPerTask != want {
 			t.Errorf("%s: %+v, %v; want %d", value, got, err, want)
 		}
 	}
-	if got, err := ReadBinding(NewEnv([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil ||
+	if got, err := ReadBinding(slurm.NewEnv([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil ||
 		got.TasksPerGPU != 2 || !slices.Equal(got.GPUs, []int{1, 3}) {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"cmp"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Task is one rank's index on its node, as Slurm or a launcher reports it.
@@ -90,7 +92,7 @@ var launchers = []launcher{
 //
 // A malformed or incomplete index is an error. ReadTask is for ranks and TaskPrologs. A TaskEpilog has other values
 // (SLURM_GTIDS=0 in every task, measured with Slurm 22.05.8).
-func ReadTask(env Env, pid int) (Task, error) {
+func ReadTask(env slurm.Env, pid int) (Task, error) {
 	task, err := readTask(env, pid)
 	if err != nil {
 		return Task{}, fmt.Errorf("cannot read task: %w", err)
@@ -99,7 +101,7 @@ func ReadTask(env Env, pid int) (Task, error) {
 }
 
 // ManualTask is a task whose rank and size on its node a person gives. Its job and step are Slurm's.
-func ManualTask(env Env, localRank, localSize int) (Task, error) {
+func ManualTask(env slurm.Env, localRank, localSize int) (Task, error) {
 	task, err := taskJob(env)
 	if err != nil {
 		return Task{}, fmt.Errorf("cannot read task: %w", err)
@@ -113,7 +115,7 @@ var errCleaned = errors.New("SLURM_JOB_ID is set and SLURM_LOCALID is not, so Sl
 	"hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID, or run the wrapper outside of the container; " +
 	"in the shell of an salloc, start it by srun")
 
-func readTask(env Env, pid int) (Task, error) {
+func readTask(env slurm.Env, pid int) (Task, error) {
 	task, err := taskJob(env)
 	if err != nil {
 		return Task{}, err
@@ -136,11 +138,11 @@ func readTask(env Env, pid int) (Task, error) {
 }
 
 // taskJob reads the IDs of the job and of the step.
-func taskJob(env Env) (Task, error) {
+func taskJob(env slurm.Env) (Task, error) {
 	var task Task
 	for _, name := range jobVariables(env) {
 		var id uint32
-		if err := number(&id, 1, "a job's number")(env[name]); err != nil {
+		if err := slurm.Number(&id, 1, "a job's number")(env[name]); err != nil {
 			return Task{}, fmt.Errorf("%s %w", name, err)
 		}
 		if name == "SLURM_JOB_ID" {
@@ -151,37 +153,13 @@ func taskJob(env Env) (Task, error) {
 		}
 	}
 	var err error
-	task.StepID, err = stepOf(env)
+	task.StepID, err = slurm.StepOf(env)
 	return task, err
-}
-
-// maxNormalStep is SLURM_MAX_NORMAL_STEP_ID. Above it are steps that no srun made: extern, batch and interactive
-// ones.
-const maxNormalStep = 0xfffffff0
-
-// stepOf returns the number of the step that an srun made, or "". In a batch script SLURM_STEP_ID is absent, and -5
-// with Slurm 26.05. In an interactive step it is 4294967290, and -6 with 26.05 (recorded).
-func stepOf(env Env) (string, error) {
-	step, ok := env["SLURM_STEP_ID"]
-	if !ok {
-		return "", nil
-	}
-	if n, err := strconv.ParseInt(step, 10, 32); err == nil && n < 0 && uint32(n) >= maxNormalStep {
-		return "", nil
-	}
-	n, err := parseDigits(step)
-	if err != nil {
-		return "", fmt.Errorf("SLURM_STEP_ID is %s, want a step's number", quote(step))
-	}
-	if n >= maxNormalStep {
-		return "", nil
-	}
-	return step, nil
 }
 
 // jobVariables lists the variables with the task's job IDs, in the order of JobIDs. First is the job, then the
 // components of a heterogeneous job (HET_GROUP; PACK_GROUP in releases before 20.02), then its leader.
-func jobVariables(env Env) []string {
+func jobVariables(env slurm.Env) []string {
 	var found []string
 	if _, ok := env["SLURM_JOB_ID"]; ok {
 		found = append(found, "SLURM_JOB_ID")
@@ -193,7 +171,7 @@ func jobVariables(env Env) []string {
 			if !ok {
 				continue // skipped first, because parsing every name is slow
 			}
-			if n, err := parseDigits(rest); err == nil && strconv.FormatUint(n, 10) == rest {
+			if n, err := slurm.Digits(rest); err == nil && strconv.FormatUint(n, 10) == rest {
 				groups = append(groups, n)
 			}
 		}
@@ -210,15 +188,15 @@ func jobVariables(env Env) []string {
 
 // bySlurm takes the rank from SLURM_LOCALID and the size from the items of SLURM_GTIDS, the ranks of this step on
 // this node. SLURM_NTASKS and similar variables count other nodes or the whole job.
-func bySlurm(task Task, env Env, source string) (Task, error) {
+func bySlurm(task Task, env slurm.Env, source string) (Task, error) {
 	ids, ok := env["SLURM_GTIDS"]
 	if !ok {
 		return Task{}, fmt.Errorf("SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper")
 	}
 	size := 0
 	for id := range strings.SplitSeq(ids, ",") {
-		if _, err := parseDigits(id); err != nil {
-			return Task{}, fmt.Errorf("SLURM_GTIDS is %s, want the numbers of this node's ranks", quote(ids))
+		if _, err := slurm.Digits(id); err != nil {
+			return Task{}, fmt.Errorf("SLURM_GTIDS is %s, want the numbers of this node's ranks", slurm.Quote(ids))
 		}
 		size++
 	}
@@ -227,7 +205,7 @@ func bySlurm(task Task, env Env, source string) (Task, error) {
 
 // byLauncher uses the first launcher that sets both rank and size. If a launcher sets only the rank, byLauncher
 // fails, because Slurm's variables then describe the launcher and not the rank.
-func byLauncher(task Task, env Env) (Task, bool, error) {
+func byLauncher(task Task, env slurm.Env) (Task, bool, error) {
 	half := ""
 	for _, l := range launchers {
 		_, marked := env[l.marker]
@@ -245,7 +223,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 	}
 	if half != "" {
 		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export "+
-			"LOCAL_RANK and LOCAL_WORLD_SIZE, or unset %[1]s if no launcher has set it", half, quote(env[half]))
+			"LOCAL_RANK and LOCAL_WORLD_SIZE, or unset %[1]s if no launcher has set it", half, slurm.Quote(env[half]))
 	}
 	for _, l := range launchers {
 		if _, ok := env[l.world]; ok && !bySlurmsPlugin(env, l.world) {
@@ -258,7 +236,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 // bySlurmsPlugin reports whether one of Slurm's MPI plugins set this variable of the rank in the world: pmix, pmi2 or
 // cray_shasta. pmi2 and cray_shasta number a job as JOB.STEP, and give each task of a step its own rank (recorded: pmix
 // and pmi2; cray_shasta by its source). Without Slurm's own variables, the rank is a launcher's all the same.
-func bySlurmsPlugin(env Env, world string) bool {
+func bySlurmsPlugin(env slurm.Env, world string) bool {
 	if _, inTask := env["SLURM_LOCALID"]; !inTask {
 		return false
 	}
@@ -288,7 +266,7 @@ func withoutPlace(l launcher) error {
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
-func launcherSize(env Env, l launcher) (size, source string, ok bool) {
+func launcherSize(env slurm.Env, l launcher) (size, source string, ok bool) {
 	if l.size != "" {
 		size, ok = env[l.size]
 		return size, l.size, ok
@@ -304,13 +282,13 @@ func launcherSize(env Env, l launcher) (size, source string, ok bool) {
 const localMax = 65536
 
 func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task, error) {
-	r, err := parseDigits(rank)
+	r, err := slurm.Digits(rank)
 	if err != nil {
-		return Task{}, fmt.Errorf("%s is %s, want a number from 0", rankName, quote(rank))
+		return Task{}, fmt.Errorf("%s is %s, want a number from 0", rankName, slurm.Quote(rank))
 	}
-	n, err := parseDigits(size)
+	n, err := slurm.Digits(size)
 	if err != nil || n < 1 || n > localMax {
-		return Task{}, fmt.Errorf("%s is %s, want a number from 1 to %d", sizeName, quote(size), localMax)
+		return Task{}, fmt.Errorf("%s is %s, want a number from 1 to %d", sizeName, slurm.Quote(size), localMax)
 	}
 	if r >= n {
 		return Task{}, fmt.Errorf("%s is %d, want a rank below %d (%s)", rankName, r, n, sizeName)
@@ -321,15 +299,15 @@ func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task,
 
 // TasksOnNode returns the number of the job's tasks on this node, by SLURM_TASKS_PER_NODE ("4(x2),1") and
 // SLURM_NODEID. In a step, these are the step's tasks.
-func TasksOnNode(env Env) (int, error) {
+func TasksOnNode(env slurm.Env) (int, error) {
 	value := env["SLURM_TASKS_PER_NODE"]
 	node, _ := strconv.Atoi(env["SLURM_NODEID"])
 	for group := range strings.SplitSeq(value, ",") {
 		tasks, times, repeated := strings.Cut(strings.TrimSuffix(group, ")"), "(x")
-		n, err := parseDigits(tasks)
+		n, err := slurm.Digits(tasks)
 		nodes := uint64(1)
 		if err == nil && repeated {
-			nodes, err = parseDigits(times)
+			nodes, err = slurm.Digits(times)
 		}
 		if err != nil || n < 1 || n > localMax {
 			break
@@ -338,5 +316,5 @@ func TasksOnNode(env Env) (int, error) {
 			return int(n), nil
 		}
 	}
-	return 0, fmt.Errorf("cannot count the job's tasks on this node: SLURM_TASKS_PER_NODE is %s", quote(value))
+	return 0, fmt.Errorf("cannot count the job's tasks on this node: SLURM_TASKS_PER_NODE is %s", slurm.Quote(value))
 }

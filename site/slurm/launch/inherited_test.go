@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package slurm
+package launch
 
 import (
 	"fmt"
@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // launch is what a launcher sets in each of its two ranks.
@@ -49,8 +51,8 @@ var launches = []launch{
 }
 
 // of returns the variables of a rank of a launch.
-func (l launch) of(launch, rank int) Env {
-	env := Env{}
+func (l launch) of(launch, rank int) slurm.Env {
+	env := slurm.Env{}
 	for entry := range strings.FieldsSeq(l.sets) {
 		name, value, _ := strings.Cut(entry, "=")
 		env[name] = strings.NewReplacer("RANK", strconv.Itoa(rank), "LAUNCH", strconv.Itoa(launch)).Replace(value)
@@ -61,34 +63,34 @@ func (l launch) of(launch, rank int) Env {
 // start is a way in which a process comes to run in a job.
 type start struct {
 	name   string
-	env    Env // what Slurm has set, as far as the process still has it
+	env    slurm.Env // what Slurm has set, as far as the process still has it
 	pid    int
-	origin func(Env) Origin // of the process's task, which has the given variables besides Slurm's
+	origin func(slurm.Env) Origin // of the process's task, which has the given variables besides Slurm's
 	rank   int
 	size   int
 	source string
 	err    string // in place of a place
 }
 
-func seen(slurm Env) func(Env) Origin {
-	return func(inherited Env) Origin { return Origin{Env: with(slurm, inherited)} }
+func seen(own slurm.Env) func(slurm.Env) Origin {
+	return func(inherited slurm.Env) Origin { return Origin{Env: with(own, inherited)} }
 }
 
-func unseen(hidden bool) func(Env) Origin {
-	return func(Env) Origin { return Origin{Hidden: hidden} }
+func unseen(hidden bool) func(slurm.Env) Origin {
+	return func(slurm.Env) Origin { return Origin{Hidden: hidden} }
 }
 
 var (
-	inBatch   = Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
-	inBatch26 = with(inBatch, Env{"SLURM_STEP_ID": "-5"})
-	inShell   = with(inBatch, Env{"SLURM_STEP_ID": "4294967290"})
-	inShell26 = with(inBatch, Env{"SLURM_STEP_ID": "-6"})
-	inStep    = with(inBatch, Env{"SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7"})
-	inStep4   = with(inStep, Env{"SLURM_STEP_ID": "4"})
-	another   = with(inBatch, Env{"SLURM_JOB_ID": "6"})
-	child     = with(inBatch, Env{"SLURM_TASK_PID": "99"})
-	noJob     = Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
-	onlyJob   = Env{"SLURM_JOB_ID": "7"}
+	inBatch   = slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
+	inBatch26 = with(inBatch, slurm.Env{"SLURM_STEP_ID": "-5"})
+	inShell   = with(inBatch, slurm.Env{"SLURM_STEP_ID": "4294967290"})
+	inShell26 = with(inBatch, slurm.Env{"SLURM_STEP_ID": "-6"})
+	inStep    = with(inBatch, slurm.Env{"SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7"})
+	inStep4   = with(inStep, slurm.Env{"SLURM_STEP_ID": "4"})
+	another   = with(inBatch, slurm.Env{"SLURM_JOB_ID": "6"})
+	child     = with(inBatch, slurm.Env{"SLURM_TASK_PID": "99"})
+	noJob     = slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
+	onlyJob   = slurm.Env{"SLURM_JOB_ID": "7"}
 )
 
 const missing = "Slurm's variables are missing: hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID"
@@ -104,12 +106,12 @@ var starts = []start{
 	{"srun", inStep, 100, seen(inStep), 2, 4, SourceStepd, ""},
 	{"srun, a shell between", inStep, 101, seen(inStep), 2, 4, SourceInherited, ""},
 	{"srun --overlap, a shell between", inStep4, 101, seen(inStep4), 2, 4, SourceInherited, ""},
-	{"sudo -E", with(inStep, Env{"SUDO_UID": "0"}), 101, seen(inStep), 2, 4, SourceInherited, ""},
-	{"sudo", Env{"SUDO_UID": "1000"}, 101, nil, 0, 1, SourceSingle, ""},
-	{"ssh", Env{}, 101, nil, 0, 1, SourceSingle, ""},
+	{"sudo -E", with(inStep, slurm.Env{"SUDO_UID": "0"}), 101, seen(inStep), 2, 4, SourceInherited, ""},
+	{"sudo", slurm.Env{"SUDO_UID": "1000"}, 101, nil, 0, 1, SourceSingle, ""},
+	{"ssh", slurm.Env{}, 101, nil, 0, 1, SourceSingle, ""},
 	{"ssh with the job", onlyJob, 101, nil, 0, 0, "", missing},
 	{"env -i", onlyJob, 101, nil, 0, 0, "", missing},
-	{"env -i, handed on", with(inStep, Env{"SLURM_TASK_PID": "-"}), 101, nil, 2, 4, SourceInherited, ""},
+	{"env -i, handed on", with(inStep, slurm.Env{"SLURM_TASK_PID": "-"}), 101, nil, 2, 4, SourceInherited, ""},
 	{"its script has ended", inBatch, 101, unseen(false), 0, 1, SourceInherited, ""},
 	{"its script's pid is another's", inBatch, 101, seen(another), 0, 1, SourceInherited, ""},
 	{"its script's pid is a child's", inBatch, 101, seen(child), 0, 1, SourceInherited, ""},
@@ -126,7 +128,7 @@ func (s start) known() bool {
 }
 
 // place reads the place of a process, as mpirun-wrap does.
-func (s start) place(set, inherited Env, pmi bool) (Task, error) {
+func (s start) place(set, inherited slurm.Env, pmi bool) (Task, error) {
 	env := with(s.env, set)
 	if s.origin != nil && env["SLURM_TASK_PID"] != strconv.Itoa(s.pid) {
 		origin := s.origin(inherited)
@@ -151,11 +153,11 @@ func (s start) check(t *testing.T, what string, got Task, err error) {
 }
 
 // subsets returns each part of an environment but the empty one.
-func subsets(env Env) []Env {
-	all := []Env{{}}
+func subsets(env slurm.Env) []slurm.Env {
+	all := []slurm.Env{{}}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		for _, part := range slices.Clone(all) {
-			all = append(all, with(part, Env{name: env[name]}))
+			all = append(all, with(part, slurm.Env{name: env[name]}))
 		}
 	}
 	return all[1:]
@@ -264,21 +266,21 @@ func TestLaunchersOfAnUnknownTask(t *testing.T) {
 // A script that gives its processes places by hand is believed, whatever the job has inherited besides.
 func TestPlacesByHand(t *testing.T) {
 	outer, ompi := launches[0].of(0, 2), launches[1].of(0, 1)
-	byHand := Env{"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+	byHand := slurm.Env{"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 	for _, c := range []struct {
 		name           string
-		set, inherited Env
+		set, inherited slurm.Env
 		rank, size     int
 		source, err    string
 	}{
 		{"a loop", byHand, nil, 1, 4, "LOCAL_RANK", ""},
 		{"a loop in a job from torchrun", with(outer, byHand), outer, 1, 4, "torchrun", ""},
-		{"of the same size", with(outer, Env{"LOCAL_RANK": "1"}), outer, 1, 2, "torchrun", ""},
-		{"a profile in the script", Env{"LOCAL_RANK": "2"}, nil, 0, 0, "", "or unset LOCAL_RANK if no launcher has set it"},
-		{"a profile before sbatch", Env{"LOCAL_RANK": "2"}, Env{"LOCAL_RANK": "2"}, 0, 1, SourceInherited, ""},
-		{"the script has unset a part", Env{"LOCAL_RANK": "2"}, outer, 0, 1, SourceInherited, ""},
-		{"the script has another port", with(outer, Env{"MASTER_PORT": "29501"}), outer, 0, 1, SourceInherited, ""},
-		{"a transport in the script", with(ompi, Env{"OMPI_MCA_pml": "ucx"}), ompi, 0, 1, SourceInherited, ""},
+		{"of the same size", with(outer, slurm.Env{"LOCAL_RANK": "1"}), outer, 1, 2, "torchrun", ""},
+		{"a profile in the script", slurm.Env{"LOCAL_RANK": "2"}, nil, 0, 0, "", "or unset LOCAL_RANK if no launcher has set it"},
+		{"a profile before sbatch", slurm.Env{"LOCAL_RANK": "2"}, slurm.Env{"LOCAL_RANK": "2"}, 0, 1, SourceInherited, ""},
+		{"the script has unset a part", slurm.Env{"LOCAL_RANK": "2"}, outer, 0, 1, SourceInherited, ""},
+		{"the script has another port", with(outer, slurm.Env{"MASTER_PORT": "29501"}), outer, 0, 1, SourceInherited, ""},
+		{"a transport in the script", with(ompi, slurm.Env{"OMPI_MCA_pml": "ucx"}), ompi, 0, 1, SourceInherited, ""},
 	} {
 		got, err := starts[0].place(c.set, c.inherited, false)
 		start{rank: c.rank, size: c.size, source: c.source, err: c.err}.check(t, c.name, got, err)
@@ -288,7 +290,7 @@ func TestPlacesByHand(t *testing.T) {
 // hydra's PMI_FD is a proof of hydra only. Slurm's pmi2 has an open one, too.
 func TestAnOpenPMI(t *testing.T) {
 	hydra := launches[3].of(0, 1)
-	pmi2 := with(hydra, Env{"PMI_FD": "11", "PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"})
+	pmi2 := with(hydra, slurm.Env{"PMI_FD": "11", "PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"})
 	inSrun := starts[slices.IndexFunc(starts, func(s start) bool { return s.name == "srun, a shell between" })]
 	got, err := inSrun.place(pmi2, pmi2, true)
 	inSrun.check(t, "pmi2 in a job from hydra", got, err)
@@ -299,11 +301,11 @@ func TestAnOpenPMI(t *testing.T) {
 
 // An inherited name of a launch would join two launches, so it is removed. Slurm's own name of a step stays.
 func TestTheNameOfALaunch(t *testing.T) {
-	pmix := func(step string) Env {
-		return with(inStep, Env{"PMIX_NAMESPACE": "slurm.pmix.7." + step, "PMIX_RANK": "6"})
+	pmix := func(step string) slurm.Env {
+		return with(inStep, slurm.Env{"PMIX_NAMESPACE": "slurm.pmix.7." + step, "PMIX_RANK": "6"})
 	}
 	for _, c := range []struct {
-		env    Env
+		env    slurm.Env
 		origin Origin
 		want   string
 	}{
