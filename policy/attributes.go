@@ -53,12 +53,12 @@ var attributes = []Attribute{
 	number("memory_overlap", func(g *Grant) *float64 { return &g.MemoryOverlap }, maxOverlap),
 	priority(),
 	count("max_clients", func(g *Grant) *int { return &g.MaxClients }, 1, MaxClients),
-	choice("share_gpu", func(g *Grant) *ShareGPU { return &g.ShareGPU }, shareTurns, ShareUser), // a user may expose only own jobs
+	choice("share_gpu", func(g *Grant) *shareGPU { return &g.ShareGPU }, shareTurns, ShareUser), // a user may expose only own jobs
 	duration("hold", func(g *Grant) *time.Duration { return &g.Hold }, maxHold),
 	duration("pause", func(g *Grant) *time.Duration { return &g.Pause }, maxPause),
-	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, failDrain, FailRunWithout)),
+	siteOnly(choice("on_failure", func(g *Grant) *onFailure { return &g.OnFailure }, failDrain, FailRunWithout)),
 	duration("drain_grace", func(g *Grant) *time.Duration { return &g.DrainGrace }, maxDrainGrace),
-	ordered("keep_logs", func(g *Grant) *KeepLogs { return &g.KeepLogs }, keepNever, keepOnFailure, keepAlways),
+	ordered("keep_logs", func(g *Grant) *keepLogs { return &g.KeepLogs }, keepNever, keepOnFailure, keepAlways),
 	siteOnly(choice("unplaced", func(g *Grant) *unplaced { return &g.Unplaced }, unplacedShare, UnplacedDeny)),
 }
 

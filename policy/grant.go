@@ -25,14 +25,14 @@ const (
 	ComputeUnchanged computeMode = "unchanged"
 )
 
-// OnFailure is what a node does if it cannot serve a grant.
-type OnFailure string
+// onFailure is what a node does if it cannot serve a grant.
+type onFailure string
 
 // failDrain drains the node and requeues the job. FailRunWithout runs the job without MPS, and its ticket has the
 // reason.
 const (
-	failDrain      OnFailure = "drain"
-	FailRunWithout OnFailure = "run_without"
+	failDrain      onFailure = "drain"
+	FailRunWithout onFailure = "run_without"
 )
 
 // ShareMode is how the SMs of a GPU are divided among its ranks.
@@ -44,14 +44,14 @@ const (
 	ShareNone ShareMode = "none"
 )
 
-// KeepLogs is when the logs of a job's daemons outlive the job.
-type KeepLogs string
+// keepLogs is when the logs of a job's daemons outlive the job.
+type keepLogs string
 
 // The order is from no logs to all logs.
 const (
-	keepNever     KeepLogs = "never"
-	keepOnFailure KeepLogs = "on_failure"
-	keepAlways    KeepLogs = "always"
+	keepNever     keepLogs = "never"
+	keepOnFailure keepLogs = "on_failure"
+	keepAlways    keepLogs = "always"
 )
 
 // unplaced is what processes get that neither a wrapper nor a launcher places: the batch script and its children.
@@ -63,14 +63,14 @@ const (
 	UnplacedDeny  unplaced = "deny"
 )
 
-// ShareGPU is how the jobs that Slurm puts on one GPU, by gres/shard or gres/mps, use it.
-type ShareGPU string
+// shareGPU is how the jobs that Slurm puts on one GPU, by gres/shard or gres/mps, use it.
+type shareGPU string
 
 // shareTurns gives each job a daemon of its own. The jobs' kernels take turns, and a wrong address in one job harms no
 // other job (measured). ShareUser gives the jobs of one user on a GPU one daemon: they compute at the same time.
 const (
-	shareTurns ShareGPU = "turns"
-	ShareUser  ShareGPU = "user"
+	shareTurns shareGPU = "turns"
+	ShareUser  shareGPU = "user"
 )
 
 // maxDrainGrace is the maximum time that an epilog waits for clients. maxHold is the maximum time that a guard holds
@@ -88,13 +88,13 @@ type Grant struct {
 	Share      ShareMode
 	Overlap    float64 // 1 to 48: how many times the SMs are assigned; 2 is NVIDIA's 100/(0.5 n)
 	Ceiling    float64 // the daemon's own limit: no rank exceeds this percentage of a GPU, above 0 to 100
-	OnFailure  OnFailure
+	OnFailure  onFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
 	Hold       time.Duration // how long the guard holds a dead client's files if their room is needed; 0: no guard
 	Pause      time.Duration // how long the guard may pause a dead client's neighbours if room is needed; 0: never
-	KeepLogs   KeepLogs
+	KeepLogs   keepLogs
 	Unplaced   unplaced
-	ShareGPU   ShareGPU
+	ShareGPU   shareGPU
 
 	// These apply to a rank whose user sets nothing else.
 	Memory        MemoryRule

@@ -23,6 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 	"github.com/slurm-mps/slurm-mps/site/usage/page"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
@@ -83,7 +84,8 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 				return writePage(html, r)
 			}
 			now := time.Now()
-			return call.Print("report", r.Judge(now), func(s command.Screen) string { return reportText(r, s, now) })
+			j := judge.Job{Report: r}
+			return call.Print("report", j.Judge(now), func(s command.Screen) string { return reportText(j, s, now) })
 		},
 	}
 	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
@@ -93,7 +95,7 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 // writePage writes the page of a report into a file. The file is whole or absent.
 func writePage(path string, r usage.Report) error {
 	var html bytes.Buffer
-	if err := page.Write(&html, r.Judge(time.Now())); err != nil {
+	if err := page.Write(&html, judge.Job{Report: r}, time.Now()); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
 	}
 	if err := replaceFile(path, html.Bytes()); err != nil {
@@ -164,7 +166,7 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 }
 
 // reportText returns a report as text for people.
-func reportText(r usage.Report, screen command.Screen, now time.Time) string {
+func reportText(r judge.Job, screen command.Screen, now time.Time) string {
 	var b strings.Builder
 	ended, until := "runs", now
 	if !r.End.IsZero() {
@@ -196,7 +198,7 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 		b.WriteString(screen.Wrap("", text))
 	}
 	b.WriteString("\n")
-	b.WriteString(figuresTable(r, screen))
+	b.WriteString(figuresTable(r.Report, screen))
 	for n, incident := range r.Incidents() {
 		if n == 0 {
 			b.WriteString("\n")
@@ -207,12 +209,12 @@ func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 		}
 		b.WriteString(screen.Wrap("", clockOf(incident.At, r.Begin)+"  "+incident.Text))
 	}
-	for _, text := range []string{r.PauseText(), r.Advice()} {
+	for _, text := range []string{judge.PauseText(r.Totals), r.Advice()} {
 		if text != "" {
 			b.WriteString("\n" + screen.Wrap("", text))
 		}
 	}
-	return b.String() + "\n" + legend(r, screen)
+	return b.String() + "\n" + legend(r.Report, screen)
 }
 
 // figuresTable returns the means of each GPU.

@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 // reported is a job of an hour and a quarter on two GPUs.
@@ -63,7 +64,7 @@ func TestReportGoldens(t *testing.T) {
 		running.GPUs[n].Samples[0].SMActive = usage.Unknown
 	}
 	for name, r := range map[string]usage.Report{"ended": reported(), "running": running} {
-		text := reportText(r, command.Screen{Columns: 80}, running.Begin.Add(90*time.Second))
+		text := reportText(judge.Job{Report: r}, command.Screen{Columns: 80}, running.Begin.Add(90*time.Second))
 		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
 		fitsColumns(t, text)
 	}
@@ -72,7 +73,7 @@ func TestReportGoldens(t *testing.T) {
 		many.Clients = append(many.Clients, usage.Client{PID: n, Step: fmt.Sprint(100 + n), Exit: "signal 11",
 			End: many.Begin, Begin: many.Begin})
 	}
-	if text := reportText(many, command.Screen{Columns: 80}, many.End); !strings.Contains(text, "\n20 incidents more: see --json.\n") ||
+	if text := reportText(judge.Job{Report: many}, command.Screen{Columns: 80}, many.End); !strings.Contains(text, "\n20 incidents more: see --json.\n") ||
 		strings.Count(text, "SIGSEGV") != maxIncidents-1 {
 		t.Errorf("%s", text)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 // maxListed is the number of ended jobs in the list: the latest ones.
@@ -42,7 +43,7 @@ func printReports(call *command.Invocation) error {
 	all := []listed{}
 	for _, r := range found {
 		all = append(all, listed{r.Job, r.Name, r.User, r.Partition, r.Begin, r.End, len(r.GPUs), r.Part,
-			r.GPUHours(now), r.Totals, r.Mean()})
+			judge.Job{Report: r}.GPUHours(now), r.Totals, r.Mean()})
 	}
 	return call.Print("report", all, func(s command.Screen) string { return reportsText(found, s) })
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
@@ -84,7 +85,7 @@ func (v *view) job(j state.Job) {
 		v.line("  ended    %s", v.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
 			words.Count(j.Report.ClientsSeen, "client"), j.ID)))
 	}
-	if text := pausesOf(j).PauseText(); text != "" {
+	if text := judge.PauseText(pausesOf(j)); text != "" {
 		v.WriteString(v.screen.Wrap("  ", text))
 	}
 	if j.Joined != 0 { // the clients stand with the daemon

@@ -112,3 +112,16 @@ func (s Sample) rounded() Sample {
 	}
 	return s
 }
+
+// Busy returns the mean of the samples with clients, and the time that they cover.
+func (g GPU) Busy(began time.Time) (Sample, time.Duration) {
+	all, lasted := sum{Sample: NoSample(began)}, time.Duration(0)
+	for i, s := range g.Samples {
+		if s.Clients == 0 {
+			continue
+		}
+		all.add(s, g.covers(began, i))
+		lasted += g.covers(began, i)
+	}
+	return all.Sample, lasted
+}

@@ -72,8 +72,8 @@ var changeRecipes = []changeRecipe{
 		"docs/*.md":           "what a figure means for users", "docs/decisions/051-figures-of-a-part.md": "a part of a GPU has none",
 		"docs/pictures/play.svg": "a screen, recorded by make pictures", "docs/status.svg": "a screen",
 		"cmd/mpsctl/cmd_report.go": "the help names GPUs that lack it", "cmd/mpsctl/cmd_*_test.go": "reports with values",
-		"cmd/e2e/mpsctl/part_test.go": "a part of a GPU has none", "site/usage/part.go": "a part of a GPU has none",
-		"site/usage/advice.go": "advice depends on it", "site/usage/*_test.go": "reports with values", "site/usage/page/page_test.go": "reports with values",
+		"cmd/e2e/mpsctl/part_test.go": "a part of a GPU has none",
+		"site/usage/judge/advice.go":  "advice depends on it", "site/usage/judge/ends.go": "prints the part of a GPU's remark", "site/usage/judge/*_test.go": "reports with values", "site/usage/*_test.go": "reports with values", "site/usage/page/page_test.go": "reports with values",
 	}},
 }
 

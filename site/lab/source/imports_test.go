@@ -26,8 +26,8 @@ var packages = map[string][]string{
 	"site/cgroup":         {"site/proc", "site/wait", "golang.org/x/sys/unix"},
 	"site/slurm":          {"policy", "site", "site/words"},
 	"site/serverlog":      {"golang.org/x/sys/unix"},
-	"site/usage":          {"site", "site/lease", "site/osfile", "site/proc", "site/words", "golang.org/x/sys/unix"},
-	"site/usage/page":     {"site/usage"},
+	"site/usage":          {"site", "site/lease", "site/osfile", "site/proc"},
+	"site/usage/page":     {"site/usage", "site/usage/judge"},
 	"site/lease":          {"policy", "site", "site/osfile", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":            {"site", "site/usage", "site/wait", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":            {"policy", "site", "site/cgroup", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/wait", "site/words", "golang.org/x/sys/unix"},
@@ -53,7 +53,7 @@ var packages = map[string][]string{
 	"site/state":          {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm/steps", "site/usage", "site/wait", "site/words"},
 	"site/doctor":         {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/mps", "site/osfile", "site/proc", "site/slurm", "site/state", "site/words", "golang.org/x/sys/unix", "os/exec"},
 	"site/command":        {"site", "site/cli", "site/words", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/mpsctl":          {"cmd/mpsctl/tune", "epilog", "policy", "policy/lint", "policy/plan", "policy/policyfile", "prolog/frame", "site", "site/cli", "site/command", "site/doctor", "site/lease", "site/osfile", "site/proc", "site/slurm", "site/state", "site/usage", "site/usage/page", "site/words", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/mpsctl":          {"cmd/mpsctl/tune", "epilog", "policy", "policy/lint", "policy/plan", "policy/policyfile", "prolog/frame", "site", "site/cli", "site/command", "site/doctor", "site/lease", "site/osfile", "site/proc", "site/slurm", "site/state", "site/usage", "site/usage/judge", "site/usage/page", "site/words", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/mpsctl/tune":     {"policy", "site/cli", "site/command", "site/lease", "site/proc", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 	"site/words":          {},
 	"site/osfile":         {"site/proc", "site/wait", "golang.org/x/sys/unix"},
@@ -62,6 +62,7 @@ var packages = map[string][]string{
 	"site/guard/pause":    {"site/proc", "site/wait", "site/words", "golang.org/x/sys/unix"},
 	"site/guard/gauge":    {"site/proc"},
 	"site/slurm/launch":   {"site/slurm"},
+	"site/usage/judge":    {"site/usage", "site/words", "golang.org/x/sys/unix"},
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed

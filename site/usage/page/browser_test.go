@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 // browser is chromium without a window. REQUIRE_LAB does not ask for it, because no package of a lab has it.
@@ -103,7 +104,7 @@ func checkElements(t *testing.T, dom string, r usage.Report) {
 		if cell := fmt.Sprintf(`data-name="PID">%d</td>`, c.PID); !strings.Contains(dom, cell) {
 			t.Errorf("the table lacks PID %d", c.PID)
 		}
-		if said := c.EndText(); !strings.Contains(dom, said[1:]) {
+		if said := judge.EndText(c); !strings.Contains(dom, said[1:]) {
 			t.Errorf("PID %d lacks %q", c.PID, said)
 		}
 	}

@@ -12,8 +12,10 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 //go:embed page.html
@@ -21,7 +23,7 @@ var template string
 
 // contents is the JSON in the page: the report, and the texts and means that mpsctl report prints.
 type contents struct {
-	usage.Judged
+	judge.Judged
 	Clients []client       `json:"clients"` // in place of the report's
 	Figures []usage.Figure `json:"figures"`
 	Means   []usage.Sample `json:"means"` // by GPU
@@ -37,13 +39,13 @@ type client struct {
 
 // Write writes the page of a report. The encoder of JSON escapes what ends a script. The page's policy names the hash of
 // its script, so a browser runs no other.
-func Write(w io.Writer, r usage.Judged) error {
-	c := contents{Judged: r, Figures: r.Figures(), Shares: r.Shares(), Remarks: []string{r.PartText(), r.PauseText()}}
+func Write(w io.Writer, r judge.Job, now time.Time) error {
+	c := contents{Judged: r.Judge(now), Figures: r.Figures(), Shares: r.Shares(), Remarks: []string{r.PartText(), judge.PauseText(r.Totals)}}
 	for _, g := range r.GPUs {
 		c.Means = append(c.Means, g.Mean(r.Begin))
 	}
 	for _, one := range r.Clients {
-		c.Clients = append(c.Clients, client{one, one.EndText(), one.Neighbours(r.GPUName(one.GPU))})
+		c.Clients = append(c.Clients, client{one, judge.EndText(one), judge.Neighbours(one, r.GPUName(one.GPU))})
 	}
 	report, err := json.Marshal(c)
 	if err != nil {

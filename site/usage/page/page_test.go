@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 const (
@@ -138,7 +139,7 @@ func large() usage.Report {
 func pageText(t *testing.T, r usage.Report) string {
 	t.Helper()
 	var page bytes.Buffer
-	if err := Write(&page, r.Judge(minute(12))); err != nil {
+	if err := Write(&page, judge.Job{Report: r}, minute(12)); err != nil {
 		t.Fatal(err)
 	}
 	return page.String()
@@ -161,7 +162,7 @@ func TestThePageHasTheReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := eightRanks()
-	if c.Job != 4711 || c.Verdict != r.Verdict() || len(c.GPUs[1].Samples) != 144 || len(c.Clients) != 8 || len(c.Figures) != len(usage.All) ||
+	if c.Job != 4711 || c.Verdict != (judge.Job{Report: r}).Verdict() || len(c.GPUs[1].Samples) != 144 || len(c.Clients) != 8 || len(c.Figures) != len(usage.All) ||
 		c.Means[0] != r.GPUs[0].Mean(r.Begin) {
 		t.Errorf("%.600s", text)
 	}
@@ -198,7 +199,7 @@ type fullDisk struct{}
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
 func TestAPageThatCannotBeWritten(t *testing.T) {
-	if err := Write(fullDisk{}, eightRanks().Judge(minute(1))); err == nil || err.Error() != "cannot write the page of job 4711: no space left" {
+	if err := Write(fullDisk{}, judge.Job{Report: eightRanks()}, minute(1)); err == nil || err.Error() != "cannot write the page of job 4711: no space left" {
 		t.Errorf("%v", err)
 	}
 }

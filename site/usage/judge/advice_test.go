@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package judge
 
 import (
 	"strings"
 	"testing"
 	"time"
+
+	. "github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 func used(smUtil, smActive, dram float64, mib, clients int) GPU {
 	g := GPU{UUID: "GPU-1", MemoryMiB: 143771, Resolution: 10}
 	for i := range 20 {
-		g.Add(began, Sample{began.Add(time.Duration(i+1) * 10 * time.Second), smUtil, smActive, dram, float64(mib), clients})
+		g.Add(began, Sample{At: began.Add(time.Duration(i+1) * 10 * time.Second), SMUtil: smUtil, SMActive: smActive, DRAM: dram,
+			UsedMiB: float64(mib), Clients: clients})
 	}
 	return g
 }
@@ -50,7 +53,7 @@ func TestAdvice(t *testing.T) {
 		"more than MPS serves":      {[]GPU{used(99, 1, 1, 500, 30)}, "48 ranks a GPU would fit"},
 		"as many as MPS serves now": {[]GPU{used(99, 1, 1, 500, 48)}, ""},
 	} {
-		got := Report{Begin: began, GPUs: c.gpus}.Advice()
+		got := Job{Report{Begin: began, GPUs: c.gpus}}.Advice()
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package judge
 
 import (
 	"strings"
 	"testing"
 	"time"
+
+	. "github.com/slurm-mps/slurm-mps/site/usage"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -31,23 +33,24 @@ func TestFiguresOfParts(t *testing.T) {
 		part   lease.Part
 		others int
 		hours  float64
-		memory int
+		memory string
 		whole  bool
 		text   string
 	}{
-		"whole":           {lease.Part{}, 0, 1, 80000, true, ""},
-		"a quarter":       {shards(2), 0, 0.25, 20000, false, "The job had 2 of 8 shards of each GPU. GPU hours"},
-		"percent":         {quarter, 3, 0.25, 20000, false, "25 of 100 percent of each GPU, beside at most 3 other jobs. GPU"},
-		"all shards":      {shards(9), 0, 1, 80000, true, ""},
-		"a whole, beside": {lease.Part{}, 1, 1, 80000, false, "The job had whole GPUs, beside at most 1 other job. GPU"},
-		"not known":       {shards(0), 0, 0, 80000, false, "some of 8 shards of each GPU. GPU hours and energy are not known"},
+		"whole":           {lease.Part{}, 0, 1, "0 of 78 GiB", true, ""},
+		"a quarter":       {shards(2), 0, 0.25, "0 of 19 GiB", false, "The job had 2 of 8 shards of each GPU. GPU hours"},
+		"percent":         {quarter, 3, 0.25, "0 of 19 GiB", false, "25 of 100 percent of each GPU, beside at most 3 other jobs. GPU"},
+		"all shards":      {shards(9), 0, 1, "0 of 78 GiB", true, ""},
+		"a whole, beside": {lease.Part{}, 1, 1, "0 of 78 GiB", false, "The job had whole GPUs, beside at most 1 other job. GPU"},
+		"not known":       {shards(0), 0, 0, "0 of 78 GiB", false, "some of 8 shards of each GPU. GPU hours and energy are not known"},
 	} {
 		r := busyHour(c.part, c.others)
-		hours, memory, advice := r.GPUHours(r.End), r.memoryMiB(r.GPUs[0]), r.Advice()
+		j, memory := Job{r}, r.Text(All[3], r.GPUs[0], Sample{})
+		hours, advice := j.GPUHours(r.End), j.Advice()
 		if hours != c.hours || memory != c.memory || r.Whole() != c.whole || (advice != "") != c.whole {
-			t.Errorf("%s: %v GPU hours, %d MiB, whole %t, advice %q", name, hours, memory, r.Whole(), advice)
+			t.Errorf("%s: %v GPU hours, %s, whole %t, advice %q", name, hours, memory, r.Whole(), advice)
 		}
-		if text := r.PartText(); (text == "") != c.whole || !strings.Contains(text, c.text) {
+		if text := j.PartText(); (text == "") != c.whole || !strings.Contains(text, c.text) {
 			t.Errorf("%s: %q, want %q", name, text, c.text)
 		}
 		if own := strings.Contains(r.Figures()[3].Means, "own clients"); own == c.whole {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package judge
 
 import (
 	"slices"
@@ -8,8 +8,12 @@ import (
 	"testing"
 	"time"
 
+	. "github.com/slurm-mps/slurm-mps/site/usage"
+
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
+
+var began = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
 func after(minutes int) time.Time { return began.Add(time.Duration(minutes) * time.Minute) }
 
@@ -30,8 +34,8 @@ func TestHowAClientEnded(t *testing.T) {
 		{Client{End: began, Ending: Faulted}, "ended by a fatal GPU error", true},
 		{Client{End: began, Exit: "signal 9", Ending: AtEpilog}, "outlived the job, and was ended by the epilog", false},
 	} {
-		if text := c.client.EndText(); text != c.text || c.client.bad() != c.bad {
-			t.Errorf("%+v: %q, bad %v", c.client, text, c.client.bad())
+		if text := EndText(c.client); text != c.text || bad(c.client) != c.bad {
+			t.Errorf("%+v: %q, bad %v", c.client, text, bad(c.client))
 		}
 	}
 }
@@ -54,7 +58,7 @@ func TestIncidents(t *testing.T) {
 		{PID: 7, GPU: 1, Rank: -1, Begin: began, End: after(5), Exit: "status 1", Ending: Faulted},
 	}}
 	var got []string
-	for _, i := range r.Incidents() {
+	for _, i := range (Job{r}).Incidents() {
 		got = append(got, i.Text)
 	}
 	want := []string{
@@ -69,7 +73,7 @@ func TestIncidents(t *testing.T) {
 	}
 	held := Report{Begin: began, GPUs: []GPU{{}}, Clients: []Client{{PID: 2, Rank: -1, Begin: began, End: after(1),
 		Exit: "signal 9"}}}
-	if text := held.Incidents()[0].Text; text != "pid 2 ended by signal 9 (SIGKILL). The guard holds its files." {
+	if text := (Job{held}).Incidents()[0].Text; text != "pid 2 ended by signal 9 (SIGKILL). The guard holds its files." {
 		t.Errorf("of a job that runs: %s", text)
 	}
 }
@@ -90,7 +94,7 @@ func TestVerdict(t *testing.T) {
 		"No client is known to have ended badly.": {End: after(9), Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}}, Clients: []Client{well}},
 	} {
 		r.Begin = began
-		if got := r.Verdict(); got != want {
+		if got := (Job{r}).Verdict(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
@@ -98,21 +102,21 @@ func TestVerdict(t *testing.T) {
 
 func TestSharesAndHours(t *testing.T) {
 	r := Report{Begin: began, End: after(90), GPUs: []GPU{{SMs: 132}, {SMs: 132}}, Clients: []Client{{SMs: 66}, {SMs: -1}}}
-	if got := r.Shares(); got != "66 SMs" {
+	if got := (Job{r}).Shares(); got != "66 SMs" {
 		t.Errorf("one share: %q", got)
 	}
 	r.Clients = append(r.Clients, Client{SMs: 0, GPU: 1}, Client{SMs: 16})
-	if got := r.Shares(); got != "16 to 132 SMs" {
+	if got := (Job{r}).Shares(); got != "16 to 132 SMs" {
 		t.Errorf("several shares: %q", got)
 	}
-	if got := (Report{}).Shares(); got != "" {
+	if got := (Job{}).Shares(); got != "" {
 		t.Errorf("no client: %q", got)
 	}
-	if got := r.GPUHours(after(1000)); got != 3 {
+	if got := (Job{r}).GPUHours(after(1000)); got != 3 {
 		t.Errorf("ended: %v hours", got)
 	}
-	if r.End = (time.Time{}); r.GPUHours(after(30)) != 1 {
-		t.Errorf("runs: %v hours", r.GPUHours(after(30)))
+	if r.End = (time.Time{}); (Job{r}).GPUHours(after(30)) != 1 {
+		t.Errorf("runs: %v hours", Job{r}.GPUHours(after(30)))
 	}
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file tells how clients ended, and the incidents of a job.
-
-package usage
+// Package judge says for people what a report shows: how clients ended, the incidents of a job, and what to change.
+// Root's programs keep reports and do not link it.
+package judge
 
 import (
 	"cmp"
@@ -11,28 +11,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
-// InOrder is the exit of a client that ended with status 0.
-const InOrder = "status 0"
-
-// BadEnd reports whether a client is known to have ended badly: with a fatal GPU error, by a signal, or with a status
-// other than 0. A client that outlived the job was ended by the epilog, and does not count.
-func BadEnd(exit string, ending Ending) bool {
-	return ending == Faulted || exit != "" && exit != InOrder && ending != AtEpilog
-}
-
 // bad reports whether a client ended badly.
-func (c Client) bad() bool { return BadEnd(c.Exit, c.Ending) }
+func bad(c usage.Client) bool { return usage.BadEnd(c.Exit, c.Ending) }
 
 // EndText returns how a client ended, as in "ended by signal 9 (SIGKILL)".
-func (c Client) EndText() string {
+func EndText(c usage.Client) string {
 	switch {
-	case c.Ending == Faulted:
+	case c.Ending == usage.Faulted:
 		return "ended by a fatal GPU error"
-	case c.Ending == AtEpilog:
+	case c.Ending == usage.AtEpilog:
 		return "outlived the job, and was ended by the epilog"
 	case c.End.IsZero():
 		return "runs"
@@ -50,9 +42,9 @@ func (c Client) EndText() string {
 }
 
 // Neighbours describes the neighbours of a client that ended badly, or "".
-func (c Client) Neighbours(gpu string) string {
+func Neighbours(c usage.Client, gpu string) string {
 	switch {
-	case !c.bad() || c.Unharmed <= 0:
+	case !bad(c) || c.Unharmed <= 0:
 		return ""
 	case c.Unharmed == 1:
 		return fmt.Sprintf("%s had work, and its neighbour lived on", gpu)
@@ -61,7 +53,7 @@ func (c Client) Neighbours(gpu string) string {
 }
 
 // who names a client by its rank, step and program, as far as they are known.
-func (c Client) who() string {
+func who(c usage.Client) string {
 	name, details := fmt.Sprintf("pid %d", c.PID), []string{}
 	if c.Rank >= 0 {
 		name, details = fmt.Sprintf("rank %d", c.Rank), []string{name}
@@ -86,36 +78,39 @@ func ofStep(step string) string {
 	return " of step " + step
 }
 
-// Incident is something that went wrong in a job.
-type Incident struct {
+// Job is the report of a job.
+type Job struct{ usage.Report }
+
+// incident is something that went wrong in a job.
+type incident struct {
 	At   time.Time `json:"at"`
 	Text string    `json:"text"`
 }
 
 // Incidents returns all incidents, the worst first: fatal GPU errors, then bad ends in the order of time, then
 // clients that outlived the job. Clients of one step and program that ended alike are one incident.
-func (r Report) Incidents() []Incident {
-	all := []Incident{}
+func (r Job) Incidents() []incident {
+	all := []incident{}
 	for _, f := range r.Faults {
-		all = append(all, Incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f.PID))})
+		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f.PID))})
 	}
 	type kind struct {
 		text, step, program string
 		outlived            bool
 	}
-	alike, kinds := map[kind][]Client{}, []kind{}
+	alike, kinds := map[kind][]usage.Client{}, []kind{}
 	for _, c := range r.eachOnce() {
-		if !c.bad() && c.Ending != AtEpilog || c.Ending == Faulted && len(r.Faults) > 0 {
+		if !bad(c) && c.Ending != usage.AtEpilog || c.Ending == usage.Faulted && len(r.Faults) > 0 {
 			continue
 		}
-		k := kind{c.EndText(), c.Step, c.Program, c.Ending == AtEpilog}
+		k := kind{EndText(c), c.Step, c.Program, c.Ending == usage.AtEpilog}
 		if alike[k] == nil {
 			kinds = append(kinds, k)
 		}
 		alike[k] = append(alike[k], c)
 	}
 	for _, clients := range alike {
-		slices.SortStableFunc(clients, func(a, b Client) int { return a.End.Compare(b.End) })
+		slices.SortStableFunc(clients, func(a, b usage.Client) int { return a.End.Compare(b.End) })
 	}
 	slices.SortStableFunc(kinds, func(a, b kind) int {
 		if a.outlived != b.outlived {
@@ -124,13 +119,13 @@ func (r Report) Incidents() []Incident {
 		return alike[a][0].End.Compare(alike[b][0].End)
 	})
 	for _, k := range kinds {
-		all = append(all, Incident{alike[k][0].End, r.ended(alike[k])})
+		all = append(all, incident{alike[k][0].End, r.ended(alike[k])})
 	}
 	return all
 }
 
 // ended returns a sentence about clients that ended alike, in the order of their ends.
-func (r Report) ended(alike []Client) string {
+func (r Job) ended(alike []usage.Client) string {
 	first := alike[0]
 	if len(alike) > 1 {
 		program := ""
@@ -138,11 +133,11 @@ func (r Report) ended(alike []Client) string {
 			program = " (" + first.Program + ")"
 		}
 		return fmt.Sprintf("%s%s%s %s, %s first.", words.Count(len(alike), "client"), ofStep(first.Step), program,
-			strings.Replace(first.EndText(), "was ended", "were ended", 1),
-			Client{PID: first.PID, Rank: first.Rank}.who())
+			strings.Replace(EndText(first), "was ended", "were ended", 1),
+			who(usage.Client{PID: first.PID, Rank: first.Rank}))
 	}
-	text := first.who() + " " + first.EndText() + "."
-	if lived := first.Neighbours(r.GPUName(first.GPU)); lived != "" {
+	text := who(first) + " " + EndText(first) + "."
+	if lived := Neighbours(first, r.GPUName(first.GPU)); lived != "" {
 		text += " " + lived + "."
 	} else if first.Ending == "" && r.End.IsZero() {
 		text += " The guard holds its files."
@@ -151,7 +146,7 @@ func (r Report) ended(alike []Client) string {
 }
 
 // GPUName returns the name of a GPU of the report, as in "GPU 3".
-func (r Report) GPUName(gpu int) string {
+func (r Job) GPUName(gpu int) string {
 	if gpu < 0 || gpu >= len(r.GPUs) {
 		return "Its GPU"
 	}
@@ -159,13 +154,13 @@ func (r Report) GPUName(gpu int) string {
 }
 
 // eachOnce returns one row for each client. A client of several GPUs has several rows.
-func (r Report) eachOnce() []Client {
+func (r Job) eachOnce() []usage.Client {
 	type one struct {
 		pid   int
 		begin int64
 	}
 	seen := map[one]bool{}
-	return slices.DeleteFunc(slices.Clone(r.Clients), func(c Client) bool {
+	return slices.DeleteFunc(slices.Clone(r.Clients), func(c usage.Client) bool {
 		client := one{c.PID, c.Begin.UnixNano()}
 		twice := seen[client]
 		seen[client] = true
@@ -174,20 +169,20 @@ func (r Report) eachOnce() []Client {
 }
 
 // who names the client of a pid that began a fatal error.
-func (r Report) who(pid int) string {
+func (r Job) who(pid int) string {
 	if pid == 0 {
 		return "a client that the server did not name"
 	}
 	for _, c := range r.Clients {
 		if c.PID == pid {
-			return c.who()
+			return who(c)
 		}
 	}
 	return fmt.Sprintf("pid %d", pid)
 }
 
 // Verdict returns the result of a job in one sentence: how its clients ended, and how busy its GPUs were.
-func (r Report) Verdict() string {
+func (r Job) Verdict() string {
 	if r.ClientsSeen == 0 {
 		return "No client of MPS was seen."
 	}
@@ -203,10 +198,10 @@ func (r Report) Verdict() string {
 }
 
 // endings returns how the clients ended, all together.
-func (r Report) endings() string {
+func (r Job) endings() string {
 	unknown := r.ClientsSeen > len(r.Clients)
 	for _, c := range r.Clients {
-		unknown = unknown || c.Exit != InOrder
+		unknown = unknown || c.Exit != usage.InOrder
 	}
 	switch {
 	case r.BadEnds > 0 && len(r.Faults) > 0:
@@ -227,11 +222,11 @@ func (r Report) endings() string {
 }
 
 // average returns the mean of the best percentage that is known, or "".
-func (r Report) average() string {
+func (r Job) average() string {
 	mean := r.Mean()
-	for _, f := range All {
+	for _, f := range usage.All {
 		if f.Unit == "%" && f.Of(mean) >= 0 {
-			return fmt.Sprintf("%s was %s on average", f.Name, Percent(f.Of(mean)))
+			return fmt.Sprintf("%s was %s on average", f.Name, usage.Percent(f.Of(mean)))
 		}
 	}
 	return ""
@@ -239,7 +234,7 @@ func (r Report) average() string {
 
 // GPUHours returns the time of the job on all of its GPUs, in hours. A part of a GPU counts as a part of the time, and
 // 0 means not known. now counts for a job that runs.
-func (r Report) GPUHours(now time.Time) float64 {
+func (r Job) GPUHours(now time.Time) float64 {
 	if !r.End.IsZero() {
 		now = r.End
 	}
@@ -247,7 +242,7 @@ func (r Report) GPUHours(now time.Time) float64 {
 }
 
 // Shares returns the shares that the clients had, as in "66 SMs" or "16 to 66 SMs", or "" if none is known.
-func (r Report) Shares() string {
+func (r Job) Shares() string {
 	var all []int
 	for _, c := range r.Clients {
 		if c.GPU < 0 || c.GPU >= len(r.GPUs) {
@@ -268,15 +263,44 @@ func (r Report) Shares() string {
 
 // Judged is a report with its judgements: the JSON of mpsctl report.
 type Judged struct {
-	Report
-	Verdict   string     `json:"verdict"`
-	Advice    string     `json:"advice"` // "" if the figures justify none
-	Incidents []Incident `json:"incidents"`
-	GPUHours  float64    `json:"gpu_hours"`
-	Mean      Sample     `json:"mean"` // of all GPUs; memory and clients are the maximum
+	usage.Report
+	Verdict   string       `json:"verdict"`
+	Advice    string       `json:"advice"` // "" if the figures justify none
+	Incidents []incident   `json:"incidents"`
+	GPUHours  float64      `json:"gpu_hours"`
+	Mean      usage.Sample `json:"mean"` // of all GPUs; memory and clients are the maximum
 }
 
 // Judge returns the report with its judgements. now counts for a job that runs.
-func (r Report) Judge(now time.Time) Judged {
-	return Judged{r, r.Verdict(), r.Advice(), r.Incidents(), r.GPUHours(now), r.Mean()}
+func (r Job) Judge(now time.Time) Judged {
+	return Judged{r.Report, r.Verdict(), r.Advice(), r.Incidents(), r.GPUHours(now), r.Mean()}
+}
+
+// PauseText returns a sentence about the pauses, or "" if there was none.
+func PauseText(t usage.Totals) string {
+	if t.Pauses == 0 {
+		return ""
+	}
+	return fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", words.Count(t.Pauses, "time"),
+		float64(t.PausedMillis)/1000)
+}
+
+// PartText returns sentences about the job's part and what the report has of it, or "" if the figures are those of
+// whole GPUs.
+func (r Job) PartText() string {
+	if r.Whole() {
+		return ""
+	}
+	text := fmt.Sprintf("The job had %s of each GPU", r.Part)
+	if !r.Part.Shared() {
+		text = "The job had whole GPUs"
+	}
+	if n := r.Others(); n > 0 {
+		text += fmt.Sprintf(", beside at most %s", words.Count(n, "other job"))
+	}
+	if r.Part.Fraction() == 0 {
+		return text + ". GPU hours and energy are not known, because no client is known to have shards."
+	}
+	return text + ". GPU hours and energy are by part. SM active, SM util and DRAM are left out, " +
+		"because they are those of the whole GPU."
 }

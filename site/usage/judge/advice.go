@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package judge
 
 import (
 	"fmt"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // These are the limits for an advice.
@@ -19,7 +21,7 @@ const (
 )
 
 // Advice returns a sentence about the number of ranks, or "" if the figures justify no advice.
-func (r Report) Advice() string {
+func (r Job) Advice() string {
 	_, why := r.advise()
 	return why
 }
@@ -30,16 +32,16 @@ func (r Report) Advice() string {
 // The part of the SMs that had work shows whether there is room, and only GPM measures it. Without GPM, the time
 // without any kernel shows room, but no figure shows that a GPU is full. Only a trial shows whether more ranks are
 // faster.
-func (r Report) advise() (short, why string) {
+func (r Job) advise() (short, why string) {
 	if !r.Whole() {
 		return "", ""
 	}
-	unused, room, most := 0, 0, NoSample(r.Begin)
-	var fullest GPU
+	unused, room, most := 0, 0, usage.NoSample(r.Begin)
+	var fullest usage.GPU
 	for _, g := range r.GPUs {
-		s, busy := g.busy(r.Begin)
+		s, busy := g.Busy(r.Begin)
 		switch {
-		case busy < adviceAfter && g.Mean(r.Begin).Clients > 0 || g.lasts(r.Begin) < adviceAfter:
+		case busy < adviceAfter && g.Mean(r.Begin).Clients > 0 || g.Mean(r.Begin).At.Sub(r.Begin) < adviceAfter:
 			return "", ""
 		case s.Clients == 0:
 			if all := g.Mean(r.Begin); all.SMUtil >= 0 && all.SMUtil < idlePercent {
@@ -47,10 +49,10 @@ func (r Report) advise() (short, why string) {
 			}
 			continue
 		}
-		if fits := g.fits(s); room == 0 || fits < room {
+		if fits := fits(g, s); room == 0 || fits < room {
 			room = fits
 		}
-		if s.load() > most.load() || fullest.UUID == "" {
+		if load(s) > load(most) || fullest.UUID == "" {
 			most, fullest = s, g
 		}
 	}
@@ -65,34 +67,18 @@ func (r Report) advise() (short, why string) {
 			gibOf(most, fullest))
 	case most.SMActive > fullPercent || most.DRAM > fullPercent:
 		return "the GPU was busy", fmt.Sprintf("While clients ran, %s: the GPU was busy, and more ranks would hardly help.",
-			most.figures())
-	case most.load() < 0 || most.load() >= roomPercent || room <= most.Clients:
+			figures(most))
+	case load(most) < 0 || load(most) >= roomPercent || room <= most.Clients:
 		return "", ""
 	}
 	short = fmt.Sprintf("%d ranks a GPU would fit", room)
-	return short, fmt.Sprintf("While clients ran, %s and memory %s: %s; try mps-tune.", most.figures(),
+	return short, fmt.Sprintf("While clients ran, %s and memory %s: %s; try mps-tune.", figures(most),
 		gibOf(most, fullest), short)
-}
-
-// lasts returns the time that all samples cover.
-func (g GPU) lasts(began time.Time) time.Duration { return g.Mean(began).At.Sub(began) }
-
-// busy returns the mean of the samples with clients, and the time that they cover.
-func (g GPU) busy(began time.Time) (Sample, time.Duration) {
-	all, lasted := sum{Sample: NoSample(began)}, time.Duration(0)
-	for i, s := range g.Samples {
-		if s.Clients == 0 {
-			continue
-		}
-		all.add(s, g.covers(began, i))
-		lasted += g.covers(began, i)
-	}
-	return all.Sample, lasted
 }
 
 // load returns the larger of the figures that show whether there is room, or -1 if no figure is known. Without GPM,
 // it is the time with a kernel.
-func (s Sample) load() float64 {
+func load(s usage.Sample) float64 {
 	if s.SMActive < 0 {
 		return s.SMUtil
 	}
@@ -100,28 +86,28 @@ func (s Sample) load() float64 {
 }
 
 // fits returns how many ranks like the present ranks fit on a GPU, by its memory and by its load.
-func (g GPU) fits(s Sample) int {
+func fits(g usage.GPU, s usage.Sample) int {
 	fits := maxRanks
 	if s.UsedMiB > 0 {
 		fits = min(fits, int(useMemory*float64(g.MemoryMiB)*float64(s.Clients)/s.UsedMiB))
 	}
-	if load := s.load(); load > 0 {
+	if load := load(s); load > 0 {
 		fits = min(fits, int(100*float64(s.Clients)/load))
 	}
 	return fits
 }
 
 // figures returns the percentages for an advice as text.
-func (s Sample) figures() string {
+func figures(s usage.Sample) string {
 	switch {
 	case s.SMActive < 0:
-		return "SM util was " + Percent(s.SMUtil)
+		return "SM util was " + usage.Percent(s.SMUtil)
 	case s.DRAM > s.SMActive:
-		return fmt.Sprintf("SM active was %s, DRAM %s", Percent(s.SMActive), Percent(s.DRAM))
+		return fmt.Sprintf("SM active was %s, DRAM %s", usage.Percent(s.SMActive), usage.Percent(s.DRAM))
 	}
-	return "SM active was " + Percent(s.SMActive)
+	return "SM active was " + usage.Percent(s.SMActive)
 }
 
-func gibOf(s Sample, g GPU) string {
+func gibOf(s usage.Sample, g usage.GPU) string {
 	return fmt.Sprintf("%d of %d GiB", (int(s.UsedMiB)+512)>>10, g.MemoryMiB>>10)
 }
