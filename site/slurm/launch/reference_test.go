@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the table of launchers into docs/reference.md")
+
+// The table of launchers in docs/reference.md is that of the code, row by row.
+func TestTheReferenceHasTheLaunchers(t *testing.T) {
+	const page, begin, end = "../../../docs/reference.md", "| launcher | rank on the node | ranks on the node |\n|---|---|---|\n", "\n\n"
+	code := func(name string) string {
+		if name == "" {
+			return "–"
+		}
+		return "`" + name + "`"
+	}
+	table := ""
+	for _, l := range launchers {
+		name := l.name
+		if l.marker != "" {
+			name += " (with " + code(l.marker) + ")"
+		}
+		size := code(l.size)
+		if l.name == "Flux" {
+			size = "`FLUX_JOB_SIZE`, if `FLUX_JOB_NNODES` is 1"
+		}
+		table += fmt.Sprintf("| %s | %s | %s |\n", name, code(l.rank), size)
+	}
+	content, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(content), begin)
+	shown, after, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("%s has no table of launchers", page)
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if shown+"\n" != table {
+		t.Errorf("%s has\n%s\nthe code has\n%s\nwrite it: go test ./site/slurm/launch -update", page, shown, table)
+	}
+}
