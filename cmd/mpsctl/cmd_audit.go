@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
@@ -37,13 +36,7 @@ func auditCommand(call *command.Invocation) *cobra.Command {
 		Example: "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
 		Args:    command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			reader, err := state.Open(call.Paths, true)
-			if err != nil {
-				return cli.RuntimeError{Err: err}
-			}
-			ctx, stop := command.SignalContext()
-			defer stop()
-			n, found, err := look(ctx, reader, "audit", state.Violations)
+			n, found, err := look(call, "audit", true, 0, state.Violations)
 			if err != nil {
 				return err
 			}

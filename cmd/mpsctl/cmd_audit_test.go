@@ -30,18 +30,18 @@ func looked(unseen ...string) state.Node {
 			Daemons: []state.Daemon{{PID: 4242, State: state.Serves}},
 		}},
 		GPUs: []state.GPU{
-			{UUID: "GPU-1", Processes: []state.Process{{PID: 4250, Kind: state.KindServer},
+			{UUID: "GPU-1", Processes: []state.Process{{PID: 4250, Kind: "server"},
 				{PID: 4301, Kind: state.KindClient}, {PID: 4302, Kind: state.KindClient}}},
-			{UUID: "GPU-2", Processes: []state.Process{{PID: 4250, Kind: state.KindServer},
+			{UUID: "GPU-2", Processes: []state.Process{{PID: 4250, Kind: "server"},
 				{PID: 4301, Kind: state.KindClient}, {PID: 5000, Kind: state.KindCompute}}},
 		},
 	}
 }
 
 var planted = []state.Finding{
-	{Kind: state.ProcessWithoutMPS, Job: 4711, GPU: "GPU-2", PID: 5000, Where: "pid 5000, job 4711, GPU 1 (GPU-2)",
+	{Kind: "process-without-mps", Job: 4711, GPU: "GPU-2", PID: 5000, Where: "pid 5000, job 4711, GPU 1 (GPU-2)",
 		What: "python computes on the GPU beside MPS, in turns with all of the job's ranks", Fix: "see whose it is: ps -fp 5000; a rank of the job is there"},
-	{Kind: state.DaemonUnknown, PID: 6000, Where: "pid 6000, uid 2002, /tmp/nvidia-mps",
+	{Kind: "daemon-not-of-a-lease", PID: 6000, Where: "pid 6000, uid 2002, /tmp/nvidia-mps",
 		What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy", Fix: "see whose it is: ps -fp 6000; to end it when its clients have ended: echo quit"},
 }
 

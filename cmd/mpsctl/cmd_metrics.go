@@ -9,7 +9,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -52,17 +51,9 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 			"  systemctl enable --now slurm-mps-metrics.timer",
 		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			reader, err := state.Open(call.Paths, true)
+			node, found, err := look(call, "metrics", true, lookTime, state.Disagreements)
 			if err != nil {
-				return cli.RuntimeError{Err: err}
-			}
-			ctx, stop := command.SignalContext()
-			defer stop()
-			looking, cancel := context.WithTimeout(ctx, lookTime)
-			defer cancel()
-			node, found := reader.Inspect(looking, state.Disagreements)
-			if ctx.Err() != nil {
-				return cli.RuntimeError{Err: errors.New("cannot print metrics: interrupted")}
+				return err
 			}
 			families := nodeMetrics(node, found)
 			families = append(families, runningMetrics(node.Jobs)...)

@@ -45,7 +45,7 @@ func TestText(t *testing.T) {
 		Jobs: []state.Job{{ID: 7, Phase: state.Opened, Daemons: []state.Daemon{{State: state.Serves}, {State: state.NoAnswer}}}},
 		GPUs: []state.GPU{
 			{Index: 0, UUID: site.UUID("GPU-a"), Held: true,
-				Processes: []state.Process{{Kind: state.KindClient}, {Kind: state.KindServer}, {Kind: state.KindClient}}},
+				Processes: []state.Process{{Kind: state.KindClient}, {Kind: "server"}, {Kind: state.KindClient}}},
 			{Index: 1, UUID: site.UUID(`GPU-"b`)},
 		},
 		Incomplete: []string{"x"},

@@ -8,6 +8,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
@@ -39,41 +40,39 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
 		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			reader, err := state.Open(call.Paths, !silent)
+			n, found, err := look(call, "status", !silent, 0, state.Disagreements)
 			if err != nil {
-				return cli.RuntimeError{Err: err}
+				return err
 			}
-			ctx, stop := command.SignalContext()
-			defer stop()
-			return once(ctx, call, reader)
+			return printStatus(call, n, found)
 		},
 	}
 	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver lists the clients")
 	return c
 }
 
-// viewer is a reader of a node.
-type viewer interface {
-	Inspect(context.Context, func([]state.Finding) []state.Finding) (state.Node, []state.Finding)
-}
-
-// look reads a node for a command that prints it. An interrupted command prints nothing.
+// look reads the node for a command that prints it, in the time that it has; 0 is no limit. An interrupted command
+// prints nothing.
 func look(
-	ctx context.Context, reader viewer, name string, reported func([]state.Finding) []state.Finding,
+	call *command.Invocation, name string, ask bool, limit time.Duration, reported func([]state.Finding) []state.Finding,
 ) (state.Node, []state.Finding, error) {
-	n, found := reader.Inspect(ctx, reported)
+	reader, err := state.Open(call.Paths, ask)
+	if err != nil {
+		return state.Node{}, nil, cli.RuntimeError{Err: err}
+	}
+	ctx, stop := command.SignalContext()
+	defer stop()
+	looking := ctx
+	if limit > 0 {
+		var cancel context.CancelFunc
+		looking, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	n, found := reader.Inspect(looking, reported)
 	if ctx.Err() != nil {
 		return n, nil, cli.RuntimeError{Err: fmt.Errorf("cannot print %s: interrupted", name)}
 	}
 	return n, found, nil
-}
-
-func once(ctx context.Context, call *command.Invocation, reader viewer) error {
-	n, found, err := look(ctx, reader, "status", state.Disagreements)
-	if err != nil {
-		return err
-	}
-	return printStatus(call, n, found)
 }
 
 // statusReport is the JSON of the command.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -52,7 +51,7 @@ func busy() state.Node {
 	job, ceiling := uint32(4711), 100.0
 	gpu := func(index int, uuid site.UUID, first int) state.GPU {
 		g := state.GPU{Index: index, Minor: index, UUID: uuid, Name: "NVIDIA H200", SMs: 132, Mode: site.ModeExclusiveProcess, Holder: &job, Held: true,
-			Processes: []state.Process{{PID: 4250, Kind: state.KindServer, Name: "nvidia-cuda-mps"}}}
+			Processes: []state.Process{{PID: 4250, Kind: "server", Name: "nvidia-cuda-mps"}}}
 		for i := range 4 {
 			g.Processes = append(g.Processes, state.Process{PID: first + i, Kind: state.KindClient, Name: "lmp"})
 		}
@@ -105,13 +104,13 @@ func ill() (state.Node, []state.Finding) {
 	)
 	n.Incomplete = []string{"the leases of other users: root's to read (jobs 4715, 4716)"}
 	return n, []state.Finding{
-		{Kind: state.ModeDiffers, Job: 4711, GPU: gpu1, Where: "job 4711, GPU 1 (" + string(gpu1) + ")",
+		{Kind: "mode-differs", Job: 4711, GPU: gpu1, Where: "job 4711, GPU 1 (" + string(gpu1) + ")",
 			What: "it is in mode default, and the lease has set exclusive_process",
 			Fix:  "find out who set it; to set it again: nvidia-smi -i " + string(gpu1) + " -c EXCLUSIVE_PROCESS"},
 		{Kind: state.DaemonNoAnswer, Job: 4711, PID: 4242, Where: "job 4711, /run/slurm-mps/jobs/4711/0/pipe",
 			What: "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait", Fix: "look for state T: ps -o pid,stat,args --ppid 4242 -p 4242"},
-		{Kind: state.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Fix: "remove it"},
-		{Kind: state.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)",
+		{Kind: "directory-without-lease", Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Fix: "remove it"},
+		{Kind: "exclusive-without-lease", GPU: "GPU-3", Where: "GPU 2 (GPU-3)",
 			What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Fix: "unless someone meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
 	}
 }
@@ -217,21 +216,6 @@ func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 	}
 }
 
-// looks is a reader that returns prepared nodes and findings.
-type looks struct {
-	nodes []state.Node
-	found []state.Finding
-	stop  func()
-	n     int
-}
-
-func (l *looks) Inspect(context.Context, func([]state.Finding) []state.Finding) (state.Node, []state.Finding) {
-	if l.n++; l.n > len(l.nodes) && l.stop != nil {
-		l.stop()
-	}
-	return l.nodes[min(l.n, len(l.nodes))-1], l.found
-}
-
 // The exit code is 1 for findings, and for what root could not see. What another user could not see does not count.
 func TestVerdict(t *testing.T) {
 	blind := idle()
@@ -243,11 +227,11 @@ func TestVerdict(t *testing.T) {
 		found []state.Finding
 		want  error
 	}{
-		"all is well": {idle(), nil, nil}, "a finding": {idle(), []state.Finding{{Kind: state.ModeDiffers}}, cli.ErrFindings},
+		"all is well": {idle(), nil, nil}, "a finding": {idle(), []state.Finding{{Kind: "mode-differs"}}, cli.ErrFindings},
 		"root is blind": {blind, nil, cli.ErrFindings}, "a user is blind": {user, nil, nil},
 	} {
 		call := &command.Invocation{Process: cli.Process{Out: &bytes.Buffer{}}}
-		if err := once(t.Context(), call, &looks{nodes: []state.Node{c.n}, found: c.found}); !errors.Is(err, c.want) {
+		if err := printStatus(call, c.n, c.found); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
@@ -261,10 +245,9 @@ func TestAStatusThatCannotBePrinted(t *testing.T) {
 	for _, asJSON := range []bool{false, true} {
 		call := &command.Invocation{Process: cli.Process{Out: fullNode{}}, JSON: asJSON}
 		var failed cli.RuntimeError
-		for _, err := range []error{once(t.Context(), call, &looks{nodes: []state.Node{idle()}})} {
-			if !errors.As(err, &failed) || err.Error() != "cannot print status: no space left" {
-				t.Errorf("JSON %v: %v", asJSON, err)
-			}
+		err := printStatus(call, idle(), nil)
+		if !errors.As(err, &failed) || err.Error() != "cannot print status: no space left" {
+			t.Errorf("JSON %v: %v", asJSON, err)
 		}
 	}
 }

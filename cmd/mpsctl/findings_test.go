@@ -11,7 +11,7 @@ import (
 )
 
 func TestFindingsText(t *testing.T) {
-	found := []state.Finding{{Kind: state.ModeDiffers, Where: "job 7, GPU 0 (GPU-1)",
+	found := []state.Finding{{Kind: "mode-differs", Where: "job 7, GPU 0 (GPU-1)",
 		What: strings.Repeat("word ", 20), Fix: "nvidia-smi -i GPU-1 -c DEFAULT"}}
 	want := "\n1 finding\n! mode-differs  job 7, GPU 0 (GPU-1)\n" +
 		"    word word word word word word word word word word word word word word word\n    word word word word word\n" +

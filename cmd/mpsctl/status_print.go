@@ -55,7 +55,7 @@ func (v *view) job(j state.Job) {
 	if j.Rule != "" {
 		line += "  rule " + j.Rule
 	}
-	line += "  " + v.phase(j.Phase)
+	line += "  " + v.state(string(j.Phase))
 	if j.Since != nil {
 		line += "  " + v.since(*j.Since)
 	}
@@ -126,14 +126,18 @@ func (v *view) guard(j state.Job, g state.Guard) {
 	v.line("%s%s", line, v.processMarks(j, g.PID))
 }
 
-func (v *view) phase(phase state.Phase) string {
-	switch phase {
-	case state.Opened:
-		return v.screen.Green(string(phase))
-	case state.Unreadable, state.Orphaned:
-		return v.screen.Red(string(phase))
+// state colours the state of a job, a daemon or a server.
+func (v *view) state(word string) string {
+	switch word {
+	case string(state.Opened), string(state.Serves), "ACTIVE":
+		return v.screen.Green(word)
+	case string(state.Alive), string(state.NotStarted):
+		return word
+	case string(state.Unreadable), string(state.Orphaned), "FAULT", string(state.NotServing), string(state.NoAnswer),
+		string(state.Gone), string(state.Replaced), string(state.Unclear):
+		return v.screen.Red(word)
 	}
-	return v.screen.Yellow(string(phase))
+	return v.screen.Yellow(word)
 }
 
 func (v *view) since(begin time.Time) string {
@@ -164,7 +168,7 @@ func (v *view) daemon(j state.Job, d state.Daemon) {
 	if d.PID != 0 {
 		line += fmt.Sprintf("pid %d  ", d.PID)
 	}
-	line += v.serving(d.State)
+	line += v.state(string(d.State))
 	if len(j.Daemons) > 1 {
 		line += "  for " + v.numbers(d.Devices)
 	}
@@ -173,31 +177,11 @@ func (v *view) daemon(j state.Job, d state.Daemon) {
 	}
 	v.line("%s%s", line, v.processMarks(j, d.PID))
 	for _, s := range d.Servers {
-		v.line("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, v.health(s.Status), s.Percent, v.processMarks(j, s.PID))
+		v.line("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, v.state(s.Status), s.Percent, v.processMarks(j, s.PID))
 	}
 	if d.State == state.Serves && len(d.Servers) == 0 {
 		v.line("  server   none: the first client starts it")
 	}
-}
-
-func (v *view) serving(s state.DaemonState) string {
-	switch s {
-	case state.Serves:
-		return v.screen.Green(string(s))
-	case state.Alive, state.NotStarted:
-		return string(s)
-	}
-	return v.screen.Red(string(s))
-}
-
-func (v *view) health(status string) string {
-	switch status {
-	case "ACTIVE":
-		return v.screen.Green(status)
-	case "FAULT":
-		return v.screen.Red(status)
-	}
-	return v.screen.Yellow(status)
 }
 
 func (v *view) numbers(devices []site.UUID) string {

@@ -22,17 +22,17 @@ const (
 	sharedWithoutJob       Kind = "shared-daemon-without-job"
 	jobWithoutShared       Kind = "job-without-shared-daemon"
 	ticketWithoutLease     Kind = "ticket-without-lease"
-	DirectoryWithoutLease  Kind = "directory-without-lease"
-	ModeDiffers            Kind = "mode-differs"
+	directoryWithoutLease  Kind = "directory-without-lease"
+	modeDiffers            Kind = "mode-differs"
 	gpuMissing             Kind = "gpu-missing"
-	ExclusiveWithoutLease  Kind = "exclusive-without-lease"
+	exclusiveWithoutLease  Kind = "exclusive-without-lease"
 	DaemonGone             Kind = "daemon-gone"
 	DaemonReplaced         Kind = "daemon-replaced"
 	DaemonNotServing       Kind = "daemon-not-serving"
 	DaemonNoAnswer         Kind = "daemon-wedged"
 	DaemonUnclear          Kind = "daemon-unclear"
 	daemonWithoutLease     Kind = "daemon-without-lease"  // its pipe folder is below ours
-	DaemonUnknown          Kind = "daemon-not-of-a-lease" // any other daemon that no lease names
+	daemonUnknown          Kind = "daemon-not-of-a-lease" // any other daemon that no lease names
 	ServerFault            Kind = "server-fault"
 	CeilingLifted          Kind = "ceiling-lifted"
 	guardGone              Kind = "guard-gone"
@@ -43,7 +43,7 @@ const (
 	ClientsUnguarded       Kind = "clients-unguarded"
 	PolicyUnusable         Kind = "policy"
 	ConfigUnusable         Kind = "site-file"
-	ProcessWithoutMPS      Kind = "process-without-mps"
+	processWithoutMPS      Kind = "process-without-mps"
 	clientOfAnother        Kind = "client-of-another-daemon"
 	clientWithoutShare     Kind = "client-without-share"
 	clientWithoutMemoryCap Kind = "client-without-memory-limit"
@@ -52,9 +52,9 @@ const (
 // audited are the kinds that audit reports: use of a GPU against the policy. If the value is true, the node differs
 // from its records too, and status marks it. The other kinds are for status alone.
 var audited = map[Kind]bool{
-	CeilingLifted: true, ExclusiveWithoutLease: true, daemonWithoutLease: true, PolicyUnusable: true, ConfigUnusable: true,
-	ProcessWithoutMPS: false, clientOfAnother: false, clientWithoutShare: false, clientWithoutMemoryCap: false,
-	DaemonUnknown: false,
+	CeilingLifted: true, exclusiveWithoutLease: true, daemonWithoutLease: true, PolicyUnusable: true, ConfigUnusable: true,
+	processWithoutMPS: false, clientOfAnother: false, clientWithoutShare: false, clientWithoutMemoryCap: false,
+	daemonUnknown: false,
 }
 
 // Level is how much a finding of doctor matters.
@@ -104,7 +104,7 @@ func Violations(all []Finding) []Finding {
 func ofNoJob(all []Finding) []Finding {
 	return selected(all, func(k Kind) bool {
 		switch k {
-		case TakersStuck, MemoryHeld, claimUnreadable, ExclusiveWithoutLease, ConfigUnusable:
+		case TakersStuck, MemoryHeld, claimUnreadable, exclusiveWithoutLease, ConfigUnusable:
 			return true
 		}
 		return false

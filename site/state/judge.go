@@ -133,7 +133,7 @@ func (d *diagnosis) leftovers(j Job) {
 		d.add(j.finding(ticketWithoutLease, "its ticket cannot be read: "+words.OneLine(j.ticketErr), stays))
 		return
 	case j.Refused != "" && j.dir:
-		d.add(j.finding(DirectoryWithoutLease, dir+" is left of a job that was refused and may run",
+		d.add(j.finding(directoryWithoutLease, dir+" is left of a job that was refused and may run",
 			"when the job is gone: "+d.paths.ReapCommand(j.ID)))
 		return
 	case j.ticketed() && j.Refused == "":
@@ -141,7 +141,7 @@ func (d *diagnosis) leftovers(j Job) {
 		d.undone(j, ticketWithoutLease, "ranks that read "+ticket+" continue as if the job had MPS", remove)
 	}
 	if j.dir {
-		d.undone(j, DirectoryWithoutLease, dir+" is left of a job that has been closed", remove)
+		d.undone(j, directoryWithoutLease, dir+" is left of a job that has been closed", remove)
 	}
 }
 
@@ -200,7 +200,7 @@ func (d *diagnosis) guard(j Job, g Guard) {
 	}
 	for _, o := range g.Outside {
 		if o.Proc.Running() {
-			f := j.finding(ProcessWithoutMPS, "it has a GPU of the job open and is no client of the job's MPS daemon: "+o.Cause,
+			f := j.finding(processWithoutMPS, "it has a GPU of the job open and is no client of the job's MPS daemon: "+o.Cause,
 				fmt.Sprintf("ask the user; to see how it was started: ps -fp %d", o.Proc.PID))
 			f.PID, f.Where = o.Proc.PID, fmt.Sprintf("pid %d, %s", o.Proc.PID, f.Where)
 			d.add(f)
@@ -250,7 +250,7 @@ func (d *diagnosis) device(j Job, held Held) {
 			"look at the kernel's log for Xid messages of this GPU: dmesg"))
 	case g == nil || g.Mode == "":
 	case held.Set != "" && g.Mode != held.Set:
-		d.add(d.on(j, held.UUID, ModeDiffers, fmt.Sprintf("it is in mode %s, and the lease has set %s", g.Mode, held.Set),
+		d.add(d.on(j, held.UUID, modeDiffers, fmt.Sprintf("it is in mode %s, and the lease has set %s", g.Mode, held.Set),
 			fmt.Sprintf("find out who set it; to set it again: nvidia-smi -i %s -c %s",
 				held.UUID, strings.ToUpper(string(held.Set)))))
 	}
@@ -371,7 +371,7 @@ func (d *diagnosis) otherProcesses(j Job, held Held) {
 		served := d.serves(held.UUID, p.PID)
 		switch {
 		case p.Kind == KindCompute:
-			d.process(j, held.UUID, p.PID, ProcessWithoutMPS,
+			d.process(j, held.UUID, p.PID, processWithoutMPS,
 				p.Name+" computes on the GPU beside MPS, in turns with all of the job's ranks", ps+"; a rank of the job "+
 					"is there when it was started without mpirun-wrap, or lost CUDA_MPS_PIPE_DIRECTORY")
 		case p.Kind == KindClient && asked && !served:
@@ -425,7 +425,7 @@ func (d *diagnosis) judgeGPUs() {
 			continue
 		}
 		d.add(Finding{
-			Kind: ExclusiveWithoutLease, GPU: g.UUID, Where: d.where(g.UUID),
+			Kind: exclusiveWithoutLease, GPU: g.UUID, Where: d.where(g.UUID),
 			What: "it is in mode exclusive_process, and no job holds it: one process alone can use it",
 			Fix:  fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", g.UUID),
 		})
@@ -443,7 +443,7 @@ func (d *diagnosis) judgeDaemons() {
 			dir = strconv.Quote(p.PipeDir)
 		}
 		f := Finding{
-			Kind: DaemonUnknown, PID: p.PID, Where: fmt.Sprintf("pid %d, uid %d, %s", p.PID, p.UID, dir),
+			Kind: daemonUnknown, PID: p.PID, Where: fmt.Sprintf("pid %d, uid %d, %s", p.PID, p.UID, dir),
 			What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy",
 			Fix:  fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, d.ending(p)),
 		}

@@ -49,7 +49,7 @@ func good() Node {
 		}},
 		GPUs: []GPU{
 			{Index: 0, UUID: gpuA, SMs: 132, tpc: 2, Mode: site.ModeExclusiveProcess, Holder: &seven, Held: true, Processes: []Process{
-				{101, KindServer, "nvidia-cuda-mps", 0}, {200, KindClient, "lmp", 0}, {201, KindClient, "lmp", 0},
+				{101, kindServer, "nvidia-cuda-mps", 0}, {200, KindClient, "lmp", 0}, {201, KindClient, "lmp", 0},
 			}},
 			{Index: 1, UUID: gpuB, SMs: 132, tpc: 2, Mode: site.ModeDefault, Processes: []Process{}},
 		},
@@ -194,11 +194,11 @@ func daemonIs(state DaemonState) func(*Node) {
 
 // Every kind is status's or audit's, or both's; none is lost on the way.
 func TestEachKindIsReported(t *testing.T) {
-	both := []Kind{CeilingLifted, ExclusiveWithoutLease, daemonWithoutLease, PolicyUnusable, ConfigUnusable}
+	both := []Kind{CeilingLifted, exclusiveWithoutLease, daemonWithoutLease, PolicyUnusable, ConfigUnusable}
 	for _, kind := range []Kind{
-		leaseUnreadable, leaseUnfinished, leaseWithoutTicket, leaseWithoutClaim, claimWithoutLease, ticketWithoutLease, DirectoryWithoutLease,
-		ModeDiffers, gpuMissing, ExclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonNoAnswer, DaemonUnclear,
-		daemonWithoutLease, DaemonUnknown, ServerFault, CeilingLifted, ProcessWithoutMPS, clientOfAnother, clientWithoutShare, clientWithoutMemoryCap,
+		leaseUnreadable, leaseUnfinished, leaseWithoutTicket, leaseWithoutClaim, claimWithoutLease, ticketWithoutLease, directoryWithoutLease,
+		modeDiffers, gpuMissing, exclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonNoAnswer, DaemonUnclear,
+		daemonWithoutLease, daemonUnknown, ServerFault, CeilingLifted, processWithoutMPS, clientOfAnother, clientWithoutShare, clientWithoutMemoryCap,
 		PolicyUnusable, ConfigUnusable,
 	} {
 		all := []Finding{{Kind: kind}}
@@ -214,7 +214,7 @@ func TestEachKindIsReported(t *testing.T) {
 
 // A finding that only one of two looks has is dropped: a prolog or an epilog was at work.
 func TestBothLooksAgree(t *testing.T) {
-	mode := Finding{Kind: ModeDiffers, Job: 7, GPU: gpuA, Where: "job 7", What: "it is in mode default"}
+	mode := Finding{Kind: modeDiffers, Job: 7, GPU: gpuA, Where: "job 7", What: "it is in mode default"}
 	gone := Finding{Kind: DaemonGone, Job: 7, PID: 100}
 	other := mode
 	other.Job = 8

@@ -190,7 +190,7 @@ type Process struct {
 // The kinds of a process.
 const (
 	KindClient  = "client"
-	KindServer  = "server"
+	kindServer  = "server"
 	KindCompute = "compute"
 )
 

@@ -336,7 +336,7 @@ func (n Node) kind(p gpu.Process, g GPU) string {
 				return c.PID == p.PID && mps.IsServerOf(c, d.record.Proc)
 			})
 			if served && slices.Contains(d.Devices, g.UUID) {
-				return KindServer
+				return kindServer
 			}
 		}
 	}

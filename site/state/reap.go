@@ -135,7 +135,9 @@ func (r *Reaper) job(job uint32) Result {
 
 // close judges a job under its lock, and closes it if it still has to be closed.
 func (r *Reaper) close(ctx context.Context, job uint32) Result {
-	release, err := r.lock(ctx, job)
+	locking, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	release, err := r.Executor.Lock(locking, job)
 	var busy *lease.BusyError
 	if errors.As(err, &busy) {
 		return r.busy(job, busy.Holder)
@@ -164,12 +166,6 @@ func (r *Reaper) close(ctx context.Context, job uint32) Result {
 // lockTimeout is how long to wait for a prolog or an epilog of the job. reap never ends that process, because only an
 // epilog may do so.
 const lockTimeout = 2 * time.Second
-
-func (r *Reaper) lock(ctx context.Context, job uint32) (release func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
-	defer cancel()
-	return r.Executor.Lock(ctx, job)
-}
 
 // leftover is the rest of a job: a lease, or files without one.
 type leftover struct {
