@@ -78,12 +78,12 @@ func (b *budget) measure() {
 	b.total, b.children = max(b.total, total), max(b.children, children)
 }
 
-// ratio is share for this guard alone.
-func (b *budget) ratio() time.Duration { return share * time.Duration(max(1, b.guards)) }
+// ratio is the ratio of an account for this guard alone, from that of all guards of the node.
+func (b *budget) ratio(all time.Duration) time.Duration { return all * time.Duration(max(1, b.guards)) }
 
-// earn subtracts what an account has earned.
-func (a *account) earn(now time.Time, ratio time.Duration) {
-	a.spent, a.asOf = max(0, a.spent-now.Sub(a.asOf)/ratio), now
+// spend subtracts what an account has earned, and adds what was used since.
+func (a *account) spend(used time.Duration, now time.Time, ratio time.Duration) {
+	a.spent, a.asOf = max(0, a.spent-now.Sub(a.asOf)/ratio)+used, now
 }
 
 // found notes that a scan has found something new.
@@ -107,16 +107,16 @@ func (b *budget) scanned(took time.Duration, now time.Time) time.Duration {
 	if now.Before(b.free) {
 		a, limit = &b.own, burst+b.reserve
 	}
-	a.earn(now, b.ratio())
-	a.spent += took
-	return max(restScans*took, min(took, a.spent-limit)*b.ratio())
+	ratio := b.ratio(share)
+	a.spend(took, now, ratio)
+	return max(restScans*took, min(took, a.spent-limit)*ratio)
 }
 
 // charge charges this turn. Turns in which nothing has happened do not use up the reserve: they only get rarer, down to
 // one in maxRest. So a dead client that is held for hours delays nothing else.
 func (b *budget) charge(now time.Time) {
 	b.measure()
-	b.own.earn(now, b.ratio())
+	b.own.spend(0, now, b.ratio(share))
 	before, alone := b.own.spent, b.turn-b.ended
 	if b.opened && !b.busy {
 		b.openings, alone = b.openings+alone, 0
@@ -130,16 +130,15 @@ func (b *budget) charge(now time.Time) {
 
 // after returns when an account has earned all that is beyond a limit.
 func (b *budget) after(limit time.Duration, now time.Time) time.Time {
-	a := b.own
-	a.earn(now, b.ratio())
-	return now.Add(max(0, a.spent-limit) * b.ratio())
+	a, ratio := b.own, b.ratio(share)
+	a.spend(0, now, ratio)
+	return now.Add(max(0, a.spent-limit) * ratio)
 }
 
 // askEvery returns the minimum time between two questions to gpu-usage, which has used some processor time in all. A row
 // of questions tells whose work the GPU does, and how long a pause lasts. So they have an account of their own.
 func (b *budget) askEvery(used time.Duration, now time.Time) time.Duration {
-	b.driver.earn(now, gaugeShare*time.Duration(max(1, b.guards)))
-	b.driver.spent += max(0, used-b.gauge)
+	b.driver.spend(max(0, used-b.gauge), now, b.ratio(gaugeShare))
 	b.gauge = max(b.gauge, used)
 	if b.driver.spent > gaugeBurst {
 		return maxRest

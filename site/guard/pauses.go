@@ -101,7 +101,7 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 func (g *Guard) mayPause(now time.Time) bool {
 	p := &g.pauses
 	cost := g.budget.children - p.before + p.cost
-	rested := p.failed.Before(p.began) || now.Sub(p.began) >= cost*g.budget.ratio()
+	rested := p.failed.Before(p.began) || now.Sub(p.began) >= cost*g.budget.ratio(share)
 	begin := latest(p.next, earliest(p.apart, p.met.Add(g.Hold)))
 	return !p.never && rested && !now.Before(begin) && g.budget.mayPause(now)
 }
