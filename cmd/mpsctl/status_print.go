@@ -193,16 +193,17 @@ func (v *view) numbers(devices []site.UUID) string {
 }
 
 func (v *view) name(uuid site.UUID) string {
-	if g, seen := v.GPU(uuid); seen {
+	if g := v.GPU(uuid); g != nil {
 		return g.String()
 	}
 	return string(uuid)
 }
 
 func (v *view) device(j state.Job, held state.Held) {
-	g, seen := v.GPU(held.UUID)
+	var g state.GPU
 	line := "  " + v.name(held.UUID)
-	if seen {
+	if seen := v.GPU(held.UUID); seen != nil {
+		g = *seen
 		line = fmt.Sprintf("  %-8s %s, %d SMs", g, g.Name, g.SMs)
 	}
 	if g.Mode != "" {

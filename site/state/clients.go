@@ -103,7 +103,7 @@ func (n *Node) clientsOf(d Daemon, uuid site.UUID) (clients []Client) {
 		}
 		return clients
 	}
-	if g := n.gpu(uuid); g != nil && d.State != Gone && len(g.Holders) < 2 {
+	if g := n.GPU(uuid); g != nil && d.State != Gone && len(g.Holders) < 2 {
 		for _, p := range g.Processes {
 			if p.Kind == KindClient {
 				clients = append(clients, Client{PID: p.PID, Command: p.Name})
@@ -123,11 +123,11 @@ func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 // limit sets a client's limits on a device. Its own percentage can only lower its server's (measured).
 func (n *Node) limit(c *Client, j Job, uuid site.UUID, env clientenv.Environment) {
 	c.Unknown, c.ignored, c.Percent = env.Unknown, env.Ignored, env.Percent
-	c.Rank, c.Step, c.UsedMiB = env.Rank, env.Step, n.gpu(uuid).used(c.PID)
+	c.Rank, c.Step, c.UsedMiB = env.Rank, env.Step, n.GPU(uuid).used(c.PID)
 	if mib, ok := env.MemoryMiB(uuid); ok {
 		c.MemoryMiB = &mib
 	}
-	g := n.gpu(uuid)
+	g := n.GPU(uuid)
 	if g == nil || g.SMs == 0 || env.Unknown != "" {
 		return
 	}

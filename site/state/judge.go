@@ -76,7 +76,7 @@ func (d *diagnosis) process(j Job, uuid site.UUID, pid int, kind Kind, what, fix
 }
 
 func (n Node) where(uuid site.UUID) string {
-	if g := n.gpu(uuid); g != nil && !uuid.MIG() {
+	if g := n.GPU(uuid); g != nil && !uuid.MIG() {
 		return fmt.Sprintf("%s (%s)", g, uuid)
 	}
 	return string(uuid)
@@ -148,11 +148,10 @@ func (d *diagnosis) leftovers(j Job) {
 // shared judges what jobs share: a daemon that none of them names, and a job whose daemon has no lease.
 func (d *diagnosis) shared(j Job) {
 	uses := func(other Job) bool { return other.leased && other.Joined == j.ID }
-	is := func(other Job) bool { return other.leased && other.ID == j.Joined }
 	switch {
 	case lease.IsShared(j.ID) && d.Root && !slices.ContainsFunc(d.Jobs, uses):
 		d.undone(j, sharedWithoutJob, "no job's lease names this daemon, so no epilog will end it", Close)
-	case j.Joined != 0 && d.Root && !slices.ContainsFunc(d.Jobs, is):
+	case j.Joined != 0 && d.Root && !d.leased(j.Joined):
 		d.add(j.finding(jobWithoutShared, "the daemon that it shares has no lease: its ranks do not start", j.requeue()))
 	}
 }
@@ -239,7 +238,7 @@ func takersSentence(left []lease.Taker) string {
 
 // device judges a device of a job.
 func (d *diagnosis) device(j Job, held Held) {
-	g := d.gpu(held.UUID)
+	g := d.GPU(held.UUID)
 	if d.Root && !d.claimed(held.UUID, j.ID) {
 		d.add(d.on(j, held.UUID, leaseWithoutClaim,
 			"the job holds it and has no claim on it: another job's prolog may take it", j.requeue()))
@@ -267,7 +266,7 @@ func (n Node) claimed(uuid site.UUID, job uint32) bool {
 }
 
 // notServing is the finding of a daemon's state that is not serving, and its effect.
-var notServing = map[DaemonState]struct {
+var notServing = map[daemonState]struct {
 	kind   Kind
 	effect string
 }{
@@ -344,7 +343,7 @@ func (d *diagnosis) client(j Job, held Held, c Client) {
 // smallestShare returns the SMs that the job's rule gives to each of a device's present clients; 0 if there is no
 // limit.
 func (n Node) smallestShare(j Job, held Held) int {
-	g := n.gpu(held.UUID)
+	g := n.GPU(held.UUID)
 	if g == nil || g.SMs == 0 {
 		return 0
 	}
@@ -359,7 +358,7 @@ func (n Node) smallestShare(j Job, held Held) int {
 
 // otherProcesses judges processes on a job's device that its daemon does not serve.
 func (d *diagnosis) otherProcesses(j Job, held Held) {
-	g := d.gpu(held.UUID)
+	g := d.GPU(held.UUID)
 	if g == nil {
 		return
 	}

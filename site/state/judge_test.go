@@ -185,7 +185,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func daemonIs(state DaemonState) func(*Node) {
+func daemonIs(state daemonState) func(*Node) {
 	return func(n *Node) {
 		d := &n.Jobs[0].Daemons[0]
 		d.State, d.Reason, d.Ceiling, d.Servers = state, "why", nil, nil
@@ -259,7 +259,7 @@ func TestWhichDeviceARowIsAbout(t *testing.T) {
 }
 
 func TestServingOf(t *testing.T) {
-	for err, want := range map[error]DaemonState{nil: Serves, site.ErrDaemonDown: NotServing, site.ErrNoAnswer: NoAnswer, errors.New("rubbish"): Unclear} {
+	for err, want := range map[error]daemonState{nil: Serves, site.ErrDaemonDown: NotServing, site.ErrNoAnswer: NoAnswer, errors.New("rubbish"): Unclear} {
 		if err != nil {
 			err = fmt.Errorf("cannot ask: %w", err)
 		}
@@ -303,7 +303,7 @@ func TestEndingADaemon(t *testing.T) {
 // A process of another user's is no successor of a job's daemon, whatever folder it names.
 func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
 	gone := lease.Daemon{PipeDir: "/p", Proc: proc.Process{PID: 1 << 22, Start: 1}}
-	for uid, want := range map[uint32]DaemonState{2001: Replaced, 2002: Gone} {
+	for uid, want := range map[uint32]daemonState{2001: Replaced, 2002: Gone} {
 		d := Daemon{PipeDir: "/p", State: Alive, record: gone}
 		d.look([]mps.Process{{Process: proc.Process{PID: 300, Start: 3}, UID: uid, Role: mps.RoleDaemon, PipeDir: "/p"}}, 2001)
 		if d.State != want {

@@ -106,19 +106,19 @@ type Guard struct {
 	lease.GuardState
 }
 
-// DaemonState is the state of a control daemon.
-type DaemonState string
+// daemonState is the state of a control daemon.
+type daemonState string
 
 // Serving, not serving and wedged are different states (docs/contract.md, D3).
 const (
-	Serves     DaemonState = "serving"
-	NotServing DaemonState = "not serving" // it runs, and its socket does not answer
-	NoAnswer   DaemonState = "wedged"      // it does not answer in time
-	NotStarted DaemonState = "not started"
-	Gone       DaemonState = "gone"     // the recorded process has ended
-	Replaced   DaemonState = "replaced" // another process uses its pipe folder, or its pid belongs to another program
-	Unclear    DaemonState = "unclear"  // its answer was not understood
-	Alive      DaemonState = "alive"    // it runs, and was not asked
+	Serves     daemonState = "serving"
+	NotServing daemonState = "not serving" // it runs, and its socket does not answer
+	NoAnswer   daemonState = "wedged"      // it does not answer in time
+	NotStarted daemonState = "not started"
+	Gone       daemonState = "gone"     // the recorded process has ended
+	Replaced   daemonState = "replaced" // another process uses its pipe folder, or its pid belongs to another program
+	Unclear    daemonState = "unclear"  // its answer was not understood
+	Alive      daemonState = "alive"    // it runs, and was not asked
 )
 
 // Daemon is a control daemon of a job.
@@ -126,7 +126,7 @@ type Daemon struct {
 	PID     int         `json:"pid"`
 	Devices []site.UUID `json:"gpus"`
 	PipeDir string      `json:"pipe_dir"`
-	State   DaemonState `json:"state"`
+	State   daemonState `json:"state"`
 	Reason  string      `json:"reason,omitempty"` // of a state that is not serving
 	// Ceiling is the percentage for new servers, as the daemon reports it; null if it was not asked.
 	Ceiling *float64     `json:"ceiling"`
@@ -194,22 +194,14 @@ const (
 	KindCompute = "compute"
 )
 
-// gpu returns a device that was seen, nil for another.
-func (n *Node) gpu(uuid site.UUID) *GPU {
+// GPU returns a device that was seen, nil for another.
+func (n *Node) GPU(uuid site.UUID) *GPU {
 	for i := range n.GPUs {
 		if n.GPUs[i].UUID == uuid {
 			return &n.GPUs[i]
 		}
 	}
 	return nil
-}
-
-// GPU returns a device by its UUID; ok is false if it was not seen.
-func (n Node) GPU(uuid site.UUID) (GPU, bool) {
-	if g := n.gpu(uuid); g != nil {
-		return *g, true
-	}
-	return GPU{}, false
 }
 
 // Clients returns how many processes are clients of the jobs' daemons. A client of several devices counts once.

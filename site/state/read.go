@@ -294,19 +294,21 @@ func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
 	case claim.Err != nil:
 		return nil, true
 	}
-	for _, j := range n.Jobs {
-		if j.ID == claim.Job && j.leased {
-			return &claim.Job, true
-		}
+	if n.leased(claim.Job) {
+		return &claim.Job, true
 	}
 	return nil, false
+}
+
+// leased reports whether a job has a lease of this boot.
+func (n Node) leased(job uint32) bool {
+	return slices.ContainsFunc(n.Jobs, func(j Job) bool { return j.ID == job && j.leased })
 }
 
 // sharers returns the jobs that share a device, in order. The daemon of several jobs is none.
 func (n Node) sharers(uuid site.UUID) (jobs []uint32) {
 	for _, c := range n.claims {
-		leased := slices.ContainsFunc(n.Jobs, func(j Job) bool { return j.ID == c.Job && j.leased })
-		if c.UUID == uuid && c.Shared && c.Err == nil && leased && !lease.IsShared(c.Job) {
+		if c.UUID == uuid && c.Shared && c.Err == nil && n.leased(c.Job) && !lease.IsShared(c.Job) {
 			jobs = append(jobs, c.Job)
 		}
 	}
@@ -379,7 +381,7 @@ func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
 	d.Servers = append(d.Servers, state.Servers...)
 }
 
-func servingOf(err error) DaemonState {
+func servingOf(err error) daemonState {
 	switch {
 	case err == nil:
 		return Serves
