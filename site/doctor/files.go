@@ -26,6 +26,33 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
+// maxPrinted is the maximum of bytes that are kept of what a program prints. slurmd -G prints a line for each GPU.
+const maxPrinted = 1 << 20
+
+// head keeps the beginning of what is written to it.
+type head []byte
+
+func (h *head) Write(piece []byte) (int, error) {
+	*h = append(*h, piece[:min(len(piece), maxPrinted-len(*h))]...)
+	return len(piece), nil
+}
+
+// run runs a program of root's that answers and ends, without variables but a path, and returns what it prints. If it
+// does not end within the limit, run kills it.
+func run(ctx context.Context, limit time.Duration, path string, args ...string) (string, error) {
+	bound, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var printed head
+	cmd := exec.CommandContext(bound, path, args...)
+	cmd.Env, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, time.Second
+	cmd.Stdout, cmd.Stderr = &printed, &printed
+	err := cmd.Run()
+	if err != nil {
+		err = errors.Join(err, bound.Err())
+	}
+	return string(printed), err
+}
+
 // look reads a file's mode, and whether anyone except root could replace it.
 func look(name, file string) File {
 	f := File{Name: name, Path: file}
@@ -97,16 +124,12 @@ func versionOf(ctx context.Context, f File) string {
 	if f.Err != nil || f.Loose != "" {
 		return ""
 	}
-	bound, cancel := context.WithTimeout(ctx, versionTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(bound, f.Path, "--version")
-	cmd.Env, cmd.WaitDelay = []string{}, time.Second
-	printed, err := cmd.Output()
-	match := printedVersion.FindSubmatch(printed)
+	printed, err := run(ctx, versionTimeout, f.Path, "--version")
+	match := printedVersion.FindStringSubmatch(printed)
 	if err != nil || match == nil {
 		return ""
 	}
-	return string(match[1])
+	return match[1]
 }
 
 // maxControl is far above the size of the control program (70 KiB with driver 580).

@@ -4,11 +4,8 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -41,29 +38,13 @@ func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 		unread("%s is not there, or not root's own: name slurmd by --slurmd", path)
 		return
 	}
-	if printed, err := ask(ctx, path, "-V"); err == nil {
-		s.Release = ParseRelease(printed)
-	}
-	printed, err := ask(ctx, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
+	printed, err := run(ctx, slurmdTimeout, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
 	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(printed); s.ListErr == nil && err != nil {
 		s.ListErr = fmt.Errorf("%s -G: %w", path, err)
 	}
 	if s.SlurmdGPUs == nil && s.ListErr == nil && s.Gres != nil && s.count() > 0 {
 		unread("%s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf)
 	}
-}
-
-// ask runs slurmd, which starts nothing with these flags, and returns its output.
-func ask(ctx context.Context, slurmd string, args ...string) (string, error) {
-	bound, cancel := context.WithTimeout(ctx, slurmdTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(bound, slurmd, args...)
-	cmd.Env, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, time.Second
-	printed, err := cmd.CombinedOutput()
-	if err != nil {
-		err = errors.Join(err, bound.Err())
-	}
-	return string(printed), err
 }
 
 func firstExisting(paths []string) string {
@@ -73,16 +54,4 @@ func firstExisting(paths []string) string {
 		}
 	}
 	return ""
-}
-
-// ParseRelease returns the release in the output of a command of Slurm with -V: "22.05" of "slurm-wlm 22.05.8", as
-// Debian has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
-func ParseRelease(printed string) string {
-	program, version, _ := strings.Cut(strings.TrimSpace(printed), " ")
-	year, rest, _ := strings.Cut(version, ".")
-	month, _, patched := strings.Cut(rest, ".")
-	if _, err := slurm.Digits(year + month); err != nil || !patched || len(year) != 2 || len(month) != 2 || !strings.HasPrefix(program, "slurm") {
-		return ""
-	}
-	return year + "." + month
 }

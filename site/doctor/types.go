@@ -92,7 +92,6 @@ type Slurm struct {
 	Container  *slurm.ConfFile // job_container.conf
 	Namespace  *namespace      // namespace.yaml, which namespace/linux reads instead
 	Cgroup     *slurm.ConfFile
-	Release    string   // slurmd's, "22.05"; "" if it was not asked or not understood
 	Unread     []string // why a file beside slurm.conf could not be read
 }
 

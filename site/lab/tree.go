@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site/doctor"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // tree is the place where a Slurm is installed: the paths of the Debian packages, or the root of a bundle.
@@ -37,10 +37,22 @@ func newTree(ctx context.Context, root string) (tree, error) {
 	if err != nil {
 		return tree{}, fmt.Errorf("cannot ask %s for its version: %w", t.sbin("slurmd"), err)
 	}
-	if t.release = doctor.ParseRelease(string(out)); t.release == "" {
+	if t.release = parseRelease(string(out)); t.release == "" {
 		return tree{}, fmt.Errorf("cannot read Slurm's version: %q is not like \"slurm 22.05.8\"", strings.TrimSpace(string(out)))
 	}
 	return t, nil
+}
+
+// parseRelease returns the release in the output of a command of Slurm with -V: "22.05" of "slurm-wlm 22.05.8", as
+// Debian has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
+func parseRelease(printed string) string {
+	program, version, _ := strings.Cut(strings.TrimSpace(printed), " ")
+	year, rest, _ := strings.Cut(version, ".")
+	month, _, patched := strings.Cut(rest, ".")
+	if _, err := slurm.Digits(year + month); err != nil || !patched || len(year) != 2 || len(month) != 2 || !strings.HasPrefix(program, "slurm") {
+		return ""
+	}
+	return year + "." + month
 }
 
 // Release returns the release that a cluster of this bundle would have. An empty bundle means the Debian packages.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package lab
 
 import "testing"
 
@@ -11,7 +11,7 @@ func TestParseRelease(t *testing.T) {
 		"slurm 25.05.0-0rc1\n": "25.05",
 		"":                     "", "slurmd: error: x": "", "slurm 5.1.0": "", "slurm": "", "other 24.11.5": "",
 	} {
-		if got := ParseRelease(text); got != want {
+		if got := parseRelease(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
