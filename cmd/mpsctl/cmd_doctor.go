@@ -55,18 +55,18 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 			if name == "" {
 				return cli.RuntimeError{Err: fmt.Errorf("cannot find out which node this is: %w: give --node", err)}
 			}
-			conf := cmp.Or(conf, findSlurmConf(call.Variable("SLURM_CONF")))
+			conf := cmp.Or(conf, call.Variable("SLURM_CONF"))
 			ctx, stop := command.SignalContext()
 			defer stop()
-			n := doctor.Gather(ctx, doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Slurmd: slurmd})
+			r := doctor.Examine(ctx, doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Slurmd: slurmd})
 			if ctx.Err() != nil {
 				return cli.RuntimeError{Err: errors.New("cannot print findings: interrupted")}
 			}
-			r := doctor.NewReport(n)
 			if !verbose {
 				r.Checks = nil
 			}
-			return printDoctor(call, r, strict)
+			text := func(screen command.Screen) string { return doctorText(r, screen) }
+			return call.PrintFindings("findings", r, text, r.Failed(strict))
 		},
 	}
 	c.Flags().StringVar(&conf, "slurm-conf", "", "read this `FILE` as slurm.conf, and the other files in its folder")
@@ -75,25 +75,6 @@ func doctorCommand(call *command.Invocation) *cobra.Command {
 	c.Flags().BoolVar(&strict, "strict", false, "exit with 1 for warnings too")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "list what was checked")
 	return c
-}
-
-// findSlurmConf returns the slurm.conf that a slurmd would read.
-func findSlurmConf(named string) string {
-	if named != "" {
-		return named
-	}
-	const usual, configless = "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"
-	if _, err := os.Stat(usual); err != nil {
-		if _, err := os.Stat(configless); err == nil {
-			return configless
-		}
-	}
-	return usual
-}
-
-func printDoctor(call *command.Invocation, r doctor.Report, strict bool) error {
-	text := func(s command.Screen) string { return doctorText(r, s) }
-	return call.PrintFindings("findings", r, text, r.Failed(strict))
 }
 
 // doctorText is the report for people: the parts that were read on one line, then the findings.

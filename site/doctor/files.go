@@ -54,8 +54,8 @@ func run(ctx context.Context, limit time.Duration, path string, args ...string) 
 }
 
 // look reads a file's mode, and whether anyone except root could replace it.
-func look(name, file string) File {
-	f := File{Name: name, Path: file}
+func look(name, file string) installed {
+	f := installed{Name: name, Path: file}
 	real, err := filepath.EvalSymlinks(file)
 	if err != nil {
 		f.Err = cause(err)
@@ -120,7 +120,7 @@ var printedVersion = regexp.MustCompile(`\bslurm-mps (\S+) \(`)
 
 // versionOf returns the version that one of our programs prints. It returns "" if the program does not exist or
 // root does not own it.
-func versionOf(ctx context.Context, f File) string {
+func versionOf(ctx context.Context, f installed) string {
 	if f.Err != nil || f.Loose != "" {
 		return ""
 	}
@@ -167,8 +167,8 @@ func readBounded(path string, limit int64) ([]byte, error) {
 const maxScript = 1 << 20 // the maximum of bytes that are read of a script
 
 // script reads a file that Slurm runs, and finds which of our programs it is or starts.
-func script(file string) Script {
-	s := Script{File: look("", file)}
+func script(file string) hookScript {
+	s := hookScript{installed: look("", file)}
 	if s.Err != nil || !s.Mode.IsRegular() {
 		return s
 	}
@@ -236,8 +236,8 @@ func expanded(pattern, dir string) []string {
 }
 
 // stateDir reads the folder of state, or the part of its path that exists.
-func stateDir(paths site.Paths) StateDir {
-	s := StateDir{Path: paths.Run()}
+func stateDir(paths site.Paths) stateFolder {
+	s := stateFolder{Path: paths.Run()}
 	for path := s.Path; ; path = filepath.Dir(path) {
 		var st unix.Stat_t
 		err := unix.Lstat(path, &st)
@@ -265,7 +265,7 @@ func fileMode(mode uint32) fs.FileMode {
 }
 
 // measure reads the free space. A file system that does not count files has no limit of them.
-func (s *StateDir) measure(path string) error {
+func (s *stateFolder) measure(path string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
 		return err

@@ -28,22 +28,26 @@ import (
 // Question is the input of doctor.
 type Question struct {
 	Paths  site.Paths
-	Conf   string // path of slurm.conf
+	Conf   string // path of slurm.conf; "": find it
 	Node   string // its name in slurm.conf
 	Slurmd string // its path; "": find it, "none": do not run it
 }
 
+// slurmConfs are the files that a slurmd reads: the site's own, or the copy of a node without one.
+var slurmConfs = []string{"/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"}
+
 // driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
 const driverTimeout = 15 * time.Second
 
-// Gather reads the state of a node. If a part cannot be read, it records that and continues.
-func Gather(ctx context.Context, q Question) Node {
-	n := Node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
+// gather reads the state of a node. If a part cannot be read, it records that and continues.
+func gather(ctx context.Context, q Question) node {
+	q.Conf = cmp.Or(q.Conf, firstExisting(slurmConfs), slurmConfs[0])
+	n := node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
 	if !n.Root {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
 	}
 	n.Policy = readPolicy(q.Paths)
-	n.Own = []File{look("the policy", q.Paths.Policy()), look("the site's file", q.Paths.ConfigFile())}
+	n.Own = []installed{look("the policy", q.Paths.Policy()), look("the site's file", q.Paths.ConfigFile())}
 	n.Config, n.ConfigErr = policyfile.ReadConfig(q.Paths)
 	if n.known() {
 		n.Helpers = helpers(n.Config)
@@ -66,7 +70,7 @@ func Gather(ctx context.Context, q Question) Node {
 }
 
 // known reports whether the site's settings are known: its file can be used, or a copy of it.
-func (n Node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
+func (n node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
 
 func readPolicy(paths site.Paths) policyResult {
 	compiled, status := policyfile.ReadPolicy(paths)
@@ -76,8 +80,8 @@ func readPolicy(paths site.Paths) policyResult {
 	return policyResult{compiled.Policy().Trigger, status}
 }
 
-func helpers(config site.Config) []File {
-	all := []File{look("mps_control", config.Control)}
+func helpers(config site.Config) []installed {
+	all := []installed{look("mps_control", config.Control)}
 	for _, dir := range filepath.SplitList(config.LibraryPath) {
 		all = append(all, look("library_path", dir))
 	}
@@ -86,7 +90,7 @@ func helpers(config site.Config) []File {
 
 // programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this program, or as in
 // docs/operator.md.
-func programs(ctx context.Context, s *Slurm) []program {
+func programs(ctx context.Context, s *slurmFiles) []program {
 	var all []program
 	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"} {
 		path := s.started(name)
@@ -103,7 +107,7 @@ func programs(ctx context.Context, s *Slurm) []program {
 }
 
 // started returns the path of one of our programs that Slurm starts, "" if it starts none of that name.
-func (s *Slurm) started(name string) string {
+func (s *slurmFiles) started(name string) string {
 	if s == nil {
 		return ""
 	}
@@ -118,7 +122,7 @@ func (s *Slurm) started(name string) string {
 }
 
 // guarding duplicates a file of this process, as a guard does with those of a client.
-func guarding() (g Guarding) {
+func guarding() (g holding) {
 	text, _ := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // a kernel without Yama does not have it
 	g.Scope, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
@@ -134,12 +138,12 @@ func guarding() (g Guarding) {
 }
 
 // readSlurm reads Slurm's files. It fails if slurm.conf cannot be read. The other files have their own errors.
-func readSlurm(q Question, config site.Config) (*Slurm, error) {
+func readSlurm(q Question, config site.Config) (*slurmFiles, error) {
 	settings, err := slurm.ReadConfFile(q.Conf, q.Node)
 	if err != nil {
 		return nil, err
 	}
-	s := &Slurm{ConfFile: settings, Hooks: []hook{
+	s := &slurmFiles{ConfFile: settings, Hooks: []hook{
 		readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings),
 		readHook("TaskProlog", "task-prolog", settings),
 	}}
@@ -159,10 +163,10 @@ func readSlurm(q Question, config site.Config) (*Slurm, error) {
 }
 
 // inFolder returns the path of a file beside slurm.conf.
-func (s *Slurm) inFolder(name string) string { return filepath.Join(filepath.Dir(s.Path), name) }
+func (s *slurmFiles) inFolder(name string) string { return filepath.Join(filepath.Dir(s.Path), name) }
 
 // optional reads another of Slurm's files. The result is nil for a missing file, because Slurm's defaults then apply.
-func optional[T any](s *Slurm, read func(path, node string) (T, error), name, node string) *T {
+func optional[T any](s *slurmFiles, read func(path, node string) (T, error), name, node string) *T {
 	content, err := read(s.inFolder(name), node)
 	switch {
 	case err == nil:
@@ -174,7 +178,7 @@ func optional[T any](s *Slurm, read func(path, node string) (T, error), name, no
 }
 
 // askDriver asks NVML, and finds the leftovers of jobs.
-func (n *Node) askDriver(ctx context.Context) {
+func (n *node) askDriver(ctx context.Context) {
 	if !n.known() {
 		n.Unseen = append(n.Unseen, fmt.Sprintf("the driver, the control program and leftovers of jobs: "+
 			"%s has their paths, and cannot be read", n.Paths.ConfigFile()))
@@ -188,7 +192,7 @@ func (n *Node) askDriver(ctx context.Context) {
 	n.findLeftovers(ctx, nvml)
 }
 
-func askGPUs(nvml *gpu.NVML) (*Driver, error) {
+func askGPUs(nvml *gpu.NVML) (*driverState, error) {
 	version, err := nvml.Driver()
 	if err != nil {
 		return nil, err
@@ -197,7 +201,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Version: version}
+	d := &driverState{Version: version}
 	for _, s := range seen {
 		g := device{Index: s.Index, Device: s.Device, Mode: s.Mode, Err: s.Err}
 		if g.Err == nil {
@@ -212,7 +216,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 }
 
 // findLeftovers reads the node as mpsctl status does, with the same NVML.
-func (n *Node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
+func (n *node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
 	reader, err := state.Open(n.Paths, true)
 	if err != nil {
 		n.Unseen = append(n.Unseen, "leftovers of jobs: "+err.Error())

@@ -22,7 +22,7 @@ import (
 
 // diagnosis gathers the findings of a node.
 type diagnosis struct {
-	Node
+	node
 	found []state.Finding
 }
 
@@ -41,11 +41,11 @@ func (d *diagnosis) add(level state.Level, kind state.Kind, where, fix, what str
 
 // part reports whether the part of the node that a check needs was seen. If not, the check is not made, and another
 // part of the report has the reason.
-type part func(Node) bool
+type part func(node) bool
 
-func anything(Node) bool    { return true }
-func driver(n Node) bool    { return n.Driver != nil }
-func slurmConf(n Node) bool { return n.Slurm != nil }
+func anything(node) bool    { return true }
+func driver(n node) bool    { return n.Driver != nil }
+func slurmConf(n node) bool { return n.Slurm != nil }
 
 // check judges one thing.
 type check struct {
@@ -61,12 +61,12 @@ var checks = []check{
 	{"policy.hcl can be used", anything, (*diagnosis).policyLoads},
 	{"site.hcl can be used", anything, (*diagnosis).configLoads},
 	{"only root can change what root runs and reads", anything, (*diagnosis).onlyRootWrites},
-	{"the paths of site.hcl exist", Node.known, (*diagnosis).helpersThere},
+	{"the paths of site.hcl exist", node.known, (*diagnosis).helpersThere},
 	{"the kernel lets a guard hold files", anything, (*diagnosis).kernelHolds},
 	{"the driver lets a guard hold files", driver, (*diagnosis).driverHolds},
 	{"daemons can have control groups of their own", anything, (*diagnosis).groupsWork},
 	{"the control program and the driver are of one version", driver, (*diagnosis).controlAgrees},
-	{"the driver answers and shows GPUs", Node.known, (*diagnosis).driverAnswers},
+	{"the driver answers and shows GPUs", node.known, (*diagnosis).driverAnswers},
 	{"every GPU can be read", driver, (*diagnosis).gpusReadable},
 	{"every GPU is new enough for shares", driver, eachGPU((*diagnosis).gpuNewEnough)},
 	{"every GPU has persistence mode", driver, eachGPU((*diagnosis).gpuPersistent)},
@@ -92,7 +92,7 @@ var checks = []check{
 	{"limits of open files are high enough", anything, (*diagnosis).filesEnough},
 	{"the folder of state is root's own", anything, (*diagnosis).stateOurs},
 	{"there is room for state, on a tmpfs", anything, (*diagnosis).stateRoom},
-	{"ended jobs have left nothing", Node.known, (*diagnosis).nothingLeft},
+	{"ended jobs have left nothing", node.known, (*diagnosis).nothingLeft},
 }
 
 // Check is the result of one check.
@@ -101,12 +101,12 @@ type Check struct {
 	Result string `json:"result"` // ok, warning, fault, or not seen
 }
 
-// Judge makes all checks, and returns their results and the findings. It is pure: the same
+// judge makes all checks, and returns their results and the findings. It is pure: the same
 // node has the same findings.
-func Judge(n Node) (results []Check, found []state.Finding) {
+func judge(n node) (results []Check, found []state.Finding) {
 	found = []state.Finding{}
 	for _, c := range checks {
-		d, result := diagnosis{Node: n}, "not seen"
+		d, result := diagnosis{node: n}, "not seen"
 		if c.seen(n) {
 			c.judge(&d)
 			result = "ok"
@@ -227,7 +227,7 @@ const (
 )
 
 // rooted is the flag that changes the root of the commands' files.
-func (n Node) rooted() string {
+func (n node) rooted() string {
 	if n.Paths.Root == "" {
 		return ""
 	}
@@ -262,12 +262,12 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 func (d *diagnosis) onlyRootWrites() {
 	files := slices.Concat(d.Own, d.Helpers)
 	for _, p := range d.Programs {
-		files = append(files, p.File)
+		files = append(files, p.installed)
 	}
 	if d.Slurm != nil {
 		for _, h := range d.Slurm.Hooks {
 			for _, s := range h.Scripts {
-				files = append(files, s.File)
+				files = append(files, s.installed)
 			}
 		}
 	}
@@ -283,7 +283,7 @@ func (d *diagnosis) onlyRootWrites() {
 }
 
 // foreign reports whether a file has the wrong owner, which is a finding already.
-func (n Node) foreign(path string) bool {
+func (n node) foreign(path string) bool {
 	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, osfile.ErrNotRootOwned) ||
 		path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Err, osfile.ErrNotRootOwned)
 }
@@ -324,7 +324,7 @@ func (d *diagnosis) driverAnswers() {
 }
 
 // gpus returns the GPUs that could be read.
-func (n Node) gpus() (all []device) {
+func (n node) gpus() (all []device) {
 	if n.Driver != nil {
 		for _, g := range n.Driver.GPUs {
 			if g.Err == nil {

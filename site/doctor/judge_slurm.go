@@ -35,27 +35,27 @@ func (d *diagnosis) slurmReads() {
 }
 
 // has reports whether a setting of slurm.conf is a list with a value, in upper or lower case.
-func (s Slurm) has(name, value string) bool {
+func (s slurmFiles) has(name, value string) bool {
 	return slices.ContainsFunc(strings.Split(s.value(name), ","), func(item string) bool {
 		return strings.EqualFold(strings.TrimSpace(item), value)
 	})
 }
 
 // lineOf returns the file and line that set a name, or the file if nothing sets it.
-func (s Slurm) lineOf(name string) string {
+func (s slurmFiles) lineOf(name string) string {
 	if last, ok := s.Value(name); ok {
 		return last.From
 	}
 	return s.Path
 }
 
-func (s Slurm) value(name string) string {
+func (s slurmFiles) value(name string) string {
 	last, _ := s.Value(name)
 	return last.Value
 }
 
 // write returns the repair of a line of slurm.conf.
-func (s Slurm) write(line string) string { return "write " + line + " in " + s.Path + reconfigure }
+func (s slurmFiles) write(line string) string { return "write " + line + " in " + s.Path + reconfigure }
 
 // setHook returns the repair that makes Slurm start our program.
 func (d *diagnosis) setHook(h hook) string {
@@ -72,7 +72,7 @@ func (d *diagnosis) setHook(h hook) string {
 // warning. If a path does not exist, it is not known which program it should be, and hooksRunnable judges it.
 func (d *diagnosis) hooksOurs() {
 	for _, h := range d.Slurm.Hooks {
-		missing := slices.ContainsFunc(h.Scripts, func(s Script) bool { return s.Err != nil })
+		missing := slices.ContainsFunc(h.Scripts, func(s hookScript) bool { return s.Err != nil })
 		if h.position() < 0 && !missing {
 			d.notOurs(h)
 		}
@@ -81,7 +81,7 @@ func (d *diagnosis) hooksOurs() {
 
 // position returns which of a hook's scripts is or starts our program, -1 for none.
 func (h hook) position() int {
-	return slices.IndexFunc(h.Scripts, func(s Script) bool { return s.Starts == h.Ours })
+	return slices.IndexFunc(h.Scripts, func(s hookScript) bool { return s.Starts == h.Ours })
 }
 
 // withoutHook is the effect of a missing hook.
@@ -95,7 +95,7 @@ func (d *diagnosis) notOurs(h hook) {
 	if len(h.Settings) > 0 {
 		last := h.Settings[len(h.Settings)-1]
 		where, what = last.From, fmt.Sprintf("%s=%s neither is nor starts our %s", h.Name, last.Value, h.Ours)
-		other := slices.IndexFunc(h.Scripts, func(s Script) bool { return s.Starts != "" })
+		other := slices.IndexFunc(h.Scripts, func(s hookScript) bool { return s.Starts != "" })
 		if other >= 0 {
 			what = fmt.Sprintf("%s=%s starts our %s in place of our %s",
 				h.Name, last.Value, h.Scripts[other].Starts, h.Ours)
@@ -231,7 +231,7 @@ func (d *diagnosis) nodeLine() {
 }
 
 // count returns the number of GPUs that slurm.conf gives the node.
-func (s Slurm) count() (all int) {
+func (s slurmFiles) count() (all int) {
 	for _, w := range s.Gres.Configured {
 		all += w.Count
 	}
@@ -272,7 +272,7 @@ func (d *diagnosis) slurmdReads() {
 }
 
 // types returns the types of GPUs that Slurm distinguishes on the node.
-func (s Slurm) types() []string {
+func (s slurmFiles) types() []string {
 	if s.Gres == nil {
 		return nil
 	}
@@ -324,7 +324,7 @@ func (d *diagnosis) gresAgrees() {
 }
 
 // match finds the device at a position. It is an error if slurmd has another one there.
-func (s Slurm) match(position int, devices []site.Device) error {
+func (s slurmFiles) match(position int, devices []site.Device) error {
 	refs, err := slurm.ResolvePositions(*s.Gres, slurm.Job{Job: policy.Job{GPUs: []int{position}}})
 	if err != nil {
 		return cmp.Or(errors.Unwrap(err), err) // without a job number, because there is no job
@@ -360,7 +360,7 @@ func (d *diagnosis) parts() {
 }
 
 // private returns the folders that each job has for itself, and the setting that has them.
-func (s Slurm) private() (dirs []string, from string) {
+func (s slurmFiles) private() (dirs []string, from string) {
 	kind := s.value("JobContainerType") + s.value("NamespaceType")
 	if strings.HasSuffix(kind, "/linux") && s.Namespace != nil {
 		return append(slices.Clone(s.Namespace.Dirs), s.Namespace.Base), s.Namespace.From

@@ -17,35 +17,39 @@ import (
 )
 
 // sound is a node of which nothing was seen that is wrong.
-func sound() Node {
-	return Node{Name: "n1", Root: true, State: StateDir{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
+func sound() node {
+	return node{Name: "n1", Root: true, State: stateFolder{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
 }
 
 // What the simulated node of cmd/e2e/mpsctl/doctor_test.go cannot have.
 func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil func(*Node)
+		spoil func(*node)
 		want  []state.Kind
 	}{
-		"nothing seen, nothing wrong": {func(*Node) {}, nil},
-		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []state.Kind{"state-on-disk"}},
-		"a root of its own on a disk": {func(n *Node) { n.State.Memory, n.Paths = false, site.Paths{Root: "/x"} }, nil},
-		"no names left":               {func(n *Node) { n.State.Files = minNames - 1 }, []state.Kind{"state-room"}},
-		"a state that cannot be seen": {func(n *Node) { n.State = StateDir{Err: errors.New("input/output error")} }, []state.Kind{"state-folder"}},
-		"a state of a user":           {func(n *Node) { n.State.Exists, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []state.Kind{"state-folder"}},
-		"a state as it should be":     {func(n *Node) { n.State.Exists, n.State.Mode = true, 0o755|1<<31 }, nil},
-		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []state.Kind{"no-gpu"}},
-		"few files that may be more":  {func(n *Node) { n.Limits = []limit{{"slurmd", 1024, true}} }, nil},
-		"few files": {func(n *Node) {
+		"nothing seen, nothing wrong": {func(*node) {}, nil},
+		"state on a disk":             {func(n *node) { n.State.Memory = false }, []state.Kind{"state-on-disk"}},
+		"a root of its own on a disk": {func(n *node) { n.State.Memory, n.Paths = false, site.Paths{Root: "/x"} }, nil},
+		"no names left":               {func(n *node) { n.State.Files = minNames - 1 }, []state.Kind{"state-room"}},
+		"a state that cannot be seen": {func(n *node) { n.State = stateFolder{Err: errors.New("input/output error")} }, []state.Kind{"state-folder"}},
+		"a state of a user":           {func(n *node) { n.State.Exists, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []state.Kind{"state-folder"}},
+		"a state as it should be":     {func(n *node) { n.State.Exists, n.State.Mode = true, 0o755|1<<31 }, nil},
+		"a driver without a GPU":      {func(n *node) { n.Driver = &driverState{Version: "580"} }, []state.Kind{"no-gpu"}},
+		"few files that may be more":  {func(n *node) { n.Limits = []limit{{"slurmd", 1024, true}} }, nil},
+		"few files": {func(n *node) {
 			n.Limits = []limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
 		}, []state.Kind{"open-files"}},
-		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []state.Kind{"guard"}},
-		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []state.Kind{"control-groups"}},
-		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []state.Kind{"guard"}},
-		"an older driver": {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []device{{Major: 9, Persistent: true}}} },
+		"a kernel that duplicates no files": {func(n *node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []state.Kind{"guard"}},
+		"no control groups":                 {func(n *node) { n.NoGroups = cgroup.ErrNone }, []state.Kind{"control-groups"}},
+		"a locked ptrace":                   {func(n *node) { n.Guard.Scope = 3 }, []state.Kind{"guard"}},
+		"an older driver": {func(n *node) {
+			n.Driver = &driverState{Version: "535.42.01", GPUs: []device{{Major: 9, Persistent: true}}}
+		},
 			[]state.Kind{"guard"}},
-		"a driver that is new enough": {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []device{{Major: 9, Persistent: true}}} }, nil},
-		"versions that do not say":    {func(n *Node) { n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+		"a driver that is new enough": {func(n *node) {
+			n.Driver = &driverState{Version: "535.43.02", GPUs: []device{{Major: 9, Persistent: true}}}
+		}, nil},
+		"versions that do not say": {func(n *node) { n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
 		n := sound()
 		n.Programs = nil
@@ -54,7 +58,7 @@ func TestJudge(t *testing.T) {
 			n.Programs[i].Name = "mpsctl" // which runs: its mode is not judged
 		}
 		var got []state.Kind
-		_, found := Judge(n)
+		_, found := judge(n)
 		for _, f := range found {
 			got = append(got, f.Kind)
 			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Fix == "" {

@@ -4,10 +4,11 @@
 // it.
 //
 // It changes nothing, and every wait has a deadline. It reports nothing as wrong that it has not seen. Gathering and
-// judging are separate: Judge is pure.
+// judging are separate: judge is pure.
 package doctor
 
 import (
+	"context"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/state"
@@ -33,10 +34,12 @@ type checked struct {
 	Checks    int    `json:"checks"`
 }
 
-// NewReport judges a node.
-func NewReport(n Node) Report {
+// Examine reads the state of a node and judges it.
+func Examine(ctx context.Context, q Question) Report { return newReport(gather(ctx, q)) }
+
+func newReport(n node) Report {
 	r := Report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Unseen: n.Unseen}
-	r.Checks, r.Findings = Judge(n)
+	r.Checks, r.Findings = judge(n)
 	r.Checked.Programs, r.Checked.Checks = len(n.Programs), len(checks)
 	if n.Slurm != nil {
 		r.Checked.SlurmConf = n.Slurm.Path

@@ -18,16 +18,16 @@ import (
 // slurmNode is a node without faults, with Slurm's files in a folder and two GPUs. A test plants a fault in the files
 // or in the node.
 type slurmNode struct {
-	Node
+	node
 	t   *testing.T
 	dir string
 }
 
 func newSlurmNode(t *testing.T) *slurmNode {
-	n := &slurmNode{Node: sound(), t: t, dir: t.TempDir()}
+	n := &slurmNode{node: sound(), t: t, dir: t.TempDir()}
 	n.Name, n.Config = "gpu01", site.DefaultConfig()
 	n.Policy.Trigger = &policy.Trigger{Constraint: "mps"}
-	n.Driver = &Driver{Version: "580.95.05"}
+	n.Driver = &driverState{Version: "580.95.05"}
 	for i := range 2 {
 		card := site.Device{UUID: site.UUID(fmt.Sprintf("GPU-0000000%d-0000-0000-0000-000000000000", i)), Minor: i}
 		n.Driver.GPUs = append(n.Driver.GPUs, device{Index: i, Device: card, Major: 9, Persistent: true})
@@ -76,11 +76,11 @@ func (n *slurmNode) diagnose() []string {
 	if n.Slurm != nil {
 		for i, h := range n.Slurm.Hooks {
 			path := site.Libexec + "/" + h.Ours
-			n.Slurm.Hooks[i].Scripts = []Script{{File: File{Path: path, Mode: 0o755}, Starts: h.Ours, By: path}}
+			n.Slurm.Hooks[i].Scripts = []hookScript{{installed: installed{Path: path, Mode: 0o755}, Starts: h.Ours, By: path}}
 		}
 	}
 	found := []string{}
-	_, judged := Judge(n.Node)
+	_, judged := judge(n.node)
 	for _, f := range judged {
 		text := fmt.Sprintf("%s %s at %s: %s", f.Level, f.Kind, f.Where, f.Fix)
 		found = append(found, strings.ReplaceAll(text, n.dir+"/", ""))
@@ -197,31 +197,31 @@ func TestJudgeSlurm(t *testing.T) {
 
 // Of several prologs ours is the last, and of several epilogs the first. A script of another site is not ours.
 func TestJudgeHooks(t *testing.T) {
-	script := func(name, starts string) Script {
-		return Script{File: File{Path: "/h/" + name, Mode: 0o755}, Starts: starts, By: "/usr/libexec/slurm-mps/" + starts}
+	script := func(name, starts string) hookScript {
+		return hookScript{installed: installed{Path: "/h/" + name, Mode: 0o755}, Starts: starts, By: "/usr/libexec/slurm-mps/" + starts}
 	}
 	for _, c := range []struct {
 		name    string
 		hook    hook
 		want    string
-		scripts []Script
+		scripts []hookScript
 	}{
-		{"the last prolog", hook{Name: "Prolog", Ours: "prolog"}, "", []Script{script("9", ""), script("0", "prolog")}},
+		{"the last prolog", hook{Name: "Prolog", Ours: "prolog"}, "", []hookScript{script("9", ""), script("0", "prolog")}},
 		{"a prolog that is not the last", hook{Name: "Prolog", Ours: "prolog"},
-			"hook-order: let its name sort first: mv /h/50-ours /h/0-ours", []Script{script("50-ours", "prolog"), script("1", "")}},
+			"hook-order: let its name sort first: mv /h/50-ours /h/0-ours", []hookScript{script("50-ours", "prolog"), script("1", "")}},
 		{"an epilog that is not the first", hook{Name: "Epilog", Ours: "epilog"},
-			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []Script{script("9", ""), script("50-ours", "epilog")}},
+			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []hookScript{script("9", ""), script("50-ours", "epilog")}},
 		{"no prolog", hook{Name: "Prolog", Ours: "prolog"},
 			"hook-not-ours: write Prolog=/usr/libexec/slurm-mps/prolog in /s", nil},
 		{"an epilog at the prolog", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
-			"hook-not-ours: write Prolog=", []Script{script("x", "epilog")}},
+			"hook-not-ours: write Prolog=", []hookScript{script("x", "epilog")}},
 		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or write Prolog=",
-			[]Script{{File: File{Path: "/h/gone", Err: os.ErrNotExist}}}},
+			[]hookScript{{installed: installed{Path: "/h/gone", Err: os.ErrNotExist}}}},
 		{"a script that slurmd may not read", hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
-			[]Script{{File: File{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},
+			[]hookScript{{installed: installed{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},
 	} {
 		c.hook.Scripts = c.scripts
-		d := diagnosis{Node: Node{Slurm: &Slurm{ConfFile: slurm.ConfFile{Path: "/s"}, Hooks: []hook{c.hook}}}}
+		d := diagnosis{node: node{Slurm: &slurmFiles{ConfFile: slurm.ConfFile{Path: "/s"}, Hooks: []hook{c.hook}}}}
 		d.hooksOurs()
 		d.hooksRunnable()
 		d.hookOrder()

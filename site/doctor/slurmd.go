@@ -22,7 +22,7 @@ const slurmdTimeout = 30 * time.Second
 
 // askSlurmd runs slurmd to print its list of the node's GPUs, because slurmd's reading of its files decides. -L keeps
 // this run out of the node's slurmd.log.
-func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
+func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
 	path := q.Slurmd
 	if path == "" {
 		path = firstExisting(slurmds)

@@ -13,9 +13,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
-// Node is the state of a node, as far as it was gathered. A part that could not be read is nil, and Unseen or an error
+// node is the state of a node, as far as it was gathered. A part that could not be read is nil, and Unseen or an error
 // beside it has the reason.
-type Node struct {
+type node struct {
 	Name   string
 	Root   bool // this process is root
 	Time   time.Time
@@ -24,26 +24,26 @@ type Node struct {
 
 	Programs  []program
 	Policy    policyResult
-	Own       []File      // the policy and the site's file
+	Own       []installed // the policy and the site's file
 	Config    site.Config // the settings in use: the file's, or those that replace it
 	ConfigErr policyfile.FileStatus
-	Helpers   []File // the programs that site.hcl names, or their defaults
-	Control   string // the version of the control program's driver, "" if it is not certain
-	Conf      string // path of slurm.conf
-	Slurm     *Slurm
+	Helpers   []installed // the programs that site.hcl names, or their defaults
+	Control   string      // the version of the control program's driver, "" if it is not certain
+	Conf      string      // path of slurm.conf
+	Slurm     *slurmFiles
 	SlurmErr  error
-	Driver    *Driver
+	Driver    *driverState
 	NVMLErr   error
-	State     StateDir
+	State     stateFolder
 	Limits    []limit
-	Guard     Guarding
+	Guard     holding
 	NoGroups  error // why daemons get no control groups
 	Leftovers []state.Finding
 	Hidden    []string // of the jobs, if a user's process hides them by blocking this process
 }
 
-// File is a program, or a folder of programs, as it is installed.
-type File struct {
+// installed is a program, or a folder of programs, as it is installed.
+type installed struct {
 	Name string // its name for people
 	Path string
 	Mode fs.FileMode
@@ -54,7 +54,7 @@ type File struct {
 
 // program is one of our programs.
 type program struct {
-	File
+	installed
 	Version string // "" if it prints none
 }
 
@@ -64,9 +64,9 @@ type policyResult struct {
 	policyfile.FileStatus
 }
 
-// Script is a program that Slurm runs at one of its hooks.
-type Script struct {
-	File
+// hookScript is a program that Slurm runs at one of its hooks.
+type hookScript struct {
+	installed
 	Starts string // which of our programs it is or starts; "" for none
 	By     string // the path of that program
 }
@@ -76,11 +76,11 @@ type hook struct {
 	Name     string
 	Ours     string // which of our programs belongs there
 	Settings []slurm.ConfValue
-	Scripts  []Script // in the order in which Slurm runs them
+	Scripts  []hookScript // in the order in which Slurm runs them
 }
 
-// Slurm is the part of Slurm's files that is about this node.
-type Slurm struct {
+// slurmFiles is the part of Slurm's files that is about this node.
+type slurmFiles struct {
 	slurm.ConfFile
 	Hooks      []hook
 	NodeErr    error // why no line of slurm.conf describes the node
@@ -95,8 +95,8 @@ type Slurm struct {
 	Unread     []string // why a file beside slurm.conf could not be read
 }
 
-// Driver is the driver as NVML reports it.
-type Driver struct {
+// driverState is the driver as NVML reports it.
+type driverState struct {
 	Version string
 	GPUs    []device
 }
@@ -111,8 +111,8 @@ type device struct {
 	Err          error
 }
 
-// StateDir is the folder of state, or the lowest folder above it that exists.
-type StateDir struct {
+// stateFolder is the folder of state, or the lowest folder above it that exists.
+type stateFolder struct {
 	Path         string
 	Exists       bool // the folder itself exists
 	Mode         fs.FileMode
@@ -122,8 +122,8 @@ type StateDir struct {
 	Err          error
 }
 
-// Guarding has the limits that the kernel sets to a guard.
-type Guarding struct {
+// holding has the limits that the kernel sets to a guard.
+type holding struct {
 	Scope   int   // kernel.yama.ptrace_scope; 0 without Yama
 	NoGetfd error // why pidfd_getfd does not work
 }
