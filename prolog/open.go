@@ -395,7 +395,7 @@ func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease) error {
 // limits returns what a daemon limits each of its clients to: the policy's ceiling, and the job's part of each GPU. The
 // ranks have these limits, too. A part of 0 is none.
 func limits(devices []site.Device, ceiling, part policy.Percent) lease.Limits {
-	limits := lease.Limits{Devices: uuids(devices), Ceiling: ceiling}
+	limits := lease.Limits{Devices: site.UUIDs(devices), Ceiling: ceiling}
 	if part == 0 {
 		return limits
 	}
@@ -416,12 +416,4 @@ func (p Prolog) step(name string, act func() error) error {
 
 func leaseJob(job slurm.Job) lease.Job {
 	return lease.Job{ID: job.ID, UID: job.UID, GID: job.GID, User: job.User}
-}
-
-func uuids(devices []site.Device) []site.UUID {
-	list := make([]site.UUID, len(devices))
-	for i, device := range devices {
-		list[i] = device.UUID
-	}
-	return list
 }

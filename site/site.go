@@ -51,6 +51,14 @@ type Device struct {
 	MIGMode   bool   `json:"mig_mode"`   // the GPU is divided into instances, and no job can use the whole GPU
 }
 
+// UUIDs returns those of devices, in their order.
+func UUIDs(devices []Device) (all []UUID) {
+	for _, device := range devices {
+		all = append(all, device.UUID)
+	}
+	return all
+}
+
 // Client is a client process of an MPS server.
 type Client struct {
 	Server int // the server's pid

@@ -257,7 +257,7 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	if k.program, err = findControl(env); err != nil {
 		return nil, err
 	}
-	k.folders.Devices = uuids(k.devices)
+	k.folders.Devices = site.UUIDs(k.devices)
 	if serves(earlier) {
 		k.process.Store(&earlier.Daemons[0].Proc)
 	} else if err := endDaemon(k.folders); err != nil { // of an earlier keeper, or of an earlier folder of this name
@@ -368,13 +368,6 @@ func findControl(env slurm.Env) (mps.ControlProgram, error) {
 		err = fmt.Errorf("cannot start an MPS daemon: %w", err)
 	}
 	return mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}, err
-}
-
-func uuids(devices []site.Device) (all []site.UUID) {
-	for _, device := range devices {
-		all = append(all, device.UUID)
-	}
-	return all
 }
 
 // grant is what a rank has without options.

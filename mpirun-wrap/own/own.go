@@ -100,7 +100,7 @@ func key(root string, env slurm.Env, task launch.Task, devices []site.Device) (s
 	}
 	hash := fnv.New64a()
 	fmt.Fprintf(hash, "%s\n%s\n%s\n%s\n%d\n%s\n%s\n", root, boot, host, env["SLURM_CLUSTER_NAME"], task.JobID, task.StepID, env["SLURMD_NODENAME"])
-	all := uuids(devices)
+	all := site.UUIDs(devices)
 	slices.Sort(all) // each rank may have an order of its own
 	for _, uuid := range all {
 		fmt.Fprintln(hash, uuid)

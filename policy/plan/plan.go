@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Request is the question, as a user types it.
@@ -92,8 +93,8 @@ func fits(ranks, gpus int, model policy.Model) error {
 	if maxRanks <= model.Clients {
 		return nil
 	}
-	return fmt.Errorf("cannot place %d ranks on %d %s: GPU 0 would have %d and MPS serves %d at once: run at most %d ranks, or more GPUs",
-		ranks, gpus, noun(gpus, "GPU"), maxRanks, model.Clients, gpus*model.Clients)
+	return fmt.Errorf("cannot place %d ranks on %s: GPU 0 would have %d and MPS serves %d at once: run at most %d ranks, or more GPUs",
+		ranks, words.Count(gpus, "GPU"), maxRanks, model.Clients, gpus*model.Clients)
 }
 
 // readRules parses the rules of the question.
@@ -198,7 +199,7 @@ func (p Plan) Total(gpu int) string {
 		return fmt.Sprintf("GPU %d: no rank", gpu)
 	}
 	all := p.Asked.Model.GPU.SMs
-	return fmt.Sprintf("GPU %d: %d %s, %d of %d SMs assigned (%.2f ×)", gpu, ranks, noun(ranks, "rank"), sms, all, float64(sms)/float64(all))
+	return fmt.Sprintf("GPU %d: %s, %d of %d SMs assigned (%.2f ×)", gpu, words.Count(ranks, "rank"), sms, all, float64(sms)/float64(all))
 }
 
 func known() string {
@@ -207,11 +208,4 @@ func known() string {
 		names = append(names, m.Name)
 	}
 	return strings.Join(names, ", ")
-}
-
-func noun(n int, singular string) string {
-	if n == 1 {
-		return singular
-	}
-	return singular + "s"
 }

@@ -95,15 +95,15 @@ var checks = []check{
 	{"ended jobs have left nothing", node.known, (*diagnosis).nothingLeft},
 }
 
-// Check is the result of one check.
-type Check struct {
+// outcome is the result of one check.
+type outcome struct {
 	What   string `json:"what"`
 	Result string `json:"result"` // ok, warning, fault, or not seen
 }
 
 // judge makes all checks, and returns their results and the findings. It is pure: the same
 // node has the same findings.
-func judge(n node) (results []Check, found []state.Finding) {
+func judge(n node) (results []outcome, found []state.Finding) {
 	found = []state.Finding{}
 	for _, c := range checks {
 		d, result := diagnosis{node: n}, "not seen"
@@ -116,7 +116,7 @@ func judge(n node) (results []Check, found []state.Finding) {
 				result = string(f.Level)
 			}
 		}
-		results, found = append(results, Check{c.sentence, result}), append(found, d.found...)
+		results, found = append(results, outcome{c.sentence, result}), append(found, d.found...)
 	}
 	return results, found
 }

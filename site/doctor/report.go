@@ -20,7 +20,7 @@ type Report struct {
 	Time     time.Time       `json:"time"`
 	Complete bool            `json:"complete"` // all was seen
 	Checked  checked         `json:"checked"`
-	Checks   []Check         `json:"checks,omitempty"` // with -v
+	Checks   []outcome       `json:"checks,omitempty"` // with -v
 	Findings []state.Finding `json:"findings"`
 	Unseen   []string        `json:"errors"`
 }

@@ -18,7 +18,7 @@ import (
 // are not in guarded.
 var packages = map[string][]string{
 	"policy":              {},
-	"policy/plan":         {"policy"},
+	"policy/plan":         {"policy", "site/words"},
 	"policy/policyfile":   {"policy", "site", "site/osfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"policy/lint":         {"policy", "policy/policyfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty"},
 	"site":                {},
