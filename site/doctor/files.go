@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -132,16 +133,21 @@ func versionOf(ctx context.Context, f installed) string {
 	return match[1]
 }
 
+var driverVersion = regexp.MustCompile(`\b[1-9][0-9]{2}\.[0-9]{2,3}(\.[0-9]{2})?\b`)
+
 // maxControl is far above the size of the control program (70 KiB with driver 580).
 const maxControl = 64 << 20
-
-var driverVersion = regexp.MustCompile(`\b[1-9][0-9]{2}\.[0-9]{2,3}(\.[0-9]{2})?\b`)
 
 // driverOf finds the version of the driver in the control program (that of 580.159.04 contains "580.159.04", once).
 // It does not run the program, because -v prints CUDA's version. It returns "" for a script, and if the version is
 // not certain.
 func driverOf(path string) string {
-	content, err := readBounded(path, maxControl)
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, maxControl))
 	if err != nil || !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
 		return ""
 	}
@@ -155,17 +161,6 @@ func driverOf(path string) string {
 	return version
 }
 
-func readBounded(path string, limit int64) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, limit))
-}
-
-const maxScript = 1 << 20 // the maximum of bytes that are read of a script
-
 // script reads a file that Slurm runs, and finds which of our programs it is or starts.
 func script(file string) hookScript {
 	s := hookScript{installed: look("", file)}
@@ -176,8 +171,8 @@ func script(file string) hookScript {
 		s.Starts, s.By = name, file
 		return s
 	}
-	content, err := readBounded(file, maxScript+1)
-	if err != nil || len(content) > maxScript || !strings.HasPrefix(string(content), "#!") {
+	content, _, err := osfile.ReadAny(file)
+	if err != nil || !strings.HasPrefix(string(content), "#!") {
 		return s
 	}
 	s.Starts, s.By = started(string(content))

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,7 +34,7 @@ func (n Node) driver(names ...string) string {
 //	NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue May …
 //	NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …
 func (n Node) Version() string {
-	content, err := read(n.driver("version"))
+	content, _, err := osfile.ReadAny(n.driver("version"))
 	if err != nil {
 		return ""
 	}
@@ -46,18 +45,6 @@ func (n Node) Version() string {
 		}
 	}
 	return ""
-}
-
-// maxFile bounds the driver's files, which have some hundred bytes.
-const maxFile = 16 << 10
-
-func read(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, maxFile))
 }
 
 // errNone means that this process can open no GPU.
@@ -96,9 +83,9 @@ func (n Node) GPUs() ([]site.Device, error) {
 //	Device Minor: 	 2
 func (n Node) gpu(bus string) (site.Device, error) {
 	path := n.driver("gpus", bus, "information")
-	content, err := read(path)
+	content, _, err := osfile.ReadAny(path)
 	if err != nil {
-		return site.Device{}, fmt.Errorf("cannot read GPU: %w", err)
+		return site.Device{}, err
 	}
 	fields := map[string]string{}
 	for line := range strings.Lines(string(content)) {
@@ -121,7 +108,7 @@ func (n Node) gpu(bus string) (site.Device, error) {
 }
 
 func (n Node) numa(bus string) int {
-	content, err := read(filepath.Join(n.Root, "/sys/bus/pci/devices", bus, "numa_node"))
+	content, _, err := osfile.ReadAny(filepath.Join(n.Root, "/sys/bus/pci/devices", bus, "numa_node"))
 	if err != nil {
 		return -1
 	}
