@@ -65,10 +65,8 @@ type Options struct {
 	Log     func(Line)                // nil for nothing
 	// Recorder is the command line of the program that records what the job uses; empty for none.
 	Recorder []string
-	// Raised says that this process has a high priority, and is not killed if the node is out of memory. A taker has
-	// neither, because it may hang for long.
-	Raised bool
-	Record Record
+	Raised   bool // as in take.Takers
+	Record   Record
 	Warnings
 }
 

@@ -117,19 +117,13 @@ func (s *Store) Held() (all []Held, err error) {
 }
 
 // HeldLeft returns the file systems that closed jobs have left. One whose epilog runs may be free in a moment. An epilog
-// may end after the list is made, so a file system counts if a second list, made without an epilog, has it.
+// may also end after the list is made: a caller looks twice.
 func (s *Store) HeldLeft() ([]Held, error) {
-	first, err := s.Held()
-	if err != nil || len(first) == 0 {
-		return nil, err
-	}
-	left := make(map[string]bool, len(first))
-	for _, h := range first {
-		_, acting := s.LockHolder(h.Job)
-		left[h.dir] = !acting
-	}
 	all, err := s.Held()
-	return slices.DeleteFunc(all, func(h Held) bool { return !left[h.dir] }), err
+	return slices.DeleteFunc(all, func(h Held) bool {
+		_, acting := s.LockHolder(h.Job)
+		return acting
+	}), err
 }
 
 // FreeHeld empties the file systems of closed jobs that wanted accepts, and unmounts those that are empty.

@@ -208,7 +208,7 @@ func (s *Store) claim(l Lease) error {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
 	temporary := s.claimTemporary(l.Job.ID)
-	if err := record(content, 0o600, 0).WriteTo(temporary); err != nil {
+	if err := record(content, 0o600, 0).Create(temporary); err != nil {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
 	for _, gpu := range l.GPUs {
@@ -375,9 +375,8 @@ func (s *Store) forget(job uint32, devices []site.UUID, others ...string) error 
 			return err
 		}
 	}
-	path, claims := s.leasePath(job), s.claimTemporary(job)
-	temporary := []string{osfile.Temporary(claims), claims, osfile.Temporary(path)}
-	for _, stale := range slices.Concat(temporary, s.guardFiles(job), others, []string{path}) {
+	path := s.leasePath(job)
+	for _, stale := range slices.Concat([]string{s.claimTemporary(job), osfile.Temporary(path)}, s.guardFiles(job), others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}

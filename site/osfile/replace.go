@@ -97,7 +97,7 @@ func (f File) Write(dir *os.File, name string) error {
 	if f.Alone {
 		temporary = filepath.Base(Temporary(path))
 	}
-	err := f.create(dir, temporary)
+	err := f.create(int(dir.Fd()), temporary)
 	if err == nil {
 		err = unix.Renameat(int(dir.Fd()), temporary, int(dir.Fd()), name)
 	}
@@ -115,6 +115,14 @@ func (f File) Write(dir *os.File, name string) error {
 	return nil
 }
 
+// Create makes a file that is complete when it is linked to another name.
+func (f File) Create(path string) error {
+	if err := f.create(unix.AT_FDCWD, path); err != nil {
+		return fmt.Errorf("cannot make %s: %w", path, ExplainFull(path, err))
+	}
+	return nil
+}
+
 // SyncFolder waits until what was made and removed in a folder is on the disk.
 func SyncFolder(path string) error {
 	dir, err := os.Open(path)
@@ -128,9 +136,9 @@ func SyncFolder(path string) error {
 }
 
 // create makes a new file. If a file with its name exists, a killed process has left it.
-func (f File) create(dir *os.File, name string) error {
-	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
-	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+func (f File) create(dir int, name string) error {
+	_ = unix.Unlinkat(dir, name, 0)
+	fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}

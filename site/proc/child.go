@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Child is a program of root's that this process has started, without variables and in the root folder.
+// Child is a program that this process has started, without variables and in the root folder.
 type Child struct {
 	Process
 	Ended <-chan struct{} // closed when it has ended

@@ -24,8 +24,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
-// Daemons asks control daemons: one question at a time, each with a deadline.
-type Daemons interface {
+// daemons asks control daemons: one question at a time, each with a deadline.
+type daemons interface {
 	State(context.Context, lease.Job, lease.Daemon) (mps.State, error)
 }
 
@@ -39,7 +39,7 @@ type Driver interface {
 type Reader struct {
 	Store   *lease.Store
 	Run     string                 // the folder of state
-	Daemons Daemons                // nil asks no daemon
+	Daemons daemons                // nil asks no daemon
 	Driver  func() (Driver, error) // opens the driver at its first use
 	Name    string                 // the node's name
 	Paths   site.Paths             // for the commands in findings

@@ -11,13 +11,11 @@ import (
 // Action is what reap does about something, as a word for programs.
 type Action string
 
-// Close undoes a lease, and Remove deletes files without a lease. Keep is for running jobs, and Leave for something
-// that an admin must decide.
 const (
-	Close  Action = "close"
-	remove Action = "remove"
-	keep   Action = "keep"
-	Leave  Action = "leave"
+	Close  Action = "close"  // undo a lease
+	remove Action = "remove" // delete files without a lease
+	keep   Action = "keep"   // the job runs
+	Leave  Action = "leave"  // an admin must decide
 )
 
 // Executor makes the changes of reap. The executor of a dry run changes nothing.
