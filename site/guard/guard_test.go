@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -101,7 +102,7 @@ func (r *testGuard) runs() {
 	r.t.Cleanup(func() {
 		r.Stop()
 		<-ended
-		if left := own(r.folder); len(left) > 0 {
+		if left := testproc.OpenBelow(r.folder); len(left) > 0 {
 			r.t.Errorf("open after the end: %q", left)
 		}
 	})
@@ -115,28 +116,17 @@ func (r *testGuard) still() {
 	})
 }
 
-// own returns this process's open files below a folder.
-func own(folder string) (files []string) {
-	links, _ := filepath.Glob("/proc/self/fd/*")
-	for _, link := range links {
-		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, folder+"/") {
-			files = append(files, filepath.Base(target))
-		}
-	}
-	return files
-}
-
 // becomes waits until this number of files is open in this process, and stays so. A file that is moved to another
 // number is open twice for a moment.
 func (r *testGuard) becomes(files int, within time.Duration) {
 	r.t.Helper()
 	const scans = 3
 	for began, same := time.Now(), 0; same < scans; time.Sleep(time.Millisecond) {
-		if same++; len(own(r.folder)) != files {
+		if same++; len(testproc.OpenBelow(r.folder)) != files {
 			same = 0
 		}
 		if same == 0 && time.Since(began) > within {
-			r.t.Fatalf("after %v the guard holds %q, want %d files", within, own(r.folder), files)
+			r.t.Fatalf("after %v the guard holds %q, want %d files", within, testproc.OpenBelow(r.folder), files)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -337,11 +338,11 @@ func TestAllFilesAreClosedAtTheEnd(t *testing.T) {
 	r.scanOne(living.Process.Pid)
 	dead.kill()
 	r.clientDied(dead.Process.Pid, time.Now())
-	if files := own(r.folder); len(files) != 6 {
+	if files := testproc.OpenBelow(r.folder); len(files) != 6 {
 		t.Fatalf("held: %q", files)
 	}
 	r.releaseAll()
-	if files := own(r.folder); len(files) > 0 || r.files != 0 {
+	if files := testproc.OpenBelow(r.folder); len(files) > 0 || r.files != 0 {
 		t.Errorf("open after the end: %q", files)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
 
@@ -85,7 +86,7 @@ func TestADescriptorThatChanges(t *testing.T) {
 	if held == nil || len(held.files) != 2 || held.files[0].number != 5 || held.files[1].number != 7 {
 		t.Fatalf("held: %+v", held)
 	}
-	if files := own(r.folder); len(files) != 2 || len(own(filepath.Dir(other))) > 0 {
+	if files := testproc.OpenBelow(r.folder); len(files) != 2 || len(testproc.OpenBelow(filepath.Dir(other))) > 0 {
 		t.Errorf("open: %q", files)
 	}
 }

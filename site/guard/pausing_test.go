@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/guard/pause"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -265,8 +266,8 @@ func TestWhetherAPauseIsOver(t *testing.T) {
 func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.Pause = time.Minute // much longer than this test waits
-	neighbour := newCounter(t)
-	is := neighbour.process(t)
+	neighbour := testproc.NewCounter(t)
+	is := neighbour.Identity(t)
 	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
 	needing := []*client{{gpus: 1}}
 	r.pauseFor(needing, time.Now())
@@ -281,7 +282,7 @@ func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 		t.Fatalf("the neighbour is traced by %d, %v", pauser, err)
 	}
 	_ = unix.Kill(pauser, unix.SIGKILL) // a thread's id names its process, too
-	neighbour.resumes(t, "after the death of the process that pauses")
+	neighbour.Resumes(t, "after the death of the process that pauses")
 	for began := time.Now(); r.pauses.now == p; time.Sleep(time.Millisecond) {
 		if r.pauseFor(needing, time.Now()); time.Since(began) > soon {
 			t.Fatal("the guard goes on with a pause whose process has ended")
@@ -296,19 +297,19 @@ func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.Pause = time.Minute // much longer than this test waits
-	neighbour := newCounter(t)
-	is := neighbour.process(t)
+	neighbour := testproc.NewCounter(t)
+	is := neighbour.Identity(t)
 	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
 	r.pauseFor([]*client{{gpus: 1}}, time.Now())
 	if err := <-r.pauses.now.Answers; err != nil {
 		t.Fatal(err)
 	}
-	if neighbour.counts() {
+	if neighbour.Counts() {
 		t.Error("a paused process counts")
 	}
 	r.Stop()
 	r.Run()
-	neighbour.resumes(t, "after the guard's end")
+	neighbour.Resumes(t, "after the guard's end")
 }
 
 // The recorder learns of each pause, with the totals.

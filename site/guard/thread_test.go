@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
 
@@ -147,7 +148,7 @@ func TestAClientWithoutItsFirstThreadOnAnOlderKernel(t *testing.T) {
 		t.Errorf("%+v, %d tries", state, tries)
 	}
 	c.kill()
-	if files := own(r.folder); len(files) > 0 {
+	if files := testproc.OpenBelow(r.folder); len(files) > 0 {
 		t.Errorf("open: %q", files)
 	}
 }

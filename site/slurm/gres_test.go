@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 // files is a file system in memory: the texts of files, by path.
@@ -139,7 +141,7 @@ func TestReadGresRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if _, err := readGres(files{"/g": tt.text}.open, "/g", "n1"); message(err) != tt.want {
+			if _, err := readGres(files{"/g": tt.text}.open, "/g", "n1"); recorded.Message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
@@ -202,7 +204,7 @@ func TestReadNodeRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if _, err := readNode(files{"/s": tt.text}.open, "/s", "n1"); message(err) != tt.want {
+			if _, err := readNode(files{"/s": tt.text}.open, "/s", "n1"); recorded.Message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})

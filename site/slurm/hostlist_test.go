@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 func TestHosts(t *testing.T) {
@@ -40,7 +42,7 @@ func TestHostsRefuses(t *testing.T) {
 		{"n[0-999][0-999]", `cannot expand "n[0-999][0-999]": it names more than 65536`},
 	}
 	for _, tt := range tests {
-		if _, err := ExpandHostlist(tt.in); message(err) != tt.want {
+		if _, err := ExpandHostlist(tt.in); recorded.Message(err) != tt.want {
 			t.Errorf("got  %v\nwant %s", err, tt.want)
 		}
 	}

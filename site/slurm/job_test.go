@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 func TestNewEnviron(t *testing.T) {
@@ -114,7 +115,7 @@ func TestReadJobValues(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			want := Job{Job: policy.Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}}
 			tt.want(&want)
-			got, err := ReadJob(with(prologEnv(), tt.set), Prolog)
+			got, err := ReadJob(recorded.With(prologEnv(), tt.set), Prolog)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -168,8 +169,8 @@ func TestReadJobRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			job, err := ReadJob(with(prologEnv(), tt.set), Prolog)
-			if message(err) != tt.want {
+			job, err := ReadJob(recorded.With(prologEnv(), tt.set), Prolog)
+			if recorded.Message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 			if !reflect.DeepEqual(job, Job{}) {
@@ -177,7 +178,7 @@ func TestReadJobRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := ReadJob(prologEnv(), "prolog_task"); message(err) != `cannot read job: context "prolog_task" is neither "prolog_slurmd" nor "epilog_slurmd"` {
+	if _, err := ReadJob(prologEnv(), "prolog_task"); recorded.Message(err) != `cannot read job: context "prolog_task" is neither "prolog_slurmd" nor "epilog_slurmd"` {
 		t.Errorf("got %v", err)
 	}
 }
@@ -193,12 +194,12 @@ func TestReadJobEpilogIsLenient(t *testing.T) {
 	if want := (Job{Job: policy.Job{ID: 7}}); !reflect.DeepEqual(job, want) {
 		t.Errorf("got %+v, want %+v", job, want)
 	}
-	_, err = ReadJob(with(env, Env{"SLURM_JOB_ID": "0"}), Epilog)
-	if want := `cannot read job: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`; message(err) != want {
+	_, err = ReadJob(recorded.With(env, Env{"SLURM_JOB_ID": "0"}), Epilog)
+	if want := `cannot read job: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`; recorded.Message(err) != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	_, err = ReadJob(prologEnv(), Epilog)
-	if want := `cannot read job: SLURM_SCRIPT_CONTEXT is "prolog_slurmd", want "epilog_slurmd": run this as slurmd's Epilog= in slurm.conf`; message(err) != want {
+	if want := `cannot read job: SLURM_SCRIPT_CONTEXT is "prolog_slurmd", want "epilog_slurmd": run this as slurmd's Epilog= in slurm.conf`; recorded.Message(err) != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -214,7 +215,7 @@ func TestVariablesTable(t *testing.T) {
 	}
 	for _, name := range []string{"SLURM_JOB_COMMENT", "SLURM_JOB_CONSTRAINTS", "SPANK_MPS"} {
 		for _, value := range []string{"", "\x00\n", "]&[", strings.Repeat("x", 1<<20)} {
-			if _, err := ReadJob(with(prologEnv(), Env{name: value}), Prolog); err != nil || !seen[name] {
+			if _, err := ReadJob(recorded.With(prologEnv(), Env{name: value}), Prolog); err != nil || !seen[name] {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -243,7 +244,7 @@ func FuzzReadJob(f *testing.F) {
 	f.Add("0", "-1", "[0-3", "MIG-1,0", "[a*2|b]", "\x00")
 	f.Add("99999999999999999999", "4294967295", "0-4096", "NoDevFiles", "(null)", "")
 	f.Fuzz(func(t *testing.T, id, uid, gpus, visible, constraints, comment string) {
-		env := with(prologEnv(), Env{"SLURM_JOB_ID": id, "SLURM_JOB_UID": uid, "SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": visible})
+		env := recorded.With(prologEnv(), Env{"SLURM_JOB_ID": id, "SLURM_JOB_UID": uid, "SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": visible})
 		env["SLURM_JOB_CONSTRAINTS"], env["SLURM_JOB_COMMENT"] = constraints, comment
 		job, err := ReadJob(env, Prolog)
 		if err != nil {

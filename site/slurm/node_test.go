@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 func TestFeaturesOfANode(t *testing.T) {
@@ -39,7 +41,7 @@ NodeName=n7 Features="x,y"
 			t.Errorf("%s: %q, %v, want %q", node, got.Features, err, want)
 		}
 	}
-	if _, err := ReadNode(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(message(err), "cannot read node n9 in "+path) {
+	if _, err := ReadNode(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(recorded.Message(err), "cannot read node n9 in "+path) {
 		t.Errorf("a node that is not there: %v", err)
 	}
 	if err := os.WriteFile(more, []byte("NodeName=n[5 Features=x\n"), 0o644); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 // gresOf reads a gres.conf, and the Gres= of the node's line in slurm.conf if that is not "-".
@@ -115,7 +116,7 @@ func TestResolveRefuses(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
 			tt.job.ID = 7
-			if refs, err := ResolvePositions(gresOf(t, tt.gres, tt.conf), tt.job); message(err) != tt.want {
+			if refs, err := ResolvePositions(gresOf(t, tt.gres, tt.conf), tt.job); recorded.Message(err) != tt.want {
 				t.Errorf("got  %v, %v\nwant %s", refs, err, tt.want)
 			}
 		})
@@ -225,13 +226,13 @@ func TestPickRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if got, err := MatchDevices(gresOf(t, tt.gres, "-"), []DeviceRef{tt.ref}, tt.devices); message(err) != tt.want {
+			if got, err := MatchDevices(gresOf(t, tt.gres, "-"), []DeviceRef{tt.ref}, tt.devices); recorded.Message(err) != tt.want {
 				t.Errorf("got  %v, %v\nwant %s", got, err, tt.want)
 			}
 		})
 	}
 	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: byPCI}},
-		gpus(1, 0)); message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
+		gpus(1, 0)); recorded.Message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
 		t.Errorf("got %v", err)
 	}
 }

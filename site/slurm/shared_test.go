@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 // sharedCounts returns the counts of all positions, or the error.
@@ -89,14 +91,14 @@ func TestSharedCountRefuses(t *testing.T) {
 			conf = "NodeName=n1 Gres=" + c.conf + "\n"
 		}
 		want := "cannot count gres/" + c.name + " of GPU 0 of node n1: " + c.want
-		if _, err := sharedGres(t, c.text, conf).SharedCount(c.name, 0); message(err) != want {
+		if _, err := sharedGres(t, c.text, conf).SharedCount(c.name, 0); recorded.Message(err) != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}
 	gres := sharedGres(t, gpus+"Name=shard Count=8\n", "")
 	for _, position := range []int{-1, 4} {
 		want := fmt.Sprintf("cannot count gres/shard of GPU %d of node n1: the node has 4 GPUs in /g", position)
-		if _, err := gres.SharedCount("shard", position); message(err) != want {
+		if _, err := gres.SharedCount("shard", position); recorded.Message(err) != want {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -175,7 +177,7 @@ func TestShardsOnNode(t *testing.T) {
 	}
 	for _, value := range []string{"", "0", "-1", "2x", "1073741825", "99999999999999999999"} {
 		want := `cannot count the shards: SLURM_SHARDS_ON_NODE is "` + value + `", want a number from 1 to 1073741824`
-		if _, ok, err := ShardsOnNode(Env{"SLURM_SHARDS_ON_NODE": value}); ok || message(err) != want {
+		if _, ok, err := ShardsOnNode(Env{"SLURM_SHARDS_ON_NODE": value}); ok || recorded.Message(err) != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}

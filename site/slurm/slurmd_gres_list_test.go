@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
 // These lists were printed by slurmd -G of 22.05 and 26.05, and 24.11 prints as 22.05 does. A list in an unknown form
@@ -38,7 +39,7 @@ func TestParseGresList(t *testing.T) {
 		{"no file", "slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 (null)\n", []int{}, ""},
 	} {
 		got, err := ParseGresList(c.printed)
-		if message(err) != c.complaint || !reflect.DeepEqual(got, c.want) {
+		if recorded.Message(err) != c.complaint || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %#v, %v; want %#v, %s", c.name, got, err, c.want, c.complaint)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "--count":
-			count()
+			testproc.Count()
 		case "--flip":
 			flip()
 		case "--churn", "--exec":
@@ -47,80 +48,7 @@ func TestMain(m *testing.M) {
 }
 
 // soon is a long time for what takes a moment.
-const soon = 20 * time.Second
-
-// counter is a process that prints numbers, from several threads of its own.
-type counter struct {
-	*exec.Cmd
-	out *os.File
-}
-
-// newCounter starts a process with some threads. Each thread writes bytes into a pipe without an end.
-func newCounter(t *testing.T) *counter {
-	t.Helper()
-	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("/proc/self/exe", "--count")
-	cmd.Stdout = writes
-	err = cmd.Start()
-	writes.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { reads.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	c := &counter{cmd, reads}
-	c.resumes(t, "at its start")
-	return c
-}
-
-// count is the counter's program: threads that print a byte each millisecond.
-func count() {
-	for range 8 {
-		go func() {
-			for {
-				if _, err := os.Stdout.Write([]byte{'.'}); err != nil {
-					os.Exit(0)
-				}
-				time.Sleep(time.Millisecond)
-			}
-		}()
-	}
-	select {}
-}
-
-func (c *counter) process(t *testing.T) proc.Process {
-	t.Helper()
-	stat, err := proc.ReadStat(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return stat.Process
-}
-
-// counts reports whether the process prints, after what it has printed before.
-func (c *counter) counts() bool {
-	buffer := make([]byte, 128<<10) // more than the pipe holds
-	_ = c.out.SetReadDeadline(time.Time{})
-	pipe, err := c.out.SyscallConn()
-	if err == nil {
-		err = pipe.Read(func(fd uintptr) bool { _, _ = unix.Read(int(fd), buffer); return true }) // it waits for nothing
-	}
-	_ = c.out.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
-	_, err2 := c.out.Read(buffer)
-	return err == nil && err2 == nil
-}
-
-// resumes waits until the process counts.
-func (c *counter) resumes(t *testing.T, what string) {
-	t.Helper()
-	for began := time.Now(); !c.counts(); {
-		if time.Since(began) > soon {
-			t.Fatalf("%s: the process does not continue", what)
-		}
-	}
-}
+const soon = 10 * time.Second
 
 // pauser is a process that pauses.
 type pauser struct {
@@ -174,21 +102,21 @@ func TestAPauseEndsWithItsProcess(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			counters := []*counter{newCounter(t), newCounter(t)}
+			counters := []*testproc.Counter{testproc.NewCounter(t), testproc.NewCounter(t)}
 			p := newPauser(t, c.limit)
-			for _, counter := range counters {
-				if answer := p.asks(t, counter.process(t)); answer != done {
+			for _, one := range counters {
+				if answer := p.asks(t, one.Identity(t)); answer != done {
 					t.Fatalf("the answer is %q", answer)
 				}
 			}
-			for _, counter := range counters {
-				if counter.counts() {
+			for _, one := range counters {
+				if one.Counts() {
 					t.Error("a paused process counts")
 				}
 			}
 			c.end(p)
-			for _, counter := range counters {
-				counter.resumes(t, c.name)
+			for _, one := range counters {
+				one.Resumes(t, c.name)
 			}
 		})
 	}
@@ -197,12 +125,12 @@ func TestAPauseEndsWithItsProcess(t *testing.T) {
 // A process that is stopped before the pause stays stopped after it, and so does one that is stopped during the pause.
 func TestAPauseKeepsAStop(t *testing.T) {
 	for _, during := range []bool{false, true} {
-		c := newCounter(t)
+		c := testproc.NewCounter(t)
 		p := newPauser(t, "1m")
 		if !during {
 			_ = c.Process.Signal(unix.SIGSTOP)
 		}
-		if answer := p.asks(t, c.process(t)); answer != done {
+		if answer := p.asks(t, c.Identity(t)); answer != done {
 			t.Fatalf("the answer is %q", answer)
 		}
 		if during {
@@ -210,19 +138,19 @@ func TestAPauseKeepsAStop(t *testing.T) {
 		}
 		p.in.Close()
 		_ = p.Wait()
-		if c.counts() {
+		if c.Counts() {
 			t.Errorf("stopped during the pause %v: the process continues", during)
 		}
 		_ = c.Process.Signal(unix.SIGCONT)
-		c.resumes(t, "after SIGCONT")
+		c.Resumes(t, "after SIGCONT")
 	}
 }
 
 // The parent of a process that is killed during a pause learns of its end during the pause.
 func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
-	c := newCounter(t)
+	c := testproc.NewCounter(t)
 	p := newPauser(t, "1m")
-	p.asks(t, c.process(t))
+	p.asks(t, c.Identity(t))
 	_ = c.Process.Kill()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
@@ -239,7 +167,7 @@ func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
 // A thread that a traced thread starts is traced from its first instruction. It may be seen before it has stopped, and
 // the pause goes on.
 func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
-	c := newCounter(t)
+	c := testproc.NewCounter(t)
 	runtime.LockOSThread() // one thread must do all that follows
 	defer runtime.UnlockOSThread()
 	first, second := tracer{stopped: map[int]bool{}}, tracer{stopped: map[int]bool{}}
@@ -255,7 +183,7 @@ func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
 	for thread := range first.stopped {
 		_ = unix.PtraceDetach(thread)
 	}
-	c.resumes(t, "after the pause")
+	c.Resumes(t, "after the pause")
 }
 
 // Another process with the same pid, a process that runs as another user by now, a process that is gone, and a process
@@ -263,9 +191,9 @@ func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
 //
 // Contract: G3
 func TestWhatIsNotPaused(t *testing.T) {
-	c := newCounter(t)
+	c := testproc.NewCounter(t)
 	p := newPauser(t, "1m")
-	other := c.process(t)
+	other := c.Identity(t)
 	other.Start++
 	if answer := p.asks(t, other); answer != done {
 		t.Errorf("the answer is %q", answer)
@@ -273,14 +201,14 @@ func TestWhatIsNotPaused(t *testing.T) {
 	if answer := p.asks(t, proc.Process{PID: 1 << 30, Start: 1}); answer != done {
 		t.Errorf("of a process that is gone: %q", answer)
 	}
-	if answer := p.asksOf(t, c.process(t), os.Geteuid()+1); answer != done {
+	if answer := p.asksOf(t, c.Identity(t), os.Geteuid()+1); answer != done {
 		t.Errorf("of another user's process: %q", answer)
 	}
-	c.resumes(t, "the pause of another process, while it lasts")
+	c.Resumes(t, "the pause of another process, while it lasts")
 
 	first, second := newPauser(t, "1m"), newPauser(t, "1m")
-	first.asks(t, c.process(t))
-	if answer := second.asks(t, c.process(t)); !strings.Contains(answer, "cannot pause") {
+	first.asks(t, c.Identity(t))
+	if answer := second.asks(t, c.Identity(t)); !strings.Contains(answer, "cannot pause") {
 		t.Errorf("of a traced process: %q", answer)
 	}
 }
@@ -461,7 +389,7 @@ func TestAProcessThatCannotBeChecked(t *testing.T) {
 //
 // Contract: G3
 func TestAPauseEndsWithTheGuard(t *testing.T) {
-	c := newCounter(t)
+	c := testproc.NewCounter(t)
 	stdin, in, err1 := os.Pipe()
 	out, stdout, err2 := os.Pipe()
 	if err1 != nil || err2 != nil {
@@ -476,13 +404,13 @@ func TestAPauseEndsWithTheGuard(t *testing.T) {
 	stdin.Close()
 	stdout.Close()
 	p := &pauser{guard, in, bufio.NewReader(out)}
-	if answer := p.asks(t, c.process(t)); answer != done {
+	if answer := p.asks(t, c.Identity(t)); answer != done {
 		t.Fatalf("the answer is %q", answer)
 	}
-	if c.counts() {
+	if c.Counts() {
 		t.Error("a paused process counts")
 	}
 	_ = guard.Process.Kill()
 	_ = guard.Wait()
-	c.resumes(t, "after the guard's end")
+	c.Resumes(t, "after the guard's end")
 }

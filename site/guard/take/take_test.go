@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -34,18 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 // soon is a long time for what takes a moment.
-const soon = 20 * time.Second
-
-// own returns this process's open files below a folder.
-func own(folder string) (files []string) {
-	links, _ := filepath.Glob("/proc/self/fd/*")
-	for _, link := range links {
-		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, folder+"/") {
-			files = append(files, filepath.Base(target))
-		}
-	}
-	return files
-}
+const soon = 10 * time.Second
 
 // uncounted gives a taker no place.
 func uncounted() (*lease.TakerPlace, error) { return nil, nil }
@@ -100,7 +89,7 @@ func TestTakers(t *testing.T) {
 	if taken.current != first || taken.stuck.Load() > 0 {
 		t.Errorf("an answer cost a process: %d", taken.stuck.Load())
 	}
-	if files := own(filepath.Dir(file.Name())); len(files) != 1 {
+	if files := testproc.OpenBelow(filepath.Dir(file.Name())); len(files) != 1 {
 		t.Errorf("open: %q", files)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -73,7 +74,7 @@ type start struct {
 }
 
 func seen(own slurm.Env) func(slurm.Env) Origin {
-	return func(inherited slurm.Env) Origin { return Origin{Env: with(own, inherited)} }
+	return func(inherited slurm.Env) Origin { return Origin{Env: recorded.With(own, inherited)} }
 }
 
 func unseen(hidden bool) func(slurm.Env) Origin {
@@ -82,13 +83,13 @@ func unseen(hidden bool) func(slurm.Env) Origin {
 
 var (
 	inBatch   = slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
-	inBatch26 = with(inBatch, slurm.Env{"SLURM_STEP_ID": "-5"})
-	inShell   = with(inBatch, slurm.Env{"SLURM_STEP_ID": "4294967290"})
-	inShell26 = with(inBatch, slurm.Env{"SLURM_STEP_ID": "-6"})
-	inStep    = with(inBatch, slurm.Env{"SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7"})
-	inStep4   = with(inStep, slurm.Env{"SLURM_STEP_ID": "4"})
-	another   = with(inBatch, slurm.Env{"SLURM_JOB_ID": "6"})
-	child     = with(inBatch, slurm.Env{"SLURM_TASK_PID": "99"})
+	inBatch26 = recorded.With(inBatch, slurm.Env{"SLURM_STEP_ID": "-5"})
+	inShell   = recorded.With(inBatch, slurm.Env{"SLURM_STEP_ID": "4294967290"})
+	inShell26 = recorded.With(inBatch, slurm.Env{"SLURM_STEP_ID": "-6"})
+	inStep    = recorded.With(inBatch, slurm.Env{"SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7"})
+	inStep4   = recorded.With(inStep, slurm.Env{"SLURM_STEP_ID": "4"})
+	another   = recorded.With(inBatch, slurm.Env{"SLURM_JOB_ID": "6"})
+	child     = recorded.With(inBatch, slurm.Env{"SLURM_TASK_PID": "99"})
 	noJob     = slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
 	onlyJob   = slurm.Env{"SLURM_JOB_ID": "7"}
 )
@@ -106,12 +107,12 @@ var starts = []start{
 	{"srun", inStep, 100, seen(inStep), 2, 4, SourceStepd, ""},
 	{"srun, a shell between", inStep, 101, seen(inStep), 2, 4, SourceInherited, ""},
 	{"srun --overlap, a shell between", inStep4, 101, seen(inStep4), 2, 4, SourceInherited, ""},
-	{"sudo -E", with(inStep, slurm.Env{"SUDO_UID": "0"}), 101, seen(inStep), 2, 4, SourceInherited, ""},
+	{"sudo -E", recorded.With(inStep, slurm.Env{"SUDO_UID": "0"}), 101, seen(inStep), 2, 4, SourceInherited, ""},
 	{"sudo", slurm.Env{"SUDO_UID": "1000"}, 101, nil, 0, 1, SourceSingle, ""},
 	{"ssh", slurm.Env{}, 101, nil, 0, 1, SourceSingle, ""},
 	{"ssh with the job", onlyJob, 101, nil, 0, 0, "", missing},
 	{"env -i", onlyJob, 101, nil, 0, 0, "", missing},
-	{"env -i, handed on", with(inStep, slurm.Env{"SLURM_TASK_PID": "-"}), 101, nil, 2, 4, SourceInherited, ""},
+	{"env -i, handed on", recorded.With(inStep, slurm.Env{"SLURM_TASK_PID": "-"}), 101, nil, 2, 4, SourceInherited, ""},
 	{"its script has ended", inBatch, 101, unseen(false), 0, 1, SourceInherited, ""},
 	{"its script's pid is another's", inBatch, 101, seen(another), 0, 1, SourceInherited, ""},
 	{"its script's pid is a child's", inBatch, 101, seen(child), 0, 1, SourceInherited, ""},
@@ -129,7 +130,7 @@ func (s start) known() bool {
 
 // place reads the place of a process, as mpirun-wrap does.
 func (s start) place(set, inherited slurm.Env, pmi bool) (Task, error) {
-	env := with(s.env, set)
+	env := recorded.With(s.env, set)
 	if s.origin != nil && env["SLURM_TASK_PID"] != strconv.Itoa(s.pid) {
 		origin := s.origin(inherited)
 		origin.HasPMI = pmi
@@ -145,7 +146,7 @@ func (s start) place(set, inherited slurm.Env, pmi bool) (Task, error) {
 func (s start) check(t *testing.T, what string, got Task, err error) {
 	t.Helper()
 	switch {
-	case s.err != "" && !strings.Contains(message(err), s.err):
+	case s.err != "" && !strings.Contains(recorded.Message(err), s.err):
 		t.Errorf("%s, %s: %+v, %v, want %q", s.name, what, got, err, s.err)
 	case s.err == "" && (err != nil || got.LocalRank != s.rank || got.LocalSize != s.size || got.Source != s.source):
 		t.Errorf("%s, %s: %+v, %v, want rank %d of %d by %s", s.name, what, got, err, s.rank, s.size, s.source)
@@ -157,7 +158,7 @@ func subsets(env slurm.Env) []slurm.Env {
 	all := []slurm.Env{{}}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		for _, part := range slices.Clone(all) {
-			all = append(all, with(part, slurm.Env{name: env[name]}))
+			all = append(all, recorded.With(part, slurm.Env{name: env[name]}))
 		}
 	}
 	return all[1:]
@@ -198,7 +199,7 @@ func TestLaunchersOfTheTask(t *testing.T) {
 					if shareAName(l.name, outer.name) {
 						continue
 					}
-					got, err := s.place(with(inherited, l.of(1, rank)), inherited, l.pmi)
+					got, err := s.place(recorded.With(inherited, l.of(1, rank)), inherited, l.pmi)
 					what := fmt.Sprintf("rank %d of %s in a job from %s", rank, l.name, outer.name)
 					placeBy(s, l, outer, rank).check(t, what, got, err)
 				}
@@ -274,13 +275,13 @@ func TestPlacesByHand(t *testing.T) {
 		source, err    string
 	}{
 		{"a loop", byHand, nil, 1, 4, "LOCAL_RANK", ""},
-		{"a loop in a job from torchrun", with(outer, byHand), outer, 1, 4, "torchrun", ""},
-		{"of the same size", with(outer, slurm.Env{"LOCAL_RANK": "1"}), outer, 1, 2, "torchrun", ""},
+		{"a loop in a job from torchrun", recorded.With(outer, byHand), outer, 1, 4, "torchrun", ""},
+		{"of the same size", recorded.With(outer, slurm.Env{"LOCAL_RANK": "1"}), outer, 1, 2, "torchrun", ""},
 		{"a profile in the script", slurm.Env{"LOCAL_RANK": "2"}, nil, 0, 0, "", "or unset LOCAL_RANK if no launcher has set it"},
 		{"a profile before sbatch", slurm.Env{"LOCAL_RANK": "2"}, slurm.Env{"LOCAL_RANK": "2"}, 0, 1, SourceInherited, ""},
 		{"the script has unset a part", slurm.Env{"LOCAL_RANK": "2"}, outer, 0, 1, SourceInherited, ""},
-		{"the script has another port", with(outer, slurm.Env{"MASTER_PORT": "29501"}), outer, 0, 1, SourceInherited, ""},
-		{"a transport in the script", with(ompi, slurm.Env{"OMPI_MCA_pml": "ucx"}), ompi, 0, 1, SourceInherited, ""},
+		{"the script has another port", recorded.With(outer, slurm.Env{"MASTER_PORT": "29501"}), outer, 0, 1, SourceInherited, ""},
+		{"a transport in the script", recorded.With(ompi, slurm.Env{"OMPI_MCA_pml": "ucx"}), ompi, 0, 1, SourceInherited, ""},
 	} {
 		got, err := starts[0].place(c.set, c.inherited, false)
 		start{rank: c.rank, size: c.size, source: c.source, err: c.err}.check(t, c.name, got, err)
@@ -290,11 +291,11 @@ func TestPlacesByHand(t *testing.T) {
 // hydra's PMI_FD is a proof of hydra only. Slurm's pmi2 has an open one, too.
 func TestAnOpenPMI(t *testing.T) {
 	hydra := launches[3].of(0, 1)
-	pmi2 := with(hydra, slurm.Env{"PMI_FD": "11", "PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"})
+	pmi2 := recorded.With(hydra, slurm.Env{"PMI_FD": "11", "PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"})
 	inSrun := starts[slices.IndexFunc(starts, func(s start) bool { return s.name == "srun, a shell between" })]
 	got, err := inSrun.place(pmi2, pmi2, true)
 	inSrun.check(t, "pmi2 in a job from hydra", got, err)
-	ompi := with(launches[1].of(0, 1), hydra)
+	ompi := recorded.With(launches[1].of(0, 1), hydra)
 	got, err = starts[0].place(ompi, ompi, true)
 	start{rank: 1, size: 2, source: "hydra"}.check(t, "hydra in a job from Open MPI from hydra", got, err)
 }
@@ -302,7 +303,7 @@ func TestAnOpenPMI(t *testing.T) {
 // An inherited name of a launch would join two launches, so it is removed. Slurm's own name of a step stays.
 func TestTheNameOfALaunch(t *testing.T) {
 	pmix := func(step string) slurm.Env {
-		return with(inStep, slurm.Env{"PMIX_NAMESPACE": "slurm.pmix.7." + step, "PMIX_RANK": "6"})
+		return recorded.With(inStep, slurm.Env{"PMIX_NAMESPACE": "slurm.pmix.7." + step, "PMIX_RANK": "6"})
 	}
 	for _, c := range []struct {
 		env    slurm.Env
@@ -311,8 +312,8 @@ func TestTheNameOfALaunch(t *testing.T) {
 	}{
 		{pmix("3"), Origin{Env: pmix("3")}, "slurm.pmix.7.3"},
 		{pmix("2"), Origin{Env: pmix("2")}, ""},
-		{with(inBatch, launches[2].of(0, 1)), seen(inBatch)(launches[2].of(0, 1)), ""},
-		{with(inBatch, launches[2].of(1, 1)), seen(inBatch)(launches[2].of(0, 1)), "prterun-n1-901@1"},
+		{recorded.With(inBatch, launches[2].of(0, 1)), seen(inBatch)(launches[2].of(0, 1)), ""},
+		{recorded.With(inBatch, launches[2].of(1, 1)), seen(inBatch)(launches[2].of(0, 1)), "prterun-n1-901@1"},
 	} {
 		before := maps.Clone(c.env)
 		got, err := WithoutInheritedLauncher(c.env, c.origin)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -37,7 +38,7 @@ func TestLaunchesRanks(t *testing.T) {
 			"an srun of the shell's own": {"_": "/usr/bin/srun", "IPATH_NO_BACKTRACE": "-"},
 			"a script with such a name":  {"_": "./mpirun_all.py", "SLURM_CPU_BIND_TYPE": "-"},
 		} {
-			if IsLauncherStep(with(env, change)) {
+			if IsLauncherStep(recorded.With(env, change)) {
 				t.Errorf("%s, but %s: taken for a daemon", name, why)
 			}
 		}
@@ -47,7 +48,7 @@ func TestLaunchesRanks(t *testing.T) {
 // The daemons of Open MPI 5 and 6 have other variables, and no "_" if a program started mpirun.
 func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
 	old := recording(t, "../testdata/task-prologs/mpirun-by-python")
-	env := with(old, slurm.Env{"IPATH_NO_BACKTRACE": "-", "HFI_NO_BACKTRACE": "-", "PMIX_MCA_mca_base_component_show_load_errors": "-",
+	env := recorded.With(old, slurm.Env{"IPATH_NO_BACKTRACE": "-", "HFI_NO_BACKTRACE": "-", "PMIX_MCA_mca_base_component_show_load_errors": "-",
 		"OMPI_TOOL_NAME": "mpirun", "OMPI_VERSION": "5.0.7", "OMPI_MCA_PREFIXES": "opal,orte"})
 	for _, c := range []struct {
 		name   string
@@ -59,7 +60,7 @@ func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
 		{"an srun that binds", slurm.Env{"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, false},
 		{"a user's variable alone", slurm.Env{"OMPI_TOOL_NAME": "-"}, false},
 	} {
-		if got := IsLauncherStep(with(env, c.change)); got != c.want {
+		if got := IsLauncherStep(recorded.With(env, c.change)); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -112,8 +113,8 @@ func TestReadTask(t *testing.T) {
 		size   int
 		source string
 	}{
-		{"srun within an mpirun", with(stepTwoOfFour, ompi), 100, 2, 4, SourceStepd},
-		{"mpirun within an srun", with(stepTwoOfFour, ompi), 101, 0, 1, "Open MPI"},
+		{"srun within an mpirun", recorded.With(stepTwoOfFour, ompi), 100, 2, 4, SourceStepd},
+		{"mpirun within an srun", recorded.With(stepTwoOfFour, ompi), 101, 0, 1, "Open MPI"},
 		{"srun with a shell between", stepTwoOfFour, 101, 2, 4, SourceInherited},
 		{"no launcher", slurm.Env{"PATH": "/bin"}, 100, 0, 1, SourceSingle},
 		{"Intel MPI", slurm.Env{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
@@ -123,15 +124,15 @@ func TestReadTask(t *testing.T) {
 		{"Flux on one node", slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
 		{"Flux, told the size", slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
 		{"PMIx beside Open MPI", slurm.Env{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
-		{"srun --mpi=pmix in a pid namespace", with(stepTwoOfFour, slurmPMIx), 2, 2, 4, SourceInherited},
-		{"srun --mpi=pmi2 in a pid namespace", with(stepTwoOfFour, slurmPMI2), 2, 2, 4, SourceInherited},
-		{"srun --mpi=pmi2 without PMI_JOBID", with(stepTwoOfFour, bare), 2, 2, 4, SourceInherited},
-		{"a batch script that an srun --mpi=pmix submitted", with(batch, slurmPMIx), 2, 0, 1, SourceInherited},
-		{"a batch script that an srun --mpi=pmi2 submitted", with(batch, slurmPMI2), 2, 0, 1, SourceInherited},
-		{"srun within a prun", with(stepTwoOfFour, prun), 100, 2, 4, SourceStepd},
-		{"torchrun in a rank of srun", with(stepTwoOfFour, slurm.Env{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
-		{"torchrun in a rank of mpirun", with(ompi, slurm.Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
-		{"a script's LOCAL_RANK under mpirun", with(ompi, slurm.Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
+		{"srun --mpi=pmix in a pid namespace", recorded.With(stepTwoOfFour, slurmPMIx), 2, 2, 4, SourceInherited},
+		{"srun --mpi=pmi2 in a pid namespace", recorded.With(stepTwoOfFour, slurmPMI2), 2, 2, 4, SourceInherited},
+		{"srun --mpi=pmi2 without PMI_JOBID", recorded.With(stepTwoOfFour, bare), 2, 2, 4, SourceInherited},
+		{"a batch script that an srun --mpi=pmix submitted", recorded.With(batch, slurmPMIx), 2, 0, 1, SourceInherited},
+		{"a batch script that an srun --mpi=pmi2 submitted", recorded.With(batch, slurmPMI2), 2, 0, 1, SourceInherited},
+		{"srun within a prun", recorded.With(stepTwoOfFour, prun), 100, 2, 4, SourceStepd},
+		{"torchrun in a rank of srun", recorded.With(stepTwoOfFour, slurm.Env{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
+		{"torchrun in a rank of mpirun", recorded.With(ompi, slurm.Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
+		{"a script's LOCAL_RANK under mpirun", recorded.With(ompi, slurm.Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -158,7 +159,7 @@ func TestReadTaskOfPRRTE(t *testing.T) {
 			if want == "" && (err != nil || got.LocalRank != i || got.LocalSize != 3 || got.Source != "Open MPI") {
 				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
 			}
-			if want != "" && !strings.Contains(message(err), want) {
+			if want != "" && !strings.Contains(recorded.Message(err), want) {
 				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
 			}
 		}
@@ -182,7 +183,7 @@ func TestReadTaskJobs(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := ReadTask(with(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1)
+			got, err := ReadTask(recorded.With(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1)
 			if err != nil || got.JobID != tt.job || !reflect.DeepEqual(got.JobIDs, tt.jobs) {
 				t.Errorf("got %d %v, %v, want %d %v", got.JobID, got.JobIDs, err, tt.job, tt.jobs)
 			}
@@ -196,7 +197,7 @@ func TestReadTaskStep(t *testing.T) {
 		{"-", ""}, {"0", "0"}, {"17", "17"},
 		{"-4", ""}, {"-5", ""}, {"-6", ""}, {"4294967292", ""}, {"4294967291", ""}, {"4294967290", ""},
 	} {
-		env := with(slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, slurm.Env{"SLURM_STEP_ID": c.step})
+		env := recorded.With(slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, slurm.Env{"SLURM_STEP_ID": c.step})
 		if got, err := ReadTask(env, 1); err != nil || got.StepID != c.want {
 			t.Errorf("SLURM_STEP_ID %s: step %q, %v; want %q", c.step, got.StepID, err, c.want)
 		}
@@ -250,14 +251,14 @@ func TestReadTaskRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if _, err := ReadTask(tt.env, 1); message(err) != tt.want {
+			if _, err := ReadTask(tt.env, 1); recorded.Message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 			if !strings.Contains(tt.want, "so a launcher started this rank") {
 				return
 			}
 			// The same rank, with the variables that it inherits from a batch script.
-			if _, err := ReadTask(with(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1); message(err) != tt.want {
+			if _, err := ReadTask(recorded.With(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1); recorded.Message(err) != tt.want {
 				t.Errorf("in a batch script: got  %v\nwant %s", err, tt.want)
 			}
 		})
