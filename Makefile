@@ -113,7 +113,7 @@ sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd/e2e/...
 
 # Plants one fault at a time by an overlay of the build, and checks that the tests named for the fault fail. There are
-# 421 faults (docs/faults.md). MUTANTS names some of them.
+# more than 400 faults (go run ./site/lab/mutants -table). MUTANTS names some of them.
 mutants: setup ## plant faults, and run the tests that must notice them
 	go run ./site/lab/mutants $(MUTANTS)
 

@@ -3,8 +3,7 @@
 package main
 
 import (
-	"bytes"
-	"os"
+	"io"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -75,14 +74,9 @@ func TestFaultsHaveNames(t *testing.T) {
 	}
 }
 
-// docs/faults.md is the table of this list.
-func TestTheTableIsTheListOfFaults(t *testing.T) {
-	var want bytes.Buffer
-	if err := printTable(&want, all(t)); err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(filepath.Join(source, "docs", "faults.md"))
-	if err != nil || string(got) != want.String() {
-		t.Errorf("docs/faults.md is not the table of the faults (%v): go run ./site/lab/mutants -table >docs/faults.md", err)
+// Each clause has a fault, or a reason for having none.
+func TestEachClauseHasAFault(t *testing.T) {
+	if err := printTable(io.Discard, all(t)); err != nil {
+		t.Error(err)
 	}
 }

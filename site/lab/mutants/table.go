@@ -10,16 +10,6 @@ import (
 	"strings"
 )
 
-// head is what the table begins with.
-const head = `# Planted faults
-
-The lists in site/lab/mutants/faults have %d faults. Each breaks a clause of [the contract](contract.md). ` +
-	"`make mutants`" + ` plants each fault, and fails if a test that must notice it passes.
-
-| clause | faults | |
-|---|---|---|
-`
-
 // groups are the clauses of docs/contract.md, and what else a fault can break.
 var groups = strings.Fields(`exit R1 R2 R3 R4 R5 R6 R7 R8 R9 R10 R11 R12 R13 I1 I2 I3 D1 D2 D3 D4 D5
 	K1 K2 K3 K4 K5 K6 K7 G1 G2 G3 S1 S2 S3 M1 M2 M3 U1 U2 U3 T1 T2 security docs`)
@@ -38,7 +28,7 @@ func printTable(w io.Writer, faults []fault) error {
 			of[promise] = append(of[promise], "`"+f.name+"`")
 		}
 	}
-	fmt.Fprintf(w, head, len(faults))
+	fmt.Fprintf(w, "%d faults\n\n| clause | faults | |\n|---|---|---|\n", len(faults))
 	for _, group := range groups {
 		names, reason := of[group], without[group]
 		if delete(of, group); len(names) == 0 && reason == "" {
