@@ -68,13 +68,13 @@ func testVariables(t *testing.T) map[string]string {
 	return found
 }
 
-// docs/development.md has each variable of the tests in its table, and no other.
-func TestDevelopmentHasEveryVariable(t *testing.T) {
+// site/lab/README.md has each variable of the tests in its table, and no other.
+func TestTheLabsVariables(t *testing.T) {
 	documented := map[string]bool{}
 	row := regexp.MustCompile("(?m)^\\| `([A-Z][A-Z0-9_]*)` \\|")
-	for _, m := range row.FindAllStringSubmatch(e2e.Read(t, "../../../docs/development.md"), -1) {
+	for _, m := range row.FindAllStringSubmatch(e2e.Read(t, "../../../site/lab/README.md"), -1) {
 		if documented[m[1]] {
-			t.Errorf("docs/development.md has %s twice", m[1])
+			t.Errorf("site/lab/README.md has %s twice", m[1])
 		}
 		documented[m[1]] = true
 	}
@@ -88,17 +88,17 @@ func TestDevelopmentHasEveryVariable(t *testing.T) {
 	}
 	for name, file := range found {
 		if !documented[name] {
-			t.Errorf("docs/development.md lacks %s, which %s reads", name, file)
+			t.Errorf("site/lab/README.md lacks %s, which %s reads", name, file)
 		}
 	}
 	for name := range documented {
 		if found[name] == "" {
-			t.Errorf("docs/development.md has %s, which nothing reads", name)
+			t.Errorf("site/lab/README.md has %s, which nothing reads", name)
 		}
 	}
 }
 
-// docs/development.md has the subject of each package of end-to-end tests, and no subject without a package.
+// site/lab/README.md has the subject of each package of end-to-end tests, and no subject without a package.
 func TestDevelopmentHasEverySubject(t *testing.T) {
 	subjects := map[string]bool{}
 	row := regexp.MustCompile("(?m)^\\| `cmd/e2e/([a-z]+)` \\|")

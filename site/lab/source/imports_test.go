@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package source_test checks the source and the documents. This file checks which package imports which
-// (docs/contract.md, Imports).
+// (docs/development.md, Imports).
 package source_test
 
 import (
