@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -222,6 +222,22 @@ gpu-test: gpu-pack ## the tests that need a GPU
 # Programs like those that users write, without and with the wrapper, and ensembles (see site/lab/gpu-programs.sh).
 gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
 	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+# LAMMPS in turns without MPS, by a daemon by hand and by slurm-mps. LAMMPS is a folder with its source: Debian 13 has
+# it by "apt-get source lammps". Nothing of it is in this repository.
+LAMMPS ?= lammps
+CODES_PACK := $(BUILT)/small/gpu
+gpu-codes-pack: gpu-pack ## the files for gpu-codes, in one file
+	rm -rf $(BUILT)/small && mkdir -p $(CODES_PACK)/mpi/lib $(CODES_PACK)/lammps
+	cd $(BUILT)/gpu && cp -r bin programs real.test slurm-bundle.tar.xz $(CODES_PACK)/
+	cp -r site/lab/codes $(CODES_PACK)/
+	cp -r $$(mpicc.openmpi -showme:incdirs | cut -d' ' -f1) $(CODES_PACK)/mpi/include
+	cp -L $$(mpicc.openmpi -showme:libdirs | cut -d' ' -f1)/libmpi.so $(CODES_PACK)/mpi/lib/
+	cp -r $(addprefix $(LAMMPS)/,src lib bench) $(CODES_PACK)/lammps/
+	strip $(CODES_PACK)/bin/*
+	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-codes.tar.xz && rm -rf $(BUILT)/small
+gpu-codes: gpu-codes-pack ## LAMMPS with and without MPS, in turns, on a GPU
+	site/lab/gpu-codes.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
 
 # Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).
 gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU

@@ -29,7 +29,7 @@ type realPrograms struct {
 	exports string
 }
 
-func newPrograms(t *testing.T) *realPrograms {
+func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	t.Helper()
 	if !onRealGPUs() {
 		t.Skip("needs real GPUs: CONFORMANCE_TARGET=real, as site/lab/gpu-programs.sh sets it")
@@ -46,7 +46,7 @@ func newPrograms(t *testing.T) *realPrograms {
 	p.ctx, cancel = context.WithTimeout(context.Background(), 9*time.Minute)
 	t.Cleanup(cancel)
 	dir := e2e.PublicDir(t)
-	machine, err := testnode.Real(filepath.Join(dir, "n"), built, testnode.Default(testnode.Compute(), "overlap = 1"))
+	machine, err := testnode.Real(filepath.Join(dir, "n"), built, testnode.Default(append(attributes, testnode.Compute())...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func (p *realPrograms) run(script string, args ...string) (string, time.Duration
 // Programs that users run without the wrapper, with it, and as ensembles are clients of MPS. Each program sees as
 // many SMs as its share has.
 func TestRealPrograms(t *testing.T) {
-	p := newPrograms(t)
+	p := newPrograms(t, "overlap = 1")
 	half := "export SLURM_MPS_SHARE=50%\n"
 	for _, c := range []struct {
 		name, before, script string
@@ -168,7 +168,7 @@ func TestRealPrograms(t *testing.T) {
 // All members of an ensemble do the same work and end well: in slots, in one srun, and without MPS. With MPS, members
 // have their share of the SMs.
 func TestRealEnsemble(t *testing.T) {
-	p := newPrograms(t)
+	p := newPrograms(t, "overlap = 1")
 	const members = 128
 	slots := fmt.Sprintf("seq %d | xargs -P16 -I{} mpirun-wrap --slots=16 $PROGRAMS member", members)
 	steps := fmt.Sprintf("srun -n16 mpirun-wrap sh -c 'for i in $(seq %d); do $PROGRAMS member; done'", members/16)

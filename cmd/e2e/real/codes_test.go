@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package real_test
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"testing"
+	"time"
+)
+
+// TestRealCodes runs LAMMPS in jobs in turns: without MPS, by a control daemon that the user starts, and by slurm-mps
+// with the shipped share (site/lab/codes). CODES is the folder with lmp and turn.sh. A line for each run goes into the
+// file CODES_RESULTS; the turns go on until CODES_MINUTES have passed.
+func TestRealCodes(t *testing.T) {
+	codes := os.Getenv("CODES")
+	if codes == "" {
+		t.Skip("needs LAMMPS: site/lab/gpu-codes.sh builds it and sets CODES")
+	}
+	minutes, err := time.ParseDuration(os.Getenv("CODES_MINUTES") + "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := os.OpenFile(os.Getenv("CODES_RESULTS"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer results.Close()
+	p := newPrograms(t)
+	modes := []string{"slices", "bare", "ours"}
+	line := regexp.MustCompile(`(?m)^\d+ (slices|bare|ours) \S+ \d+ .*$`)
+	var slowest time.Duration
+	for turn, end := 1, time.Now().Add(minutes); time.Now().Add(slowest).Before(end); turn++ {
+		began := time.Now()
+		for i := range modes {
+			mode := modes[(i+turn)%len(modes)] // no mode is always the first
+			var args []string
+			if mode == "ours" {
+				args = append(args, "--constraint=mps")
+			}
+			script := fmt.Sprintf("export CODES=%s RANKS=%q\n%s/turn.sh %s %d", codes, os.Getenv("RANKS"), codes, mode, turn)
+			out, _ := p.run(script, args...)
+			lines := line.FindAllString(out, -1)
+			if len(lines) == 0 {
+				t.Errorf("turn %d of %s has no result", turn, mode)
+			}
+			for _, result := range lines {
+				fmt.Fprintln(results, result)
+			}
+		}
+		slowest = max(slowest, time.Since(began))
+	}
+}
