@@ -41,7 +41,7 @@ inside() {
         touch "$root/dev/$device"
         mount --bind "/dev/$device" "$root/dev/$device"
     done
-    mknod -m 666 "$root/dev/nvidia0" c 195 0
+    mknod -m 666 "$root/dev/nvidia0" c 195 0 # for slurmd
     mknod -m 666 "$root/dev/nvidia1" c 195 1
     mount -t tmpfs -o mode=755 run "$root/run"
     hostname gpu01
@@ -52,6 +52,10 @@ inside() {
     [ -z "${DEBIAN_EXPIRED:-}" ] || echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/expired"
     cp -a "$2/driver" "$root/opt/driver"
     chmod -R a+rX "$root/opt/driver"
+    for device in nvidiactl nvidia-uvm; do # files that the simulated driver opens
+        touch "$root/dev/$device"
+        mount --bind "$root/opt/driver/node/dev/$device" "$root/dev/$device"
+    done
     cp "$0" "$root/walk/walk.sh"
     chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive /walk/walk.sh --walk
 }
@@ -64,6 +68,11 @@ step() {
 }
 done_with() {
     if [ -n "${began:-}" ]; then printf '   %d.%d s\n' $((($(date +%s%N) - began) / 1000000000)) $((($(date +%s%N) - began) / 100000000 % 10)); fi
+}
+
+# summary PAIR: ends the walk unless the summary of job 2, of four ranks on two GPUs, has the pair.
+summary() {
+    grep '"job":2,.*"step":"summary"' /var/log/slurm-mps/slurm-mps.log | grep -qF -- "$1" || fail "the summary of job 2 lacks $1"
 }
 
 quietly() { "$@" >/walk/log 2>&1 || { tail -n 20 /walk/log >&2; fail "cannot run $*"; }; }
@@ -145,7 +154,10 @@ walk() {
     mpsctl status
     sinfo -h -o 'the node is %T'
     grep -h '"step":"summary"' /var/log/slurm-mps/slurm-mps.log
-    grep -q '"gpus":2,"clients":4,.*"closed":true' /var/log/slurm-mps/slurm-mps.log || fail "the four ranks were no clients of MPS"
+    summary '"gpus":2'
+    summary '"clients_seen":4'
+    summary '"clients_peak":4'
+    summary '"closed":true'
     done_with
 }
 

@@ -144,8 +144,8 @@ func (g Gres) ref(kind refKind, position int) (DeviceRef, error) {
 		}
 		return DeviceRef{By: kind, N: position}, nil
 	}
-	if len(listed) == 0 && len(g.Entries) > 0 && g.Configured != nil {
-		return DeviceRef{}, fmt.Errorf("of the GPUs in %s none has a File= and a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
+	if len(listed) == 0 && len(Gres{Entries: g.Entries}.listed()) > 0 {
+		return DeviceRef{}, fmt.Errorf("of the GPUs in %s none has a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
 	}
 	if len(listed) == 0 {
 		return DeviceRef{}, fmt.Errorf("%s has neither File= of a GPU nor AutoDetect= for node %s: add Name=gpu "+

@@ -92,8 +92,10 @@ func TestResolveRefuses(t *testing.T) {
 			"nor AutoDetect= for node n1: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
 		{files4, "-", Job{Job: policy.Job{GPUs: []int{4}}}, pre + "position 4, but node n1 has 4 GPUs in /e/gres.conf"},
 		{files4, "gpu:2", Job{Job: policy.Job{GPUs: []int{2}}}, pre + "position 2, but node n1 has 2 GPUs in /e/gres.conf"},
-		{files4, "gpu:a:4", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "of the GPUs in /e/gres.conf none has a File= and a type that " +
+		{files4, "gpu:a:4", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "of the GPUs in /e/gres.conf none has a type that " +
 			"slurm.conf gives node n1: make Type= and Gres= agree"},
+		{"AutoDetect=off\nName=gpu Type=a Count=2\n", "gpu:a:2", Job{Job: policy.Job{GPUs: []int{0}}}, pre + "/e/gres.conf has neither " +
+			"File= of a GPU nor AutoDetect= for node n1: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
 		{files4, "-", Job{Job: policy.Job{GPUs: []int{1, 0, 1}}}, pre + "SLURM_JOB_GPUS names position 1 twice"},
 		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{Job: policy.Job{GPUs: []int{1}}}, pre +
 			"node n1 has GPU types a and b in gres.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
