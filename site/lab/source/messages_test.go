@@ -4,14 +4,9 @@ package source_test
 
 import (
 	"cmp"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -62,76 +57,9 @@ func TestTheMessagesAreThePrograms(t *testing.T) {
 	}
 }
 
-// Each message of mpirun-wrap is in docs/troubleshooting.md, so that a user who searches the page finds it. Of a
-// message, the longest text of its first two parts must be there.
-func TestTheMessagesAreDocumented(t *testing.T) {
-	page := part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap")
-	verbs := regexp.MustCompile(`%[+.0-9]*[a-z]`)
-	var all []string
-	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../site/slurm/launch/task.go"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("%s: %q, %v", pattern, files, err)
-		}
-		for _, file := range files {
-			if !strings.HasSuffix(file, "_test.go") {
-				all = append(all, messagesOf(t, file)...)
-			}
-		}
-	}
-	if len(all) < 60 {
-		t.Errorf("only %d messages found", len(all))
-	}
-	for _, message := range all {
-		parts := strings.Split(message, ": ")
-		pieces := verbs.Split(strings.Join(parts[:min(2, len(parts))], "%s"), -1)
-		piece := slices.MaxFunc(pieces, func(a, b string) int { return cmp.Compare(len(a), len(b)) })
-		printed := message != "help is asked for"
-		if piece = strings.Trim(piece, " :;,()"); printed && len(piece) > 3 && !strings.Contains(page, piece) {
-			t.Errorf("docs/troubleshooting.md has no %q, of the message %q", piece, message)
-		}
-	}
-}
-
-// messagesOf returns the texts of a file that begin a message: each text with "cannot", and each that PrintError gets
-// or that is an error of its own. Texts that only continue a message begin with a verb or with "want".
-func messagesOf(t *testing.T, file string) (found []string) {
-	t.Helper()
-	tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ast.Inspect(tree, func(n ast.Node) bool {
-		call, ok := n.(*ast.CallExpr)
-		if !ok || len(call.Args) == 0 {
-			return true
-		}
-		if f, ok := call.Fun.(*ast.SelectorExpr); !ok || f.Sel.Name != "Errorf" && f.Sel.Name != "New" && f.Sel.Name != "Sprintf" {
-			return true
-		}
-		first := call.Args[0]
-		for sum, ok := first.(*ast.BinaryExpr); ok; sum, ok = first.(*ast.BinaryExpr) {
-			first = sum.X
-		}
-		lit, ok := first.(*ast.BasicLit)
-		if !ok || lit.Kind != token.STRING {
-			return true
-		}
-		text, err := strconv.Unquote(lit.Value)
-		f := call.Fun.(*ast.SelectorExpr).Sel.Name
-		if err == nil && (strings.HasPrefix(text, "cannot ") || f != "Sprintf" && !strings.HasPrefix(text, "want ")) {
-			found = append(found, text)
-		}
-		return true
-	})
-	return found
-}
-
-// printed are 37 texts that users of slurm-mps see if something is wrong: 13 of ours, and 24 of other programs. The
+// printed are 35 texts that users of slurm-mps see if something is wrong: 11 of ours, and 24 of other programs. The
 // source of ours is the file that has the text in code. The source of the others is who prints the text, and if.
 var printed = []struct{ words, source, code string }{
-	{"cannot read flags: unknown flag", "../../../mpirun-wrap/flags.go", ""},
-	{"cannot read SLURM_MPS_SHARE: it is", "../../../mpirun-wrap/options.go", "cannot read %s: it is %q: %s"},
 	{"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set)", "../../../mpirun-wrap/placement.go", ""},
 	{"the job did not ask for MPS", "../../../mpirun-wrap/placement.go", ""},
 	{"this job has no MPS: ", "../../../mpirun-wrap/placement.go", ""},
@@ -186,8 +114,8 @@ func TestTheWordsThatUsersSee(t *testing.T) {
 			t.Errorf("%s does not print %q", p.source, code)
 		}
 	}
-	if own != 13 || len(printed) != 37 {
-		t.Errorf("%d texts, of which %d are ours: want 37 and 13", len(printed), own)
+	if own != 11 || len(printed) != 35 {
+		t.Errorf("%d texts, of which %d are ours: want 35 and 11", len(printed), own)
 	}
 }
 
