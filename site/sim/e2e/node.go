@@ -115,10 +115,16 @@ func NeedRoot(t *testing.T) {
 }
 
 // PublicDir is a short folder that every user can traverse. It is short because a socket's path has at most 107
-// bytes.
-func PublicDir(t *testing.T) string { return PublicDirIn(t, "/tmp") }
+// bytes. It is a tmpfs, as /run is, so no test pays for a disk that production does not write to.
+func PublicDir(t *testing.T) string {
+	dir := PublicDirIn(t, "/tmp")
+	if err := unix.Mount("slurm-mps-test", dir, "tmpfs", 0, "mode=0755"); err != nil {
+		t.Logf("%s is no tmpfs: %v", dir, err) // not root, or a container without mounts
+	}
+	return dir
+}
 
-// PublicDirIn is PublicDir below another folder than /tmp.
+// PublicDirIn is a folder like PublicDir below another folder than /tmp, and no tmpfs of its own.
 func PublicDirIn(t *testing.T, parent string) string {
 	dir, err := os.MkdirTemp(parent, "mps")
 	if err != nil {
@@ -131,11 +137,11 @@ func PublicDirIn(t *testing.T, parent string) string {
 	return dir
 }
 
-// unmount removes the file systems of jobs that a failed test has left below a folder.
+// unmount removes a folder's tmpfs, and the file systems of jobs that a failed test has left below it.
 func unmount(dir string) {
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
-		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4]+"/", dir+"/") {
 			_ = unix.Unmount(fields[4], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		}
 	}

@@ -18,6 +18,9 @@ import (
 // The attack on programs that read the environment of a process. The kernel reads the environment from the process's
 // memory, under a lock. A page fault holds the lock until a file system of the user has delivered the page.
 
+// waits is a file that is there once a read waits for its answer for ever.
+const waits = "waits"
+
 // Requests of the FUSE protocol, and sizes and numbers in the answers.
 const (
 	fuseLookup  = 1
@@ -32,8 +35,9 @@ const (
 )
 
 // fuse is a file system with one file. It answers this many reads of the file with an error, and no read after that.
-// If errors is negative, it does not answer a close of the file either. It ends after a time. The test has mounted the
-// file system, as fusermount does for users, and passes it as descriptor 3.
+// From then on it has another file, named waits. If errors is negative, it does not answer a close of the file either.
+// It ends after a time. The test has mounted the file system, as fusermount does for users, and passes it as
+// descriptor 3.
 func fuse(errors int, seconds time.Duration) error {
 	device := os.NewFile(3, "fuse")
 	reads := 0
@@ -52,6 +56,10 @@ func fuse(errors int, seconds time.Duration) error {
 		case fuseInit:
 			answer = []any{[2]uint32{7, 31}, uint32(4096), uint32(0), [2]uint16{8, 8}, uint32(4096), [10]uint32{}}
 		case fuseLookup:
+			if string(bytes.TrimRight(request[headerSize:n], "\x00")) == waits && reads <= errors {
+				failed = -int32(syscall.ENOENT)
+				break
+			}
 			answer = append([]any{[4]uint64{fileNode, 0, 60, 60}, [2]uint32{}}, attributes(fileNode)...)
 		case fuseGetattr:
 			answer = append([]any{uint64(60), [2]uint32{}}, attributes(binary.LittleEndian.Uint64(request[16:]))...)
@@ -122,13 +130,19 @@ func stuck(dir string) error {
 	return nil
 }
 
-// unkillable is a process that waits for an answer of that file. The kernel does not end the process while it waits.
+// unkillable is a process that waits for an answer of that file. The kernel does not end the process while it waits,
+// once the file system has the question.
 func unkillable(dir string) error {
 	file, err := os.Open(filepath.Join(dir, "file"))
 	if err != nil {
 		return err
 	}
-	fmt.Println("ready")
+	go func() {
+		for _, err := os.Stat(filepath.Join(dir, waits)); err != nil; _, err = os.Stat(filepath.Join(dir, waits)) {
+			time.Sleep(time.Millisecond)
+		}
+		fmt.Println("ready")
+	}()
 	_, err = file.Read(make([]byte, 1))
 	return err
 }
