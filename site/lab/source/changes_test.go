@@ -56,6 +56,7 @@ var changeRecipes = []changeRecipe{
 		"docs/measurements/reliability/README.md":               "the machines of runs.tsv",
 		"docs/policy.md":                                        "a variable that a release brought",
 		"docs/security.md":                                      "an attack that was tried",
+		"cmd/e2e/hostile/README.md":                             "an attack that was tried",
 		"site/lease/lease.go":                                   "a field that a release brought",
 		"site/slurm/*_test.go":                                  "cases of the records",
 		"site/slurm/steps/*_test.go":                            "cases of the records",
