@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -88,6 +89,10 @@ func Wrap(p cli.Process, daemon MPS) int {
 	}
 	run := newRun(p.PID, p.Env, p.Out, p.Err)
 	run.MPS = daemon
+	run.giveUp = func(err error) {
+		run.complain(err)
+		os.Exit(cli.ExitWrapperFailed)
+	}
 	version, err := parse(p.Args, run)
 	switch {
 	case errors.Is(err, errHelp):
@@ -137,5 +142,6 @@ func become(run *run) error {
 	if err := run.MPS.Stay(path, run.messages().once); err != nil {
 		return err
 	}
-	return execProgram(path, run.Program, environ)
+	// Go raises the soft limit of open files when a process starts. This Exec restores the limit for the program.
+	return notRun(path, syscall.Exec(path, run.Program, environ))
 }

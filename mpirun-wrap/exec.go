@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,14 +32,6 @@ func notRun(path string, err error) error {
 }
 
 const notFound = 127
-
-// execProgram replaces this process by the program at path. It returns only if it fails, with an *execError.
-//
-// Go raises the soft limit of open files when a process starts. syscall.Exec restores the original limit for the
-// program.
-func execProgram(path string, argv, env []string) error {
-	return notRun(path, syscall.Exec(path, argv, env))
-}
 
 // lookPath finds a program. A name with a slash is a path; any other name is looked up in PATH. The error is a
 // *execError.

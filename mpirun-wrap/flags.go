@@ -21,6 +21,10 @@ var ownFlags = []Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag:
 // The rest is the run's program. The syntax of flags is that of Go's package flag. That package is not used, because it
 // would make the start of every rank slower.
 func parseFlags(args []string, run *run, settings []Setting) (version bool, err error) {
+	var names []string
+	for _, s := range settings {
+		names = append(names, s.Flag)
+	}
 	for len(args) > 0 && len(args[0]) > 1 && args[0][0] == '-' {
 		flag := args[0]
 		args = args[1:]
@@ -32,10 +36,10 @@ func parseFlags(args []string, run *run, settings []Setting) (version bool, err 
 		if name == "v" {
 			name = "verbose"
 		}
-		i := slices.IndexFunc(settings, func(s Setting) bool { return s.Flag == name })
+		i := slices.Index(names, name)
 		switch {
 		case i < 0:
-			return false, fmt.Errorf("cannot read flags: unknown flag: %s: %s", flag, suggestion(name, settings))
+			return false, fmt.Errorf("cannot read flags: unknown flag: %s: %s", flag, words.Suggest("--", name, names, "mpirun-wrap"))
 		case given:
 		case settings[i].Value == "":
 			value = "true"
@@ -60,12 +64,4 @@ func parseFlags(args []string, run *run, settings []Setting) (version bool, err 
 	}
 	run.Program = args
 	return version, nil
-}
-
-func suggestion(name string, settings []Setting) string {
-	var known []string
-	for _, s := range settings {
-		known = append(known, s.Flag)
-	}
-	return words.Suggest("--", name, known, "mpirun-wrap")
 }

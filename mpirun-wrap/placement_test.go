@@ -131,13 +131,13 @@ func TestCheckAsksTheNode(t *testing.T) {
 	dir := t.TempDir()
 	placement := Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
 	control := filepath.Join(dir, "control")
-	if err := placement.checkDaemon(); err == nil {
+	if err := placement.checkDaemon(nil); err == nil {
 		t.Error("a daemon without a socket passes")
 	}
 	if err := os.WriteFile(control, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := placement.checkDaemon(); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
+	if err := placement.checkDaemon(nil); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
 		t.Errorf("a file for a socket: %v", err)
 	}
 	os.Remove(control)
@@ -146,11 +146,11 @@ func TestCheckAsksTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if err := placement.checkDaemon(); err != nil {
+	if err := placement.checkDaemon(nil); err != nil {
 		t.Error(err)
 	}
 	placement.Daemon.Proc.Start++ // the same pid, another process
-	if err := placement.checkDaemon(); err == nil || !strings.Contains(err.Error(), "is gone") {
+	if err := placement.checkDaemon(nil); err == nil || !strings.Contains(err.Error(), "is gone") {
 		t.Errorf("a pid that is another process's: %v", err)
 	}
 }

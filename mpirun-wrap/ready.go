@@ -43,10 +43,14 @@ func (e *unavailableError) Unwrap() error { return e.Cause }
 
 // checkDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
-// *UnavailableError.
-func (p Placement) checkDaemon() error {
+// *UnavailableError. If the daemon is in the middle of an exec, into which only its user can bring it, giveUp is called
+// with the error, and ends the program.
+func (p Placement) checkDaemon(giveUp func(error)) error {
 	socket := filepath.Join(p.Daemon.PipeDir, "control")
-	if !p.Daemon.Proc.Running() {
+	silent := func() {
+		giveUp(p.off("submit the job again", "its control daemon (%s): %w", p.Daemon.Proc, proc.ErrSilent))
+	}
+	if !p.Daemon.Proc.RunningOr(silent) {
 		if !proc.InOwnNamespace("pid") {
 			return p.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", p.Daemon.Proc)
 		}
@@ -100,8 +104,8 @@ type serverStatus func(ctx context.Context, pid int) (state string, err error)
 // waitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
 // until the last affected process has ended. waitReady waits for that, and reports the wait by waits. It asks the
 // daemon only if the server's log contains such an error. The error is an *UnavailableError.
-func (p Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string)) error {
-	if err := p.checkDaemon(); err != nil {
+func (p Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
+	if err := p.checkDaemon(giveUp); err != nil {
 		return err
 	}
 	if readFault(logTail(p.Daemon.LogDir)).server == 0 {
@@ -109,14 +113,14 @@ func (p Placement) waitReady(ctx context.Context, ask serverStatus, waits func(w
 	}
 	ctx, cancel := context.WithTimeout(ctx, recovery)
 	defer cancel()
-	return p.recovered(ctx, ask, waits)
+	return p.recovered(ctx, ask, waits, giveUp)
 }
 
 // recovered waits until the server has recovered, or until ctx ends.
-func (p Placement) recovered(ctx context.Context, ask serverStatus, waits func(what string)) error {
+func (p Placement) recovered(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
 	answered := false // so a last question that ctx cuts short hides no answer
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		if err := p.checkDaemon(); err != nil {
+		if err := p.checkDaemon(giveUp); err != nil {
 			return err
 		}
 		f := readFault(logTail(p.Daemon.LogDir))

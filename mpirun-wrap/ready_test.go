@@ -98,7 +98,7 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 					t.Errorf("asked for server %d", server)
 				}
 				return "ACTIVE", nil
-			}, func(string) { t.Error("the rank waits") })
+			}, func(string) { t.Error("the rank waits") }, nil)
 			if err != nil || asked != c.asked {
 				t.Errorf("%v, asked %d times", err, asked)
 			}
@@ -117,7 +117,7 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 			log.write(stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n")
 		}
 		return "", fs.ErrNotExist
-	}, func(what string) { said = append(said, what) })
+	}, func(what string) { said = append(said, what) }, nil)
 	const want = "waiting up to 30s for the MPS server of GPU-1, which recovers from a fatal GPU error: these processes that it hit are still there: 957 962"
 	if err != nil || len(said) != 1 || said[0] != want {
 		t.Errorf("%v, %q", err, said)
@@ -129,7 +129,7 @@ func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
 	log.write(faulted)
 	err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
 		return "FAULT", os.RemoveAll(filepath.Join(placement.Daemon.PipeDir, "control"))
-	}, func(string) {})
+	}, func(string) {}, nil)
 	var off *unavailableError
 	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
@@ -149,7 +149,7 @@ func TestADeadlineInMidQuestion(t *testing.T) {
 			}
 			cancel()
 			return "", site.ErrNoAnswer
-		}, func(string) {})
+		}, func(string) {}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("after %q: %v, want %q", first, err, want)
 		}

@@ -153,7 +153,7 @@ func TestHowLongARankWaitsForAServer(t *testing.T) {
 					return "ACTIVE", nil
 				}
 				return "FAULT", nil
-			}, func(string) {})
+			}, func(string) {}, nil)
 			took, longest := time.Since(began), min(c.want+3*longestPause, 30*time.Second)
 			if (err == nil) != (c.want < recovery) || took < c.want || took > longest {
 				t.Errorf("%s: %v after %v", c.name, err, took)

@@ -25,7 +25,8 @@ type run struct {
 	Env     slurm.Env
 	Out     io.Writer
 	Err     io.Writer
-	MPS     MPS // nil for task-prolog
+	MPS     MPS         // nil for task-prolog
+	giveUp  func(error) // reports an error and ends the program
 
 	environ   []string    // the environment of the program, without MPS's variables
 	told      string      // the value of toldVariable
@@ -74,7 +75,7 @@ func (r *run) prepare() (environ []string, err error) {
 	if r.Options.DryRun {
 		return nil, r.placement.report(r.Out, r.Options.JSON, true)
 	}
-	if err := r.placement.waitReady(context.Background(), r.serverStatus, m.waits("waits")); err != nil {
+	if err := r.placement.waitReady(context.Background(), r.serverStatus, m.waits("waits"), r.giveUp); err != nil {
 		return r.runUnavailable(err)
 	}
 	r.waitRoom(m.waits("room"))

@@ -52,7 +52,7 @@ func writeTaker(file *slotFile, where string) error {
 	if err != nil {
 		return err
 	}
-	return file.write(fmt.Sprintf("%d %d %s", self.PID, self.Start, where))
+	return file.write(strconv.Itoa(self.PID) + " " + strconv.FormatUint(self.Start, 10) + " " + where)
 }
 
 // readTaker reads what writeTaker has written. It is not known in other namespaces, or if its file is empty.

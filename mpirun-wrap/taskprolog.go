@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"time"
 
@@ -31,6 +32,10 @@ line with the reason on its output.
 func TaskProlog(p cli.Process) int {
 	run := newRun(0, p.Env, p.Out, nil)
 	run.PID, _ = strconv.Atoi(run.Env["SLURM_TASK_PID"])
+	run.giveUp = func(err error) {
+		run.printReason(err)
+		os.Exit(cli.ExitOK)
+	}
 	switch version, err := parseFlags(p.Args, run, ownFlags); {
 	case errors.Is(err, errHelp):
 		fmt.Fprint(p.Out, taskPrologUsage)
@@ -108,7 +113,7 @@ func (r *run) printPlacement() (err error) {
 		place = placeNonRank
 	}
 	if r.placement, err = place(r.ticket, r.rank); err == nil {
-		err = r.placement.checkDaemon()
+		err = r.placement.checkDaemon(r.giveUp)
 	}
 	if err != nil {
 		return err

@@ -33,7 +33,7 @@ type Percent int64
 
 // String returns the shortest decimal, "33.333334" or "50".
 func (p Percent) String() string {
-	s := fmt.Sprintf("%d.%06d", int64(p)/1e6, int64(p)%1e6)
+	s := strconv.FormatInt(int64(p)/1e6, 10) + "." + strconv.FormatInt(1e6+int64(p)%1e6, 10)[1:]
 	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
 }
 

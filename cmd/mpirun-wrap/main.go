@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Without these two, Go's runtime reads the control group of each rank at its start, for a number of threads.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS. What it does is in package
 // mpirunwrap. Here is only what must be in the program itself: the signals that it was started with.
 package main

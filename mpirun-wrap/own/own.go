@@ -123,9 +123,9 @@ const joinTime = 60 * time.Second
 // errEnding means that the step's keeper removes its folder at this moment.
 var errEnding = errors.New("the daemon of earlier ranks ends")
 
-// Join makes this process a member of the step, and starts the step's keeper if none runs. It returns when MPS serves,
+// joinInTime makes this process a member of the step, and starts the step's keeper if none runs. It returns when MPS serves,
 // or when the keeper has written why it does not: then the ticket has a refusal.
-func Join(ctx context.Context, step step) (*member, error) {
+func joinInTime(ctx context.Context, step step) (*member, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
 	for {
@@ -243,7 +243,7 @@ func (r *Rank) Join(
 	if err != nil {
 		return lease.Ticket{}, nil, err
 	}
-	if r.member, err = Join(ctx, step); err != nil {
+	if r.member, err = joinInTime(ctx, step); err != nil {
 		return lease.Ticket{}, nil, err
 	}
 	return r.member.Ticket, r.member.Store, nil
@@ -268,8 +268,8 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	if err := r.member.allowGuard(); err != nil {
 		warn("unguarded", err)
 	}
-	if err := checkHidden(program); err != nil {
-		warn("hidden", err)
+	if why := hiddenBy(program); why != "" {
+		warn("hidden", fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", program, why))
 		_ = os.WriteFile(filepath.Join(r.member.dir, hiddenLine), nil, 0o600) // for the keeper
 	}
 	return r.member.Stay()
@@ -293,17 +293,8 @@ func (m *member) Stay() error {
 // hiddenLine is in the step's folder when a rank has printed that its program is hidden.
 const hiddenLine = "hidden"
 
-// checkHidden returns an error if the kernel will show only root the files of a program's processes, so that no guard
-// of the user can take them (fs/exec.c, would_dump; security/commoncap.c). Whether the program uses CUDA is not known.
-func checkHidden(path string) error {
-	why := hiddenBy(path)
-	if why == "" {
-		return nil
-	}
-	return fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", path, why)
-}
-
-// hiddenBy is the cause for checkHidden, "" if there is none.
+// hiddenBy returns why the kernel will show only root the files of a program's processes, so that no guard of the user
+// can take them (fs/exec.c, would_dump; security/commoncap.c), or "". Whether the program uses CUDA is not known.
 func hiddenBy(path string) string {
 	var st unix.Stat_t
 	if path == "" || unix.Stat(path, &st) != nil {

@@ -41,28 +41,26 @@ type header struct {
 
 // readRecord reads a record, which root wrote, into value.
 func readRecord(path, boot string, value any) error {
-	content, err := readOwned(path)
+	content, err := found(osfile.ReadRootOwned(path))
 	if err != nil {
 		return err
 	}
 	var head header
-	if err := json.Unmarshal(content, &head); err != nil {
-		return fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, err)
+	torn := json.Unmarshal(content, &head)
+	if torn == nil {
+		if err := head.check(path, boot); err != nil {
+			return err
+		}
+		torn = json.Unmarshal(content, value)
 	}
-	if err := head.check(path, boot); err != nil {
-		return err
-	}
-	if err := json.Unmarshal(content, value); err != nil {
-		return fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, err)
+	if torn != nil {
+		return fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
 	}
 	return nil
 }
 
-// readOwned returns a record's content. The error is ErrNotFound if there is not a record.
-func readOwned(path string) ([]byte, error) { return readOwnedBy(path, osfile.ReadRootOwned) }
-
-func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, error) {
-	content, err := read(path)
+// found returns what was read of a record. The error is ErrNotFound if there is no record.
+func found(content []byte, err error) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNotFound
 	}

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/osfile"
@@ -67,11 +65,9 @@ type Outside struct {
 }
 
 // guardPath is the file that a job's guard locks while it runs. It contains the guard's pid.
-func (s *Store) guardPath(job uint32) string {
-	return filepath.Join(s.dir, "guards", strconv.FormatUint(uint64(job), 10))
-}
+func (s *Store) guardPath(job uint32) string { return s.path("guards", job, "") }
 
-func (s *Store) guardStatePath(job uint32) string { return s.path("guards", job) }
+func (s *Store) guardStatePath(job uint32) string { return s.path("guards", job, ".json") }
 
 // LockGuard takes the lock of a job's guard, and waits until ctx ends. A *BusyError then names the guard that runs.
 func (s *Store) LockGuard(ctx context.Context, job uint32) (*JobLock, error) {
@@ -80,14 +76,11 @@ func (s *Store) LockGuard(ctx context.Context, job uint32) (*JobLock, error) {
 
 // HasGuard reports whether a job's guard has a file. A guard makes the file first when it starts; it may have ended.
 func (s *Store) HasGuard(job uint32) (bool, error) {
-	_, err := os.Lstat(s.guardPath(job))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	_, err := s.GuardPromise(job)
+	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("cannot look for guard of job %d: %w", job, err)
 	}
-	return true, nil
+	return err == nil, err
 }
 
 // Signed reports whether the lock file names its holder. On a full file system it does not.

@@ -47,7 +47,7 @@ func (s *Store) Claims() ([]Claim, error) {
 		}
 		var c claim
 		err := readRecord(s.claimFile(name), s.boot, &c)
-		if errors.Is(err, ErrStaleBoot) {
+		if err != nil {
 			c.Job = s.claimant(name)
 		}
 		if !errors.Is(err, ErrNotFound) { // removed after the folder was listed
@@ -129,27 +129,26 @@ func HasNothingOf(dir string, job uint32) bool {
 	for _, place := range []struct{ folder, name string }{
 		{"leases", number + ".json"}, {"tickets", number + ".json"}, {"jobs", number}, {"locks", number},
 	} {
-		folder, err := openBelow(dir, place.folder)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		folder := filepath.Join(dir, place.folder)
+		err := isFolder(dir)
+		if err == nil {
+			err = isFolder(folder)
 		}
-		if err != nil {
-			return false
+		if err == nil {
+			_, err = os.Lstat(filepath.Join(folder, place.name))
 		}
-		folder.Close()
-		if _, err := os.Lstat(filepath.Join(dir, place.folder, place.name)); !errors.Is(err, fs.ErrNotExist) {
+		if !errors.Is(err, fs.ErrNotExist) {
 			return false
 		}
 	}
 	return true
 }
 
-// openBelow opens a folder in a folder. Both must be root's own.
-func openBelow(dir, name string) (*os.File, error) {
-	above, err := osfile.OpenFolder(dir)
+// isFolder returns an error if a path is not a folder of root's own.
+func isFolder(path string) error {
+	folder, err := osfile.OpenFolder(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer above.Close()
-	return osfile.OpenFolder(filepath.Join(dir, name))
+	return folder.Close()
 }

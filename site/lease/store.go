@@ -64,27 +64,23 @@ func ownDir(path string) error {
 	return nil
 }
 
-func (s *Store) path(folder string, job uint32) string {
-	return filepath.Join(s.dir, folder, strconv.FormatUint(uint64(job), 10)+".json")
+func (s *Store) path(folder string, job uint32, ending string) string {
+	return filepath.Join(s.dir, folder, strconv.FormatUint(uint64(job), 10)+ending)
 }
 
-func (s *Store) leasePath(job uint32) string { return s.path("leases", job) }
+func (s *Store) leasePath(job uint32) string { return s.path("leases", job, ".json") }
 
 // TicketPath is the path of a job's ticket.
-func (s *Store) TicketPath(job uint32) string { return s.path("tickets", job) }
+func (s *Store) TicketPath(job uint32) string { return s.path("tickets", job, ".json") }
 
 // JobDir is the folder for the daemons of a job.
-func (s *Store) JobDir(job uint32) string {
-	return filepath.Join(s.dir, "jobs", strconv.FormatUint(uint64(job), 10))
-}
+func (s *Store) JobDir(job uint32) string { return s.path("jobs", job, "") }
 
 func (s *Store) claimPath(uuid site.UUID) string { return s.claimFile(string(uuid)) }
 
 func (s *Store) claimFile(name string) string { return filepath.Join(s.dir, "claims", name) }
 
-func (s *Store) jobLockPath(job uint32) string {
-	return filepath.Join(s.dir, "locks", strconv.FormatUint(uint64(job), 10))
-}
+func (s *Store) jobLockPath(job uint32) string { return s.path("locks", job, "") }
 
 // JobLock is the lock of one job's lease. Only one prolog or epilog of a job holds it at a time.
 type JobLock struct {
@@ -318,23 +314,20 @@ func (s *Store) HasTicket(job uint32) bool {
 // ReadTicket returns the ticket of a job. Its errors are those of Read.
 func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 	path := s.TicketPath(job)
-	content, err := readOwnedBy(path, s.readForRanks)
+	content, err := found(s.readForRanks(path))
 	if err != nil {
 		return Ticket{}, err
 	}
-	var t Ticket
-	torn := json.Unmarshal(content, &t)
-	if torn != nil && t.Boot == "" {
-		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
+	t, torn := parseTicket(content)
+	err = header{t.Schema, t.Boot}.check(path, s.boot)
+	switch {
+	case torn != nil && (err == nil || t.Boot == ""):
+		err = fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
+	case err == nil && t.Job.ID != job:
+		err = fmt.Errorf("cannot read %s: %w: it is job %d's", path, osfile.ErrNotRootOwned, t.Job.ID)
 	}
-	if err := (header{t.Schema, t.Boot}).check(path, s.boot); err != nil {
+	if err != nil {
 		return Ticket{}, err
-	}
-	if torn != nil {
-		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
-	}
-	if t.Job.ID != job {
-		return Ticket{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, osfile.ErrNotRootOwned, t.Job.ID)
 	}
 	return t, nil
 }
@@ -429,29 +422,13 @@ func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
 
 // claimedBy lists the devices whose claim names job, of any boot.
 func (s *Store) claimedBy(job uint32) (claimed []site.UUID, err error) {
-	names, err := s.list("claims")
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if uuid, sharer, ok := sharedClaim(name); ok && sharer == job {
-			claimed = append(claimed, uuid)
-			continue
-		}
-		uuid := site.UUID(name)
-		if !uuid.Valid() {
-			continue
-		}
-		content, err := osfile.ReadRootOwned(s.claimPath(uuid))
-		if err != nil {
-			return nil, err
-		}
-		var c claim
-		if json.Unmarshal(content, &c) == nil && c.Job == job {
-			claimed = append(claimed, uuid)
+	claims, err := s.Claims()
+	for _, c := range claims {
+		if c.Job == job {
+			claimed = append(claimed, c.UUID)
 		}
 	}
-	return claimed, nil
+	return claimed, err
 }
 
 // OpenPrivate makes the folders of a user's own store below dir, for the daemon that mpirun-wrap --own starts. Only

@@ -181,10 +181,18 @@ func parseStat(content []byte) (Stat, bool) {
 // Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again. A
 // process that does not answer is not proved to be p, and counts as another one.
 func (p Process) Running() bool {
-	if p.PID <= 0 {
+	if p.PID <= 0 || !Exists(p.PID) {
 		return false
 	}
 	stat, err := ReadStat(p.PID)
+	return err == nil && p.is(stat)
+}
+
+// RunningOr is Running without a goroutine, which would cost the start of a rank 0.1 ms. If p does not answer within a
+// second, it calls silent, which ends this program.
+func (p Process) RunningOr(silent func()) bool {
+	defer time.AfterFunc(statTime, silent).Stop()
+	stat, err := StatNow(p.PID)
 	return err == nil && p.is(stat)
 }
 

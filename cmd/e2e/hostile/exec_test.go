@@ -173,13 +173,16 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 				t.Skip("no control groups for daemons here")
 			}
 			stop := a.inExec(user, 1, e2e.MPSNames[1])
-			content := e2e.Read(t, filepath.Join(a.Paths().Run(), "leases/7.json"))
 			pid := func(number int) string { return fmt.Sprintf(`"pid": %d`, number) }
-			content = strings.Replace(content, pid(l.Daemons[0].Proc.PID), pid(a.lastWaiting(user)), 1)
-			if !grouped {
-				content = strings.Replace(content, fmt.Sprintf(`"group": %q`, l.Daemons[0].Group), `"group": ""`, 1)
+			for _, file := range []string{"leases/7.json", "tickets/7.json"} {
+				content := e2e.Read(t, filepath.Join(a.Paths().Run(), file))
+				content = strings.Replace(content, pid(l.Daemons[0].Proc.PID), pid(a.lastWaiting(user)), 1)
+				if !grouped {
+					content = strings.Replace(content, fmt.Sprintf(`"group": %q`, l.Daemons[0].Group), `"group": ""`, 1)
+				}
+				a.Rewrite(filepath.Join(a.Paths().Run(), file), content)
 			}
-			a.Rewrite(filepath.Join(a.Paths().Run(), "leases/7.json"), content)
+			a.withinDeadline("mpirun-wrap", 5*time.Second, func() { a.refusesSilentDaemon(user) })
 			if grouped {
 				a.closes(job)
 			} else if run := a.runHook(job, "epilog"); run.code != 1 || run.took > 12*time.Second ||
@@ -198,6 +201,17 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 				a.withstands(job, "epilog")
 			}
 		})
+	}
+}
+
+// refusesSilentDaemon checks that a rank whose daemon does not answer ends with the reason.
+func (a attack) refusesSilentDaemon(user uint32) {
+	a.T.Helper()
+	rank := a.as(user, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "echo", "ran")
+	rank.Env = append(rank.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_GPUS_ON_NODE=1")
+	out, err := rank.CombinedOutput()
+	if rank.ProcessState == nil || rank.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), "does not answer") {
+		a.T.Errorf("a rank without an answer of its daemon: %v\n%s", err, out)
 	}
 }
 
