@@ -28,7 +28,22 @@ func notRun(path string, err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		code = notFound
 	}
-	return &execError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+	return &execError{code, fmt.Errorf("cannot run %s: %w%s", path, err, repair(path, err))}
+}
+
+// repair says what to do about an error of exec whose words do not tell.
+func repair(path string, err error) string {
+	var st unix.Stat_t
+	there := unix.Stat(path, &st) == nil
+	switch {
+	case there && err == unix.ENOENT:
+		return ": the file is there, but not the interpreter of its first line (#!), or the loader of the binary"
+	case there && err == unix.EACCES && st.Mode&0o111 == 0:
+		return ": make it executable: chmod +x " + path
+	case err == unix.ENOEXEC:
+		return ": a script begins with a line like #!/bin/sh, and a binary must be made for this machine"
+	}
+	return ""
 }
 
 const notFound = 127
@@ -38,6 +53,9 @@ const notFound = 127
 func lookPath(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, executable(program)
+	}
+	if program == "" {
+		return "", &execError{notFound, errors.New("cannot run a program: its name is empty")}
 	}
 	var refused error
 	for _, dir := range filepath.SplitList(pathOf(env)) {

@@ -209,9 +209,13 @@ func TestTheProgramsExitIsTheRanks(t *testing.T) {
 		{[]string{"sh", "-c", "exit 125"}, 125, ""},
 		{[]string{"sh", "-c", "exit 255"}, 255, ""},
 		{[]string{"nosuchprogram"}, 127, "mpirun-wrap: cannot run nosuchprogram: not found in PATH\n"},
-		{[]string{"/etc/passwd"}, 126, "mpirun-wrap: cannot run /etc/passwd: permission denied\n"},
-		{[]string{"./text"}, 126, "mpirun-wrap: cannot run ./text: exec format error\n"},
-		{[]string{"./orphan"}, 127, "mpirun-wrap: cannot run ./orphan: no such file or directory\n"},
+		{[]string{"/etc/passwd"}, 126, "mpirun-wrap: cannot run /etc/passwd: permission denied: " +
+			"make it executable: chmod +x /etc/passwd\n"},
+		{[]string{""}, 127, "mpirun-wrap: cannot run a program: its name is empty\n"},
+		{[]string{"./text"}, 126, "mpirun-wrap: cannot run ./text: exec format error: " +
+			"a script begins with a line like #!/bin/sh, and a binary must be made for this machine\n"},
+		{[]string{"./orphan"}, 127, "mpirun-wrap: cannot run ./orphan: no such file or directory: " +
+			"the file is there, but not the interpreter of its first line (#!), or the loader of the binary\n"},
 		{[]string{"./"}, 126, "mpirun-wrap: cannot run ./: it is a directory\n"},
 		{nil, 125, "mpirun-wrap: cannot run a program: none is given: see mpirun-wrap --help\n"},
 	} {

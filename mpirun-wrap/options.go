@@ -160,14 +160,16 @@ func (s Setting) invalid(name, value string, err error) error {
 	text = text[max(strings.LastIndex(text, "want "), 0):]
 	word, rest, found := strings.Cut(value, ":")
 	like := words.Nearest(word, s.words)
-	needs := like == "overlap" // a number
+	if like == "overlap" && !found {
+		like, word = "overlap:2", ""
+	}
 	switch {
 	case like != "" && like != word && found:
 		text += ": did you mean " + like + ":" + rest + "?"
-	case like != "" && like != word && !needs:
+	case like != "" && like != word:
 		text += ": did you mean " + like + "?"
 	}
-	return fmt.Errorf("cannot read %s: it is %q: %s", name, value, text)
+	return fmt.Errorf("cannot read %s: it is %s: %s", name, words.Quote(value, 100), text)
 }
 
 // check refuses options that exclude each other.

@@ -51,16 +51,19 @@ func FuzzReadOptions(f *testing.F) {
 
 // Every invalid value of an option, with its complete message: as a variable, and as a flag.
 func TestBadOptions(t *testing.T) {
+	const wantShare = "want none, even, overlap:F, PCT%, Nsm or a list like 3:1"
 	for _, c := range []struct{ variable, flag, value, want string }{
 		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, all or inherit"},
 		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
 		{"SLURM_MPS_SHARE", "share", "0%", `want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
-		{"SLURM_MPS_SHARE", "share", "want ", "want none, even, overlap:F, PCT%, Nsm or a list like 3:1"},
-		{"SLURM_MPS_SHARE", "share", "evn", "want none, even, overlap:F, PCT%, Nsm or a list like 3:1: did you mean even?"},
-		{"SLURM_MPS_SHARE", "share", "overlp:2", "want none, even, overlap:F, PCT%, Nsm or a list like 3:1: did you mean overlap:2?"},
-		{"SLURM_MPS_SHARE", "share", "60./app", "want none, even, overlap:F, PCT%, Nsm or a list like 3:1 (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)"},
-		{"SLURM_MPS_SHARE", "share", "overlp", "want none, even, overlap:F, PCT%, Nsm or a list like 3:1"},
+		{"SLURM_MPS_SHARE", "share", "want ", wantShare},
+		{"SLURM_MPS_SHARE", "share", "evn", wantShare + ": did you mean even?"},
+		{"SLURM_MPS_SHARE", "share", "overlp:2", wantShare + ": did you mean overlap:2?"},
+		{"SLURM_MPS_SHARE", "share", "60./app", wantShare +
+			" (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)"},
+		{"SLURM_MPS_SHARE", "share", "overlp", wantShare + ": did you mean overlap:2?"},
+		{"SLURM_MPS_SHARE", "share", "overlap", wantShare + ": did you mean overlap:2?"},
 		{"SLURM_MPS_GPU", "gpu", "inhrit", "want auto, block, cyclic, all or inherit: did you mean inherit?"},
 		{"SLURM_MPS_MEM", "mem", "evne", "want none, even, or a size of whole MiB, like 8G or 16384M: did you mean even?"},
 		{"SLURM_MPS_MEM", "mem", "8", "want none, even, or a size of whole MiB, like 8G or 16384M"},

@@ -171,7 +171,7 @@ func TestPrograms(t *testing.T) {
 		says string
 	}{
 		"missing":        {127, "cannot run missing: not found in PATH"},
-		"plain":          {126, "cannot run " + dir + "/plain: permission denied"},
+		"plain":          {126, "cannot run " + dir + "/plain: permission denied: make it executable: chmod +x " + dir + "/plain"},
 		dir:              {126, "cannot run " + dir + ": it is a directory"},
 		dir + "/missing": {127, "cannot run " + dir + "/missing: no such file or directory"},
 		dir + "/good/x":  {127, "cannot run " + dir + "/good/x: not a directory"},

@@ -49,7 +49,7 @@ const maxMemoryMiB = 1 << 30
 
 const wantMemory = "want none, even, or a size of whole MiB, like 8G or 16384M"
 
-// ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. 8GB and 8GiB are 8G. A size is what the
+// ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. 8GB, 8GiB and 8g are 8G. A size is what the
 // program can use. A number without a unit is refused, because Slurm, CUDA and users differ about its unit.
 func ParseMemory(s string) (MemoryRule, error) {
 	switch s {
@@ -66,7 +66,7 @@ func ParseMemory(s string) (MemoryRule, error) {
 }
 
 func size(s string) (mib int, ok bool) {
-	s, binary := strings.CutSuffix(s, "iB")
+	s, binary := strings.CutSuffix(strings.ToUpper(s), "IB")
 	if !binary {
 		s = strings.TrimSuffix(s, "B")
 	}

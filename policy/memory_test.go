@@ -36,7 +36,7 @@ func TestContextIsTheRecordedSweep(t *testing.T) {
 func TestParseMemory(t *testing.T) {
 	for given, want := range map[string]string{
 		"none": "none", "even": "even", "8G": "8192M", "16384M": "16384M", "1.5G": "1536M", "0.5G": "512M", "1T": "1048576M", "1024T": "1073741824M", "1M": "1M",
-		"8GB": "8192M", "8GiB": "8192M", "1.5GB": "1536M", "512MB": "512M", "512MiB": "512M", "1TB": "1048576M",
+		"8g": "8192M", "8gb": "8192M", "8GIB": "8192M", "512m": "512M", "8GB": "8192M", "8GiB": "8192M", "1.5GB": "1536M", "512MB": "512M", "512MiB": "512M", "1TB": "1048576M",
 	} {
 		rule, err := ParseMemory(given)
 		if err != nil || rule.String() != want {
@@ -49,7 +49,7 @@ func TestParseMemory(t *testing.T) {
 			t.Errorf("%q: no limit is %v", given, rule.None())
 		}
 	}
-	for _, given := range []string{"", "8", "8g", "G", "0G", "0.0M", "-8G", "8B", "8GBB", "8Gi", "8GIB", "8iB", "GB", "1.5M", "0.0001G", "1025T", "8K", "1e3M", "None", "99999999999G", "8 G", "é"} {
+	for _, given := range []string{"", "8", "G", "0G", "0.0M", "-8G", "8B", "8GBB", "8Gi", "8iB", "GB", "1.5M", "0.0001G", "1025T", "8K", "1e3M", "None", "99999999999G", "8 G", "é"} {
 		_, err := ParseMemory(given)
 		if want := fmt.Sprintf("cannot read memory %q: want none, even, or a size of whole MiB, like 8G or 16384M", given); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
