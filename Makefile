@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk nightly check lint sweep mutants soak soak-jobs reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -69,14 +69,22 @@ own: setup ## show mpirun-wrap --own with four ranks by Open MPI, on a simulated
 pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 	@go run ./site/lab/demo -pictures docs/pictures
 
-# The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone
-# (docs/decisions/041-a-failed-test-runs-again-alone.md).
+# The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone, and is
+# named at the end (docs/decisions/041-a-failed-test-runs-again-alone.md). Tests wait most of the time, so twelve run at
+# once. "make check" vets. Binaries without symbols are linked faster.
 TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=16 --rerun-fails-run-root-test
-test: setup ## all tests, up to 15 minutes on two cores
-	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 2 -timeout 20m -skip '^TestSoak$$'
-	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
-	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd/e2e/soak -- -count=1 -timeout 10m -run '^TestSoak$$'
+EVENTS  ?= $(BUILT)/tests.json
+test: setup ## all tests, up to 9 minutes on two cores, if they are idle
+	@mkdir -p $(BUILT)
+	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages=./... -- -vet=off -ldflags='-s -w' -p 3 -parallel 4 -timeout 20m -skip '^TestSoak$$'
+	REQUIRE_LAB=1 go test -C $(BENCH) -vet=off -timeout 5m ./...
+	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(BUILT)/soak.json --packages=./cmd/e2e/soak -- -vet=off -ldflags='-s -w' -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
+	@go run ./site/lab/nightly -again $(EVENTS) $(BUILT)/soak.json
+
+# NIGHTLY=1 is in the environment of the parts: tests that are small by day are whole then.
+nightly: ## what is too long for a day, each part with its result on one page: 6 h at most
+	go run ./site/lab/nightly
 
 # For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and
 # the checks of sources and documents. What lacks root or Slurm is skipped.
@@ -92,7 +100,7 @@ slurm-bundle: $(BUILT)/slurm-$(SUITE) ## the Slurm of Debian's SUITE (trixie), i
 $(BUILT)/slurm-%: | setup
 	site/lab/bundle.sh $@ $*
 test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian's SUITE
-	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd/e2e/... ./site/lab ./site/slurm
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) $(TESTSUM) --jsonfile=$(EVENTS) --packages='./cmd/e2e/... ./site/lab ./site/slurm' -- -vet=off -parallel 4 -timeout 13m -skip '^TestSoak$$'
 
 # Installs, upgrades and removes the .deb in a clean Debian root. The root is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root
@@ -117,12 +125,13 @@ sweep: setup ## kill and refuse every effect of prolog and epilog
 mutants: setup ## plant faults, and run the tests that must notice them
 	go run ./site/lab/mutants $(MUTANTS)
 
-# Runs the sweep, and then 10,000 random jobs with random faults. On two cores the sweep takes an hour, and 500 jobs
-# take 11 minutes. The cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats a run.
+# 10,000 random jobs with random faults, for the target soak after the sweep. On two cores 500 jobs take 11 minutes. The
+# cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats it.
 SOAK_JOBS ?= 10000
 SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
-soak: sweep ## run random jobs with random faults
+soak: sweep soak-jobs ## the sweep, and random jobs with random faults
+soak-jobs: setup ## run random jobs with random faults
 	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
 
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it

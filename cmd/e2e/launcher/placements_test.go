@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -157,9 +158,9 @@ func (s *launchCluster) try(launches []launchCase, args ...string) {
 	s.judge(launches, s.Output(id))
 }
 
-// some returns half of the launches, or all in the sweep, if -run names one, and if they are recorded.
+// some returns half of the launches, or all by night, in the sweep, if -run names one, and if they are recorded.
 func (s *launchCluster) some(launches []launchCase) (chosen []launchCase) {
-	if s.half == 0 || len(launches) == 1 || e2e.Everything || e2e.Named(s.T) || *recordTo != "" {
+	if s.half == 0 || len(launches) == 1 || e2e.Everything || night.Whole() || e2e.Named(s.T) || *recordTo != "" {
 		return launches
 	}
 	for i := s.half - 1; i < len(launches); i += 2 {

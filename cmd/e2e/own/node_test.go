@@ -251,12 +251,14 @@ func (n testNode) of(mode string) (found []proc.Process) {
 	return found
 }
 
-// one returns the only process with a mode.
+// one returns the only process with a mode. It waits for those that see that they are not needed.
 func (n testNode) one(mode string) proc.Process {
 	n.T.Helper()
 	all := n.of(mode)
-	if len(all) != 1 {
-		n.T.Fatalf("%d processes %s, want one\n%s", len(all), mode, n.state())
+	for limit := time.Now().Add(20 * time.Second); len(all) != 1; all = n.of(mode) {
+		if time.Now().After(limit) || !wait.Sleep(n.Ctx, 10*time.Millisecond) {
+			n.T.Fatalf("%d processes %s, want one\n%s", len(all), mode, n.state())
+		}
 	}
 	return all[0]
 }

@@ -72,7 +72,7 @@ func headlines(t *testing.T, module string) []headline {
 		{"gain of n-body", `(?:\*\*|n-body, 8192 bodies \| )([\d.]+) times`, []string{times}, 2},
 		{"what large products lose", `(\d+) % slower`, []string{"13"}, 3},
 		{"overlap 2, part of the best rule", `overlap 2\D*?\| (\d+) %? ?\|$`, []string{"96"}, 2},
-		{"time of make test", `(\d+) minutes on two cores`, []string{"15"}, 2},
+		{"time of make test", `(\d+) minutes on two cores`, []string{"9"}, 2},
 		{"time of make demo", `^(?:make demo|demo:).*?(\d+) s\b`, []string{"20"}, 2},
 		{"time of the quick start", `\b(\d+) minutes(?:, a site| ·)`, []string{"15"}, 2},
 	}

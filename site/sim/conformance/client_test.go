@@ -14,7 +14,8 @@ import (
 
 // If the pipe directory is missing or not searchable, CUDA starts without MPS and prints nothing.
 func TestSilentWithoutMPS(t *testing.T) {
-	d := directories(t, under.uid)
+	alone(t)
+	d := directories(t, under(t).uid)
 	for _, pipe := range []string{d.pipe(), "/nonexistent", "/tmp/" + strings.Repeat("x", 200)} {
 		if got := d.info("CUDA_MPS_PIPE_DIRECTORY=" + pipe); got.err != 0 || got.sms == 0 {
 			t.Errorf("%s: %+v", pipe, got)
@@ -25,8 +26,9 @@ func TestSilentWithoutMPS(t *testing.T) {
 // A daemon that user U runs serves only U. Another user who can reach the pipe directory gets error 805, and root
 // gets it too. A user who cannot reach the pipe directory runs without MPS.
 func TestForeignUsers(t *testing.T) {
+	alone(t)
 	needsRoot(t)
-	if under.uid == 0 {
+	if under(t).uid == 0 {
 		t.Skip("needs a daemon of an ordinary user: CONFORMANCE_UID")
 	}
 	d := start(t)
@@ -50,8 +52,9 @@ func TestForeignUsers(t *testing.T) {
 // In EXCLUSIVE_PROCESS the server holds the GPU. A client of MPS can use the GPU, and a client without MPS gets error
 // 46. If no server runs, the first process gets the GPU, and then the server cannot get it.
 func TestExclusiveProcess(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "this suite does not change the compute mode of a real GPU")
-	gpu := under.node.GPU(0)
+	gpu := under(t).node.GPU(0)
 	if err := gpu.SetMode(3); err != nil {
 		t.Fatal(err)
 	}
@@ -79,6 +82,7 @@ func TestExclusiveProcess(t *testing.T) {
 // A client can lower the server's percentage and cannot raise it. set_* applies to clients that start later.
 // set_default_* applies to servers that start later. Decimals are kept: 33.333334 gives 44 SMs of 132.
 func TestPercentageOfServer(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	whole := d.info().sms
@@ -105,7 +109,8 @@ func TestPercentageOfServer(t *testing.T) {
 // does not see, every limit in the list is dropped. The daemon's default applies to servers that start later. A
 // default that names the device by UUID has no effect.
 func TestMemoryLimit(t *testing.T) {
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	alone(t)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	server := d.server()
 	limited := func(what string, want bool, variables ...string) {
 		t.Helper()
@@ -117,9 +122,10 @@ func TestMemoryLimit(t *testing.T) {
 	const variable = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
 	limited("none", false)
 	limited("0=2G", true, variable+"0=2G")
-	limited("UUID", true, variable+under.gpus[0]+"=2G")
+	limited("UUID", true, variable+under(t).gpus[0]+"=2G")
 	limited("an invisible device in the list", false, variable+"0=2G,9=2G")
-	if got := d.ask("set_default_device_pinned_mem_limit " + under.gpus[0] + " 2G\nget_default_device_pinned_mem_limit 0"); got != "" {
+	set := "set_default_device_pinned_mem_limit " + under(t).gpus[0] + " 2G\nget_default_device_pinned_mem_limit 0"
+	if got := d.ask(set); got != "" {
 		t.Errorf("default by UUID: %q", got)
 	}
 	if got := d.ask("set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0"); got != "2G" {
@@ -139,10 +145,11 @@ func TestMemoryLimit(t *testing.T) {
 // If a client asks for more memory than the GPU has, or than the client's limit, the request fails. The neighbours of
 // this client are not affected.
 func TestOutOfMemory(t *testing.T) {
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	alone(t)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.server()
 	neighbour := d.neighbour()
-	for _, environment := range [][]string{nil, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + under.gpus[0] + "=2G"}} {
+	for _, environment := range [][]string{nil, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + under(t).gpus[0] + "=2G"}} {
 		const more = "1000000" // MiB, more than any GPU has
 		if out := d.client(environment, "alloc", more); !strings.Contains(out.stdout, "err=2(") {
 			t.Errorf("%s MiB with %q: %q", more, environment, out.stdout)
@@ -157,13 +164,15 @@ func TestOutOfMemory(t *testing.T) {
 // CUDA_VISIBLE_DEVICES of the daemon gives the devices new numbers. UUIDs work in the daemon's list and in the
 // client's list. The order of the daemon's list is not the order that a client without a list sees.
 func TestVisibleDevices(t *testing.T) {
+	alone(t)
 	needsGPUs(t, 2)
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[1])
 	for _, c := range []struct {
 		list, uuids string
 		err         int
 	}{
-		{"", under.gpus[1], 0}, {"0", under.gpus[1], 0}, {under.gpus[1], under.gpus[1], 0}, {"1", "", 100}, {under.gpus[0], "", 100},
+		{"", under(t).gpus[1], 0}, {"0", under(t).gpus[1], 0}, {under(t).gpus[1], under(t).gpus[1], 0},
+		{"1", "", 100}, {under(t).gpus[0], "", 100},
 	} {
 		var variables []string
 		if c.list != "" {
@@ -181,8 +190,9 @@ func TestVisibleDevices(t *testing.T) {
 	pid := d.pid()
 	d.ask("quit")
 	eventually(t, "the daemon has ended", answerDeadline, func() bool { return !alive(pid) })
-	d.again("CUDA_VISIBLE_DEVICES=" + under.gpus[1] + "," + under.gpus[0])
-	if out := d.client(nil, "count"); !strings.HasPrefix(out.stdout, "count=2 uuid="+under.gpus[0]+" uuid="+under.gpus[1]) {
+	d.again("CUDA_VISIBLE_DEVICES=" + under(t).gpus[1] + "," + under(t).gpus[0])
+	both := "count=2 uuid=" + under(t).gpus[0] + " uuid=" + under(t).gpus[1]
+	if out := d.client(nil, "count"); !strings.HasPrefix(out.stdout, both) {
 		t.Errorf("daemon for both, reversed: %q", out.stdout)
 	}
 }
@@ -190,8 +200,9 @@ func TestVisibleDevices(t *testing.T) {
 // If a daemon is limited to one GPU and a client asks for another, the server's log has an error. The error names the
 // device that the client asked for.
 func TestInvisibleDeviceIsLogged(t *testing.T) {
+	alone(t)
 	needsGPUs(t, 2)
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[1])
 	d.client([]string{"CUDA_VISIBLE_DEVICES=1"}, "count")
 	const line = "Client requested 1 which is not a valid GPU ID in the MPS visible set of devices"
 	eventually(t, "the log has "+line, 5*time.Second, func() bool { return strings.Contains(d.log("server.log"), line) })
@@ -199,6 +210,7 @@ func TestInvisibleDeviceIsLogged(t *testing.T) {
 
 // A device has at most 48 contexts. Client 49 gets error 46, and the other clients continue.
 func TestMostClients(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "takes half a minute on a real GPU, and the result depends on the driver's version")
 	d := start(t)
 	d.server()
@@ -232,9 +244,10 @@ func TestMostClients(t *testing.T) {
 
 // If the daemon has RLIMIT_NOFILE 1024, none of 48 clients finishes.
 func TestFewDescriptors(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "takes half a minute on a real GPU")
-	d := directories(t, under.uid)
-	c := under.command(d.environment, d.uid, "/bin/sh", "-c", `ulimit -S -n 1024 && exec "$0" -d`, under.control)
+	d := directories(t, under(t).uid)
+	c := under(t).command(d.environment, d.uid, "/bin/sh", "-c", `ulimit -S -n 1024 && exec "$0" -d`, under(t).control)
 	if out := c.run(); out.code != 0 {
 		t.Fatalf("-d: %+v", out)
 	}

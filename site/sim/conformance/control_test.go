@@ -16,6 +16,7 @@ import (
 
 // `-d` returns with exit code 0 when the daemon answers. The pipe directory holds five files with these modes.
 func TestFilesOfPipeDirectory(t *testing.T) {
+	alone(t)
 	d := start(t)
 	d.ask("get_server_list")
 	want := map[string]string{"control": "Srw-rw-rw-", "control_lock": "-rw-rw-rw-", "control_privileged": "Srwxr-xr-x",
@@ -36,6 +37,7 @@ func TestFilesOfPipeDirectory(t *testing.T) {
 // A clean quit removes the fifo and the pid file, sometimes a moment after its answer. The sockets and the lock file
 // stay. A new daemon can start in the same directory.
 func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
+	alone(t)
 	d := start(t)
 	d.server()
 	out := d.tell("quit", answerDeadline)
@@ -66,7 +68,8 @@ func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 // and the working directory. Its comm is cut to 15 characters. The server is a child of the daemon, in the daemon's
 // session, with the daemon's environment.
 func TestProcesses(t *testing.T) {
-	d := directories(t, under.uid)
+	alone(t)
+	d := directories(t, under(t).uid)
 	kept, err := os.Create(filepath.Join(d.dir, "kept"))
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +113,8 @@ func TestProcesses(t *testing.T) {
 
 // `-f` stays in the foreground. It writes its log to standard output and no file into the log directory.
 func TestForeground(t *testing.T) {
-	d := directories(t, under.uid)
+	alone(t)
+	d := directories(t, under(t).uid)
 	c := d.control(d.uid, nil, "-f")
 	c.SysProcAttr.Setsid = true
 	ended := make(chan outcome, 1)
@@ -130,6 +134,7 @@ func TestForeground(t *testing.T) {
 // If a daemon already runs in the directory, `-d` prints a message to standard output and exits with 1. The first
 // daemon continues.
 func TestSecondDaemon(t *testing.T) {
+	alone(t)
 	d := start(t)
 	out := d.control(d.uid, nil, "-d").run()
 	if out.code != 1 || !strings.Contains(out.stdout, "An instance of this daemon is already running") {
@@ -140,7 +145,8 @@ func TestSecondDaemon(t *testing.T) {
 
 // If no daemon runs, the control program prints a message to standard error and exits with 1.
 func TestNoDaemon(t *testing.T) {
-	out := directories(t, under.uid).tell("get_server_list", answerDeadline)
+	alone(t)
+	out := directories(t, under(t).uid).tell("get_server_list", answerDeadline)
 	if out.code != 1 || out.stderr != "Cannot find MPS control daemon process\n" {
 		t.Errorf("%+v", out)
 	}
@@ -148,7 +154,8 @@ func TestNoDaemon(t *testing.T) {
 
 // If the pipe directory's path is too long for the name of a socket, `-d` exits with 1 and prints no message.
 func TestLongPath(t *testing.T) {
-	d := directories(t, under.uid)
+	alone(t)
+	d := directories(t, under(t).uid)
 	long := filepath.Join(d.pipe(), strings.Repeat("x", 108-len("/control_privileged")-len(d.pipe())-1))
 	if err := os.Mkdir(long, 0o777); err != nil {
 		t.Fatal(err)
@@ -163,7 +170,8 @@ func TestLongPath(t *testing.T) {
 // If the pipe directory does not exist, the daemon prints a message to standard output and exits with 1. If the
 // devices do not exist, the daemon exits with 100.
 func TestRefusedStarts(t *testing.T) {
-	d := directories(t, under.uid)
+	alone(t)
+	d := directories(t, under(t).uid)
 	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p"}, "-d").run()
 	if out.code != 1 || !strings.Contains(out.stdout, "Cannot access CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p") {
 		t.Errorf("no directory: %+v", out)
@@ -176,6 +184,7 @@ func TestRefusedStarts(t *testing.T) {
 
 // A command that is given as an argument is ignored. If standard input has several lines, they are answered in order.
 func TestArgumentsAndLines(t *testing.T) {
+	alone(t)
 	d := start(t)
 	if out := d.control(d.uid, nil, "get_default_client_priority").run(); out.code != 0 || out.stdout != "" {
 		t.Errorf("as an argument: %+v", out)
@@ -189,6 +198,7 @@ func TestArgumentsAndLines(t *testing.T) {
 // `set_default_*` prints one decimal and ignores a value that is no percentage. The environment also sets the
 // default.
 func TestDefaultPercentage(t *testing.T) {
+	alone(t)
 	d := start(t, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40")
 	for _, step := range [][2]string{{"get_default_active_thread_percentage", "40.0"}, {"set_default_active_thread_percentage 50", "50.0"},
 		{"set_default_active_thread_percentage 0", "50.0"}, {"set_default_active_thread_percentage 101", "50.0"},
@@ -202,6 +212,7 @@ func TestDefaultPercentage(t *testing.T) {
 // Another user may ask and may not change anything. A user may not start a server for another user. The exit code is
 // 0 in each case.
 func TestPrivileges(t *testing.T) {
+	alone(t)
 	needsRoot(t)
 	d := start(t)
 	as := func(uid int, command string) string {
@@ -233,6 +244,7 @@ func TestPrivileges(t *testing.T) {
 // start_server returns before the server is ready. get_server_list waits until the server is ready. Even then the
 // status may be INITIALIZING for a moment (seen once on an H200).
 func TestServerStart(t *testing.T) {
+	alone(t)
 	d := start(t)
 	d.ask(fmt.Sprintf("start_server -uid %d", d.uid))
 	server := d.servers()[0]
@@ -256,6 +268,7 @@ func TestServerStart(t *testing.T) {
 
 // shutdown_server ends an idle server. The next client makes the daemon start another server.
 func TestShutdownServer(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	d.ask(fmt.Sprintf("shutdown_server %d", server))
@@ -271,6 +284,7 @@ func TestShutdownServer(t *testing.T) {
 // If four loops send queries at the same time, some queries fail, in the two forms that were recorded. If one loop
 // runs alone, no query fails.
 func TestParallelQueries(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	query := fmt.Sprintf("get_server_status %d", server)
@@ -314,6 +328,7 @@ func TestParallelQueries(t *testing.T) {
 // long. `quit -t N` forces the end after N seconds with exit code 0, and the client gets 806. The code was 0 in six
 // of six runs. One exit code 1 was also recorded, and its reason is not known.
 func TestQuitWithClient(t *testing.T) {
+	alone(t)
 	d := start(t)
 	d.server()
 	client := d.spin(nil, "-ms", "1", "-for", "15")
@@ -334,6 +349,7 @@ func TestQuitWithClient(t *testing.T) {
 
 // quit without -t ends when the last client has gone. Until then a new client gets 805.
 func TestQuitWaitsForClient(t *testing.T) {
+	alone(t)
 	d := start(t)
 	d.server()
 	client := d.spin(nil, "-ms", "1", "-for", "2")
@@ -354,6 +370,7 @@ func TestQuitWaitsForClient(t *testing.T) {
 // kill -9 of the daemon also ends its servers. A client that starts after this runs without MPS and prints nothing
 // about it. A new daemon can start in the same directory.
 func TestDaemonKilled(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	syscall.Kill(d.pid(), syscall.SIGKILL)
@@ -372,6 +389,7 @@ func TestDaemonKilled(t *testing.T) {
 
 // After kill -9 of the server its clients get 806. The next client makes the daemon start a new server.
 func TestServerKilled(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	client := d.spin(nil, "-ms", "1", "-for", "15")
@@ -390,6 +408,7 @@ func TestServerKilled(t *testing.T) {
 // If the daemon is stopped, the control program hangs, and so do clients. If the server is stopped,
 // get_server_status, get_client_list, quit -t and clients hang. After SIGCONT all of them continue.
 func TestStopped(t *testing.T) {
+	alone(t)
 	const hangDeadline = 700 * time.Millisecond
 	d := start(t)
 	server := d.server()

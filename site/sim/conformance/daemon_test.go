@@ -27,7 +27,7 @@ type daemon struct {
 // directories makes the pipe and log directories p and l of a daemon.
 func directories(t *testing.T, uid int) *daemon {
 	t.Helper()
-	dir, err := os.MkdirTemp(under.scratch, "d")
+	dir, err := os.MkdirTemp(under(t).scratch, "d")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func (d *daemon) pipe() string { return filepath.Join(d.dir, "p") }
 // start runs a daemon with these extra variables. When start returns, the daemon serves.
 func start(t *testing.T, variables ...string) *daemon {
 	t.Helper()
-	d := directories(t, under.uid)
+	d := directories(t, under(t).uid)
 	d.again(variables...)
 	return d
 }
@@ -63,7 +63,7 @@ func (d *daemon) again(variables ...string) {
 }
 
 func (d *daemon) control(uid int, variables []string, args ...string) *call {
-	return under.command(append(append([]string{}, d.environment...), variables...), uid, under.control, args...)
+	return under(d.t).command(append(append([]string{}, d.environment...), variables...), uid, under(d.t).control, args...)
 }
 
 // ask sends a command as the daemon's user and returns the answer. The test fails if the daemon does not answer.
@@ -196,7 +196,8 @@ func (d *daemon) client(variables []string, args ...string) outcome {
 
 func (d *daemon) clientOf(uid int, variables []string, args ...string) outcome {
 	d.t.Helper()
-	out := under.command(append(append([]string{}, d.environment...), variables...), uid, under.client, args...).run()
+	environment := append(append([]string{}, d.environment...), variables...)
+	out := under(d.t).command(environment, uid, under(d.t).client, args...).run()
 	if out.late {
 		d.t.Fatalf("cuda-client %v hangs: %q", args, out.stdout)
 	}
@@ -264,7 +265,7 @@ func (d *daemon) launch(variables []string, args ...string) *spinner {
 // run starts the CUDA program and does not wait for its end.
 func (d *daemon) run(variables []string, args ...string) *spinner {
 	d.t.Helper()
-	c := under.command(append(append([]string{}, d.environment...), variables...), d.uid, under.client, args...)
+	c := under(d.t).command(append(append([]string{}, d.environment...), variables...), d.uid, under(d.t).client, args...)
 	stdout, err := c.StdoutPipe()
 	if err != nil {
 		d.t.Fatal(err)
@@ -336,7 +337,7 @@ func (s *spinner) fails(what string, code int) {
 // fault sets a knob until the end of the test.
 func fault(t *testing.T, knob, text string) {
 	t.Helper()
-	path := filepath.Join(under.node.Dir, "faults", knob)
+	path := filepath.Join(under(t).node.Dir, "faults", knob)
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}

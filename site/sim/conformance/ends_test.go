@@ -17,6 +17,7 @@ const inFlight = 100 * time.Millisecond
 // SIGKILL of a client with a kernel of 400 ms or 2 s in flight makes the neighbour fail with 700. With kernels of 1
 // ms or less, alone or queued, and with nothing in flight, the neighbour survives.
 func TestKill(t *testing.T) {
+	alone(t)
 	for _, c := range []struct {
 		args []string
 		dies bool
@@ -45,6 +46,7 @@ func TestKill(t *testing.T) {
 // The test sends SIGSTOP, waits longer than the work in flight takes, and sends SIGKILL. The neighbour survives. With
 // a shorter wait the neighbour dies.
 func TestStopDrainKill(t *testing.T) {
+	alone(t)
 	for _, c := range []struct {
 		wait time.Duration
 		dies bool
@@ -68,6 +70,7 @@ func TestStopDrainKill(t *testing.T) {
 // The client stays for a moment before it exits. If a client exits at the first 810, its neighbour may die: 3 of 82
 // did (measured: decision 021).
 func TestTerminateClient(t *testing.T) {
+	alone(t)
 	d, server, victim, neighbour := beside(t, "-ms", "400", "-hold", "0.5")
 	time.Sleep(inFlight)
 	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
@@ -85,6 +88,7 @@ func TestTerminateClient(t *testing.T) {
 
 // terminate_client for a pid that is no client prints a message and answers 1. The exit code is 0.
 func TestTerminateUnknownClient(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	client := d.spin(nil, "-ms", "1", "-for", "0.3")
@@ -96,6 +100,7 @@ func TestTerminateUnknownClient(t *testing.T) {
 
 // terminate_client for a stopped client hangs. The daemon answers nothing else until the client continues.
 func TestTerminateStoppedClient(t *testing.T) {
+	alone(t)
 	d, server, victim, _ := beside(t, "-ms", "1")
 	victim.signal(syscall.SIGSTOP)
 	const hangDeadline = 700 * time.Millisecond
@@ -114,6 +119,7 @@ func TestTerminateStoppedClient(t *testing.T) {
 
 // An illegal access in one client gives 700 to all clients on that GPU. New clients work after it.
 func TestIllegalAccess(t *testing.T) {
+	alone(t)
 	d, server, victim, neighbour := beside(t, "-ms", "0")
 	out := d.client(nil, "fault")
 	if !strings.Contains(out.stdout, "err=700 cudaErrorIllegalAddress") {
@@ -136,6 +142,7 @@ func TestIllegalAccess(t *testing.T) {
 // While a client that the fault has hit stays, the server's status is FAULT and new clients get 807. When this client
 // has gone, new clients work.
 func TestFaultState(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "documented by NVIDIA; measured only as a part of other measurements")
 	d, server, victim, neighbour := beside(t, "-ms", "1")
 	victim.signal(syscall.SIGSTOP)
@@ -156,6 +163,7 @@ func TestFaultState(t *testing.T) {
 // the kill gets 46, and later ones work. This new client must come within 130 ms. A busy machine may take longer, so
 // the test has three tries.
 func TestNewClientAfterKill(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "the first new client got 46 in 9 of 10 measured starts")
 	for try := 1; ; try++ {
 		d := start(t)
@@ -180,21 +188,22 @@ func TestNewClientAfterKill(t *testing.T) {
 // One daemon serves two GPUs, and a fault happens on the first. If some client uses both GPUs, a client that uses
 // only the second fails with 719. If no client uses both, the client of the second GPU continues.
 func TestFaultOnOneOfTwoGPUs(t *testing.T) {
+	alone(t)
 	needsGPUs(t, 2)
 	for _, bridged := range []bool{true, false} {
 		t.Run(fmt.Sprintf("a client of both: %v", bridged), func(t *testing.T) {
-			d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0]+","+under.gpus[1])
+			d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0]+","+under(t).gpus[1])
 			d.server()
 			first := d.spin(nil, "-ms", "1", "-for", "20", "-dev", "0")
 			second := d.spin(nil, "-ms", "1", "-for", "1.5", "-dev", "1")
 			if !bridged {
-				d.client([]string{"CUDA_VISIBLE_DEVICES=" + under.gpus[0]}, "fault")
+				d.client([]string{"CUDA_VISIBLE_DEVICES=" + under(t).gpus[0]}, "fault")
 				first.fails("fault on GPU 0", 700)
 				second.survives("fault on GPU 0")
 				return
 			}
 			both := d.spin(nil, "-ms", "1", "-for", "20", "-dev", "0,1")
-			d.client([]string{"CUDA_VISIBLE_DEVICES=" + under.gpus[0]}, "fault")
+			d.client([]string{"CUDA_VISIBLE_DEVICES=" + under(t).gpus[0]}, "fault")
 			first.fails("fault on GPU 0", 700)
 			both.fails("fault on GPU 0", 700)
 			second.fails("fault on GPU 0", 719)
@@ -204,8 +213,9 @@ func TestFaultOnOneOfTwoGPUs(t *testing.T) {
 
 // Each GPU has a daemon of its own. A fault on the first GPU does not affect the clients of the second.
 func TestDaemonPerGPU(t *testing.T) {
+	alone(t)
 	needsGPUs(t, 2)
-	first, second := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0]), start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
+	first, second := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0]), start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[1])
 	dies, lives := first.spin(nil, "-ms", "1", "-for", "20"), second.spin(nil, "-ms", "1", "-for", "1.5")
 	first.client(nil, "fault")
 	dies.fails("fault on GPU 0", 700)

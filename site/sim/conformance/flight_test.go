@@ -25,7 +25,7 @@ var queue = []string{"-ms", "5", "-queue", "150"}
 // beside starts a daemon and a server on the first GPU, with two clients: a neighbour that computes, and a victim.
 func beside(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, neighbour *spinner) {
 	t.Helper()
-	d = start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	d = start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	server = d.server()
 	neighbour = d.neighbour()
 	victim = d.spin(nil, append([]string{"-for", "30"}, victimArgs...)...)
@@ -87,6 +87,7 @@ func (h *held) next() {
 // exit(0). A queue of this client's kernels killed none, in 4 of 4 (docs/measurements/13-h200/ends.csv,
 // conformance.txt). The reason for the difference is not known. So the simulation kills the neighbours in both cases.
 func TestTerminateClientWithAQueue(t *testing.T) {
+	alone(t)
 	for _, c := range []struct {
 		args []string
 		dies bool
@@ -121,6 +122,7 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 
 // terminate_client with a queue in flight kills the neighbours even if another process holds the client's files.
 func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "on the H200 neighbours of PyTorch die, and neighbours of this client live")
 	needsRoot(t)
 	d, server, victim, neighbour := beside(t, "-ms", "5", "-queue", "600")
@@ -162,6 +164,7 @@ func ended(t *testing.T, end string, victim *spinner) {
 // If another process holds the driver files of a process until its work is done, the neighbours live, however the
 // process ends.
 func TestEndsWithHeldFiles(t *testing.T) {
+	alone(t)
 	needsRoot(t)
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
@@ -180,6 +183,7 @@ func TestEndsWithHeldFiles(t *testing.T) {
 
 // If no process holds the files, or the holder closes them at once, all these ends kill the neighbour.
 func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "on a real GPU, with 0.75 s in flight, some of the neighbours live")
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
@@ -202,6 +206,7 @@ func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
 
 // Short work does not harm a neighbour, however its process ends.
 func TestEndsWithShortWork(t *testing.T) {
+	alone(t)
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
 			_, victim, neighbour := dyingOf(t, end, []string{"-ms", "0.1", "-queue", "1000"})
@@ -214,6 +219,7 @@ func TestEndsWithShortWork(t *testing.T) {
 // The work of dead clients shares the GPU. All of it is done when the sum of what each client left has passed. Until
 // then the files of all dead clients must stay open.
 func TestTheDeadShareTheGPU(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "it was measured with matrix products; the kernels of this client run for a fixed time and do not share a GPU")
 	needsRoot(t)
 	const victims = 6
@@ -222,7 +228,7 @@ func TestTheDeadShareTheGPU(t *testing.T) {
 		dies bool
 	}{{2 * time.Second, true}, {5500 * time.Millisecond, false}} {
 		t.Run(c.held.String(), func(t *testing.T) {
-			d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+			d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 			d.server()
 			neighbour := d.neighbour()
 			var dying []*spinner
@@ -252,8 +258,9 @@ func TestTheDeadShareTheGPU(t *testing.T) {
 
 // A dead client's memory is free when the last of its driver files is closed, and not before.
 func TestMemoryOfTheDead(t *testing.T) {
+	alone(t)
 	needsRoot(t)
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.server()
 	const allocated = 4096
 	before := d.info().free
@@ -290,7 +297,8 @@ func pipesOf(pid int) map[string]bool {
 // none. The pipes are closed when the client ends. Pipes that both inherited from the process that started them do
 // not count.
 func TestPipes(t *testing.T) {
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	alone(t)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	server := d.server()
 	inherited := pipesOf(server)
 	for _, c := range []struct {

@@ -12,6 +12,7 @@ import (
 // Other tests rely on the knobs of the simulation. This test checks that the knobs do what control/README.md
 // describes.
 func TestKnobs(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "a real daemon has no knobs")
 	const hangDeadline = 500 * time.Millisecond
 	for name, check := range map[string]func(*testing.T){
@@ -30,14 +31,14 @@ func TestKnobs(t *testing.T) {
 			}
 		},
 		"dies_at_start": func(t *testing.T) {
-			d := directories(t, under.uid)
+			d := directories(t, under(t).uid)
 			fault(t, "dies_at_start", "")
 			if out := d.control(d.uid, nil, "-d").run(); out.code != 1 || out.stdout+out.stderr != "" {
 				t.Errorf("%+v", out)
 			}
 		},
 		"silent_start": func(t *testing.T) {
-			d := directories(t, under.uid)
+			d := directories(t, under(t).uid)
 			fault(t, "silent_start", "")
 			d.again()
 			if out := d.tell("get_server_list", answerDeadline); out.code != 1 {
@@ -45,7 +46,7 @@ func TestKnobs(t *testing.T) {
 			}
 		},
 		"holds_fds": func(t *testing.T) {
-			d := directories(t, under.uid)
+			d := directories(t, under(t).uid)
 			fault(t, "holds_fds", "")
 			if out := d.control(d.uid, nil, "-d").run(); out.code != 0 || !strings.Contains(out.stderr, "holds the streams") {
 				t.Errorf("%+v", out)

@@ -16,8 +16,9 @@ import (
 // A user needs no root: his daemon in a folder that only he may search serves his own clients. A client of another user
 // gets no error there. It computes without MPS.
 func TestPrivateFolder(t *testing.T) {
+	alone(t)
 	needsRoot(t)
-	d := directories(t, under.uid)
+	d := directories(t, under(t).uid)
 	if err := os.Chmod(d.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +27,7 @@ func TestPrivateFolder(t *testing.T) {
 	}
 	d.again()
 	server := d.server()
-	if under.node != nil {
+	if under(t).node != nil {
 		withoutMPS(t)
 	}
 	own := d.neighbour()
@@ -41,7 +42,7 @@ func TestPrivateFolder(t *testing.T) {
 	if out := d.tell("quit", answerDeadline); out.code != 0 {
 		t.Errorf("quit: %+v", out)
 	}
-	if under.node == nil {
+	if under(t).node == nil {
 		return
 	}
 	if list := withoutMPS(t); len(list) != 1 || list[0] == clients[0] {
@@ -53,7 +54,7 @@ func TestPrivateFolder(t *testing.T) {
 // no one knows them.
 func withoutMPS(t *testing.T) []string {
 	t.Helper()
-	path := filepath.Join(under.node.Dir, "without_mps")
+	path := filepath.Join(under(t).node.Dir, "without_mps")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +67,7 @@ func withoutMPS(t *testing.T) []string {
 
 // What a daemon and its server do with a signal that ends other programs. No recording has it, so knobs choose.
 func TestSignals(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "it was not measured")
 	all := []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 	for _, s := range all { // a signal that this process ignores, as below nohup, would be ignored by its children
@@ -110,8 +112,8 @@ func TestSignals(t *testing.T) {
 		client.survives("signals")
 	})
 	t.Run("ignored at the start", func(t *testing.T) {
-		d := directories(t, under.uid)
-		out := under.command(d.environment, d.uid, "sh", "-c", "trap '' TERM INT HUP; exec "+under.control+" -d").run()
+		d := directories(t, under(t).uid)
+		out := under(t).command(d.environment, d.uid, "sh", "-c", "trap '' TERM INT HUP; exec "+under(t).control+" -d").run()
 		if out.code != 0 {
 			t.Fatalf("-d: %+v", out)
 		}

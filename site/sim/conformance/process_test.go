@@ -39,7 +39,8 @@ func opened(pid int) map[string]int {
 // After cuInit a process has the driver's files open, with MPS and without. A process that has only loaded the
 // library has none of them open. The library is mapped at each stage.
 func TestWhatAProcessOpens(t *testing.T) {
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	alone(t)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.server()
 	for _, c := range []struct {
 		stage string
@@ -70,6 +71,7 @@ func TestWhatAProcessOpens(t *testing.T) {
 // The server's log names every client after its cuInit, and no other process. The list of clients names a client
 // after its first context.
 func TestClientsAreLogged(t *testing.T) {
+	alone(t)
 	d := start(t)
 	server := d.server()
 	for _, c := range []struct {
@@ -102,6 +104,7 @@ func TestClientsAreLogged(t *testing.T) {
 // A fault lasts until every process that it hit has ended. Until then new clients get 807 at once, and the log has
 // the reason. After that the same server serves new clients.
 func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
+	alone(t)
 	d, server, victim, neighbour := beside(t, "-ms", "1", "-hold", "60")
 	d.client(nil, "fault")
 	neighbour.fails("illegal access", 700)

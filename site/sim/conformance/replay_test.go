@@ -97,15 +97,17 @@ func columns(text string) string { return regexp.MustCompile(` {2,}`).ReplaceAll
 
 // Every answer that was recorded without a server, in the order of the recording.
 func TestRecordedAnswersWithoutServer(t *testing.T) {
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	alone(t)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.replay(exchanges(answersNoServer), "2001", fmt.Sprint(d.uid))
 }
 
 // The answers of start-query-share.txt: without a server, with a server, and with two clients.
 func TestRecordedAnswers(t *testing.T) {
+	alone(t)
 	all := exchanges(startQueryShare)
 	before, after, clients := scenes(t, all)
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.replay(before)
 	server := fmt.Sprint(d.server())
 	d.replay(after, "624", server)
@@ -180,7 +182,8 @@ func points(t *testing.T) []point {
 // The client sees the recorded SMs and free memory at every ninth recorded point. The test also includes the points
 // with .333 and the values that MPS ignores.
 func TestSharesOfClient(t *testing.T) {
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	alone(t)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.server()
 	if whole := d.info(); whole.sms != 132 {
 		t.Skipf("the recording is from a device of 132 SMs, and this device has %d", whole.sms)
@@ -198,6 +201,7 @@ func TestSharesOfClient(t *testing.T) {
 
 // The simulation's share arithmetic gives the recorded SMs and memory at every recorded point.
 func TestSharesOfArithmetic(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "it tests a function of the simulation")
 	_, here, _, _ := runtime.Caller(0)
 	header := filepath.Join(filepath.Dir(here), "..", "cuda", "share.h")

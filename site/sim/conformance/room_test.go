@@ -22,6 +22,7 @@ import (
 // A client that allocates until there is no more memory gets error 2 while its kernels are in flight. It ends with
 // exit code 1. While its files are held, a new client gets error 2, too, because its context needs memory.
 func TestAClientThatFillsTheMemory(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "it takes all memory of a GPU")
 	needsRoot(t)
 	d, _, victim, neighbour := beside(t, append([]string{"-grow", "4096", "-after", "0.3"}, queue...)...)
@@ -46,8 +47,9 @@ func TestAClientThatFillsTheMemory(t *testing.T) {
 // The memory and the place of a dead client are taken while any process has any of its files open, also a process
 // that inherited them from the holder.
 func TestFilesThatAForkHolds(t *testing.T) {
+	alone(t)
 	needsRoot(t)
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.server()
 	const allocated = 4096
 	before := d.info().free
@@ -83,10 +85,11 @@ func TestFilesThatAForkHolds(t *testing.T) {
 // A new client gets error 2 if the dead take all places that the living leave, and error 46 if the living take all. A
 // place is free when the last of the files is closed.
 func TestPlacesOfTheDead(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "other processes of a real GPU may take places")
 	needsRoot(t)
 	const places = 48
-	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[0])
 	d.server()
 	var clients []*spinner
 	for range places {
@@ -113,6 +116,7 @@ func TestPlacesOfTheDead(t *testing.T) {
 
 // The host memory of a dead client stays charged to its control group while both of its memory files are open.
 func TestHostMemoryOfTheDead(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "the charge of a real client's memory was read in the driver's source and not measured")
 	needsRoot(t)
 	const root, host = "/sys/fs/cgroup/memory", 32 << 20
@@ -155,10 +159,11 @@ func TestHostMemoryOfTheDead(t *testing.T) {
 // A client that is stopped launches nothing more. When its queue is done, the GPU has no work, and the samples of the
 // server are 0.
 func TestSamplesOfAPausedNeighbour(t *testing.T) {
+	alone(t)
 	onlySimulated(t, "the samples are read from the simulated node")
 	_, server, victim, neighbour := beside(t, "-ms", "5", "-queue", "60", "-replay")
 	latest := func() (percents []int) {
-		text, _ := os.ReadFile(filepath.Join(under.node.GPU(0).Dir, "samples", fmt.Sprint(server)))
+		text, _ := os.ReadFile(filepath.Join(under(t).node.GPU(0).Dir, "samples", fmt.Sprint(server)))
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 		slices.Sort(lines)
 		for _, line := range lines[max(0, len(lines)-2):] {

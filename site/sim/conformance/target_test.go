@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -42,7 +43,40 @@ type target struct {
 	gpus                       []string   // UUIDs in PCI order
 }
 
-var under target
+// machine is the target that the suite has found. On the simulation, each test has a node of its own in place of it.
+var machine target
+
+// owned are the targets of tests on the simulation, by the test's name.
+var owned sync.Map
+
+// alone gives a test a simulated node of its own, so that tests run side by side. Those of a real machine share it, and
+// run one after the other.
+func alone(t *testing.T) {
+	t.Helper()
+	if machine.node == nil {
+		return
+	}
+	t.Parallel()
+	mine := machine
+	scratch, err := os.MkdirTemp(machine.scratch, "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine.scratch = scratch
+	if err := errors.Join(os.Chmod(scratch, 0o755), mine.simulate()); err != nil {
+		t.Fatal(err)
+	}
+	owned.Store(t.Name(), &mine)
+}
+
+// under is the target of a test, or of the test to which a subtest belongs.
+func under(t *testing.T) *target {
+	name, _, _ := strings.Cut(t.Name(), "/")
+	if mine, ok := owned.Load(name); ok {
+		return mine.(*target)
+	}
+	return &machine
+}
 
 // answerDeadline is for one command of a program that should answer. A client that starts a server takes 0.4 s.
 const answerDeadline = 20 * time.Second
@@ -57,11 +91,11 @@ func suite(m *testing.M) int {
 	}
 	defer os.RemoveAll(scratch)
 	os.Chmod(scratch, 0o755) // so that the user of the daemons can pass through it
-	under = target{scratch: scratch, uid: ownOr2001()}
+	machine = target{scratch: scratch, uid: ownOr2001()}
 	if os.Getenv("CONFORMANCE_TARGET") == "real" {
-		err = under.findReal()
+		err = machine.findReal()
 	} else {
-		err = under.simulate()
+		err = machine.simulate()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cannot prepare conformance suite:", err)
@@ -94,7 +128,7 @@ func (t *target) simulate() error {
 		return err
 	}
 	t.control, t.client = made.Program("nvidia-cuda-mps-control"), made.Program("cuda-client")
-	t.libraries, t.node = made.Libraries(), &made.Node
+	t.libraries, t.node, t.gpus = made.Libraries(), &made.Node, nil
 	return t.listGPUs()
 }
 
@@ -145,7 +179,7 @@ func or(text, otherwise string) string {
 // onlySimulated skips a test on a real machine and gives the reason.
 func onlySimulated(t *testing.T, because string) {
 	t.Helper()
-	if under.node == nil {
+	if under(t).node == nil {
 		t.Skipf("simulation only: %s", because)
 	}
 }
@@ -160,8 +194,8 @@ func needsRoot(t *testing.T) {
 
 func needsGPUs(t *testing.T, count int) {
 	t.Helper()
-	if len(under.gpus) < count {
-		t.Skipf("needs %d GPUs, has %d", count, len(under.gpus))
+	if len(under(t).gpus) < count {
+		t.Skipf("needs %d GPUs, has %d", count, len(under(t).gpus))
 	}
 }
 

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command nightly runs what is too long for a day: each part of `make nightly`, one after the other.
+//
+//	nightly [PART...]
+//	nightly -again FILE...
+//
+// It prints a page with each part, its exit code, its time, and the tests that failed and passed when they ran again.
+// The page and the parts' outputs are in .build/nightly. The exit code is 0 if each part's is. With -again, the command
+// prints the tests that ran again from the files of events that gotestsum wrote; no file is an error.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// part is a command of a night. NIGHTLY=1 is in its environment.
+type part struct {
+	name    string
+	line    string // for sh, at the top of the source
+	minutes int    // then it is killed
+}
+
+// parts are a night of at most six hours.
+var parts = []part{
+	{"check", "make check", 10},
+	{"all tests, whole", "make test", 40},
+	{"the race detector, units",
+		"go test -race -timeout 14m ./policy/... ./prolog ./epilog ./mpirun-wrap/... ./site/guard/... ./site/lease", 15},
+	{"packages", "make test-packages", 20},
+	{"walk, 22.05", "make walk", 12},
+	{"walk, 24.11", "make walk SUITE=trixie", 12},
+	{"walk, 26.05", "make walk SUITE=forky", 12},
+	{"tests with Slurm 24.11", "make test-slurm SUITE=trixie", 20},
+	{"tests with Slurm 26.05", "make test-slurm SUITE=forky", 20},
+	{"sweep, with the race detector", "make sweep", 80},
+	{"soak", "make soak-jobs SOAK_MINUTES=25", 32},
+	{"soak of --own", "make soak-own OWN_STARTS=400", 15},
+	{"fuzzers", "make fuzz FUZZTIME=20s", 15},
+	{"planted faults", "make mutants", 55},
+}
+
+// result is what became of a part. Code is 124 for a part that took too long, as timeout(1) has it.
+type result struct {
+	part
+	code  int
+	took  time.Duration
+	again []again
+}
+
+func main() {
+	files := flag.Bool("again", false, "print the tests that ran again")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var err error
+	if *files {
+		err = printAgain(os.Stdout, flag.Args())
+	} else {
+		err = night(ctx, flag.Args())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "nightly:", err)
+		os.Exit(1)
+	}
+}
+
+// night runs the parts with these names, or all of them.
+func night(ctx context.Context, names []string) error {
+	chosen := slices.Clone(parts)
+	if len(names) > 0 {
+		chosen = slices.DeleteFunc(chosen, func(p part) bool { return !slices.Contains(names, p.name) })
+	}
+	if len(chosen) == 0 || len(names) > 0 && len(chosen) != len(names) {
+		return fmt.Errorf("cannot find all of the parts %q", names)
+	}
+	folder, err := filepath.Abs(filepath.Join(".build", "nightly"))
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--exclude=*").Output()
+	if err != nil {
+		return fmt.Errorf("cannot read the commit: %w", err)
+	}
+	began := time.Now()
+	var results []result
+	for _, p := range chosen {
+		r, err := p.run(ctx, folder)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+		fmt.Fprintf(os.Stderr, "nightly: %s: %d after %s\n", p.name, r.code, minutes(r.took))
+	}
+	page := page(strings.TrimSpace(string(commit)), began, results)
+	fmt.Print(page)
+	if err := os.WriteFile(filepath.Join(folder, "page.md"), []byte(page), 0o644); err != nil {
+		return err
+	}
+	if failed := slices.ContainsFunc(results, func(r result) bool { return r.code != 0 }); failed {
+		return errors.New("not every part has passed")
+	}
+	return nil
+}
+
+// run runs a part in a process group of its own, with its output in a file.
+func (p part) run(ctx context.Context, folder string) (result, error) {
+	base := filepath.Join(folder, strings.Map(plain, p.name))
+	log, err := os.Create(base + ".log")
+	if err != nil {
+		return result{}, err
+	}
+	defer log.Close()
+	events := base + ".json" // of gotestsum, if the part uses it
+	if err := os.RemoveAll(events); err != nil {
+		return result{}, err
+	}
+	limited, cancel := context.WithTimeout(ctx, time.Duration(p.minutes)*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(limited, "sh", "-c", p.line)
+	cmd.Env = append(os.Environ(), "NIGHTLY=1", "EVENTS="+events)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return node.SignalGroup(cmd, unix.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second
+	began := time.Now()
+	err = cmd.Run()
+	r := result{part: p, took: time.Since(began)}
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return r, ctx.Err()
+	case limited.Err() != nil:
+		r.code = 124
+	case errors.As(err, &exit):
+		r.code = exit.ExitCode()
+	case err != nil:
+		return r, err
+	}
+	if _, missing := os.Stat(events); missing == nil {
+		r.again, err = readAgain(events)
+		return r, err
+	}
+	return r, nil
+}
+
+// plain leaves what a file's name may have.
+func plain(r rune) rune {
+	if r == '.' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+		return r
+	}
+	return '-'
+}
+
+func page(commit string, began time.Time, results []result) string {
+	var b strings.Builder
+	at := began.UTC().Format("2006-01-02 15:04")
+	fmt.Fprintf(&b, "Commit %s, %s UTC, %d processors, kernel %s.\n\n", commit, at, processors(), kernel())
+	b.WriteString("| part | command | exit code | minutes | ran again |\n|---|---|--:|--:|--:|\n")
+	var total time.Duration
+	for _, r := range results {
+		total += r.took
+		fmt.Fprintf(&b, "| %s | `%s` | %d | %s | %d |\n", r.name, r.line, r.code, minutes(r.took), len(r.again))
+	}
+	fmt.Fprintf(&b, "| sum | | | %s | |\n", minutes(total))
+	for _, r := range results {
+		for i, a := range r.again {
+			if i == 0 {
+				fmt.Fprintf(&b, "\nFailed, and passed alone, in %q:\n\n", r.name)
+			}
+			fmt.Fprintf(&b, "* %s\n", a)
+		}
+	}
+	return b.String()
+}
+
+func minutes(d time.Duration) string { return fmt.Sprintf("%.1f", d.Minutes()) }
