@@ -104,11 +104,11 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 	return placements
 }
 
-func placementOf(ticket lease.Ticket, environment, flags []string) (Placement, error) {
+func placementOf(ticket lease.Ticket, environment, flags []string) (*Placement, error) {
 	env := slurm.NewEnv(environment)
 	options, err := ReadOptions(env)
 	if err != nil {
-		return Placement{}, err
+		return nil, err
 	}
 	for _, f := range flags {
 		name, value, ok := strings.Cut(strings.TrimPrefix(f, "--"), "=")
@@ -116,16 +116,16 @@ func placementOf(ticket lease.Ticket, environment, flags []string) (Placement, e
 			value = "true"
 		}
 		if err := options.Set(name, value); err != nil {
-			return Placement{}, err
+			return nil, err
 		}
 	}
 	task, err := launch.ReadTask(env, 4711)
 	if err != nil {
-		return Placement{}, err
+		return nil, err
 	}
 	binding, err := launch.ReadBinding(env)
 	if err != nil {
-		return Placement{}, err
+		return nil, err
 	}
 	return Place(ticket, Rank{
 		Task: task, Binding: binding, CanOpen: openOf(env), Options: options,

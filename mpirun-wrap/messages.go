@@ -60,7 +60,7 @@ func (m messages) waits(thing string) func(why string) {
 
 // remark prints that the ranks get another share than they asked for, that their memory may not be available, or that
 // a variable is misspelt. Ranks with the same options print each message once.
-func (m messages) remark(env slurm.Env, placement Placement, options Options) {
+func (m messages) remark(env slurm.Env, placement *Placement, options Options) {
 	for _, name := range unknownVariables(env) {
 		advice := words.Suggest("", name, variableNames(), "mpirun-wrap")
 		m.once("variable "+name, fmt.Errorf("ignoring variable %s: no flag has it: %s", name, advice))
@@ -74,7 +74,7 @@ func (m messages) remark(env slurm.Env, placement Placement, options Options) {
 }
 
 // warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU.
-func (m messages) warnOfNeighbour(placement Placement) {
+func (m messages) warnOfNeighbour(placement *Placement) {
 	if placement.Task.LocalSize > 1 || placement.Task.Source == launch.SourceSlot || m.folder == "" {
 		return
 	}

@@ -128,12 +128,10 @@ func ReadOptions(env slurm.Env) (Options, error) {
 		return o, fmt.Errorf("cannot read %s: it is %q: want on or off", switchVariable, value)
 	}
 	for _, s := range Settings() {
-		value, given := env[s.Variable()]
-		if !given {
-			continue
-		}
-		if err := s.set(&o, value); err != nil {
-			return o, s.invalid(s.Variable(), value, err)
+		if value, given := env[s.Variable()]; given {
+			if err := s.set(&o, value); err != nil {
+				return o, s.invalid(s.Variable(), value, err)
+			}
 		}
 	}
 	return o, nil

@@ -60,9 +60,9 @@ func (e *refusedError) Error() string {
 type noTicketError struct{ error }
 
 // findTicket returns the ticket of the first of the task's jobs that has one.
-func findTicket(store *lease.Store, task launch.Task) (lease.Ticket, error) {
+func findTicket(store *lease.Store, task launch.Task) (ticket lease.Ticket, err error) {
 	for _, job := range task.JobIDs {
-		ticket, err := store.ReadTicket(job)
+		ticket, err = store.ReadTicket(job)
 		if errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot) {
 			continue
 		}
@@ -72,28 +72,28 @@ func findTicket(store *lease.Store, task launch.Task) (lease.Ticket, error) {
 		return ticket, err
 	}
 	if len(task.JobIDs) == 0 {
-		return lease.Ticket{}, noTicketError{errors.New(
+		return ticket, noTicketError{errors.New(
 			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set), or Slurm's variables were unset: " +
 				"submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh; or give --own")}
 	}
 	folder := filepath.Dir(store.TicketPath(task.JobIDs[0]))
 	if _, err := os.Lstat(folder); errors.Is(err, fs.ErrNotExist) {
-		return lease.Ticket{}, noTicketError{fmt.Errorf("cannot find ticket of job %d: there is no folder %s here: "+
+		return ticket, noTicketError{fmt.Errorf("cannot find ticket of job %d: there is no folder %s here: "+
 			"in a container, mount %s; if the site has not installed slurm-mps, give --own; elsewhere, submit the job with --constraint=mps",
 			task.JobIDs[0], folder, filepath.Dir(folder))}
 	}
-	return lease.Ticket{}, noTicketError{fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: "+
+	return ticket, noTicketError{fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: "+
 		"submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])}
 }
 
 // Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits
 // both.
-func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
-	if err := checkTicket(ticket); err != nil {
-		return Placement{}, err
+func Place(ticket lease.Ticket, rank Rank) (*Placement, error) {
+	if err := checkTicket(&ticket); err != nil {
+		return nil, err
 	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.CanOpen)
-	placement, err := rank.place(ticket, place)
+	placement, err := rank.place(&ticket, place)
 	if err == nil {
 		err = placement.checkMemory(rank.Options.GPU)
 	}
@@ -104,22 +104,22 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 // has a single rank's share of all of the job's GPUs, or of the first one if each has a daemon of its own. The
 // processes that it starts inherit the placement, and a wrapper replaces it. A limit of memory holds only for
 // processes that see all GPUs.
-func placeNonRank(ticket lease.Ticket, rank Rank) (Placement, error) {
-	if err := checkTicket(ticket); err != nil {
-		return Placement{}, err
+func placeNonRank(ticket lease.Ticket, rank Rank) (*Placement, error) {
+	if err := checkTicket(&ticket); err != nil {
+		return nil, err
 	}
 	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, launch.SourceSingle
-	if rank.rule(ticket).List() > 0 { // no entry of the list is for this process
+	if rank.rule(&ticket).List() > 0 { // no entry of the list is for this process
 		rank.Options.Share, ticket.Grant.Share = policy.ShareRule{}, policy.ShareEven
 	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.CanOpen)
-	if _, err := daemonOf(ticket, rank.Task, place.devices); err != nil {
+	if _, err := daemonOf(&ticket, rank.Task, place.devices); err != nil {
 		place.devices = place.devices[:1]
 	}
-	return rank.place(ticket, place)
+	return rank.place(&ticket, place)
 }
 
-func checkTicket(ticket lease.Ticket) error {
+func checkTicket(ticket *lease.Ticket) error {
 	if ticket.RefusalReason != "" {
 		return &refusedError{ticket.RefusalReason, ticket.RunWithoutMPS}
 	}
@@ -129,19 +129,19 @@ func checkTicket(ticket lease.Ticket) error {
 	return nil
 }
 
-func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
-	if r.Options.Memory != nil {
-		ticket.Grant.Memory = *r.Options.Memory
-	}
+func (r *Rank) place(ticket *lease.Ticket, place position) (*Placement, error) {
 	daemon, err := daemonOf(ticket, r.Task, place.visible())
 	if err != nil {
-		return Placement{}, err
+		return nil, err
 	}
-	placement := Placement{Task: r.Task, Ticket: ticket, Daemon: daemon}
+	placement := &Placement{Task: r.Task, Ticket: *ticket, Daemon: *daemon}
+	if r.Options.Memory != nil {
+		placement.Ticket.Grant.Memory = *r.Options.Memory
+	}
 	parts := make([]gpuShare, len(place.devices))
 	for i, device := range place.devices {
-		if parts[i], err = r.gpuShare(ticket, place, device); err != nil {
-			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
+		if parts[i], err = r.gpuShare(&placement.Ticket, place, device); err != nil {
+			return nil, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
 	for _, device := range place.sees {
@@ -149,7 +149,7 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 	}
 	placement.gpuShare, placement.OtherGPUs = parts[0], parts[1:]
 	if r.Options.Verbose {
-		placement.Why = r.why(ticket, parts[0])
+		placement.Why = r.why(ticket, &parts[0])
 	}
 	return placement, nil
 }
@@ -157,7 +157,7 @@ func (r Rank) place(ticket lease.Ticket, place position) (Placement, error) {
 // checkMemory refuses a limit of memory for a rank that chooses among several GPUs. CUDA drops all limits in a child
 // that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such
 // children.
-func (p Placement) checkMemory(choice choice) error {
+func (p *Placement) checkMemory(choice choice) error {
 	if choice != allGPUs && choice != inheritGPUs || p.limits() == "" || len(p.Sees)+len(p.OtherGPUs) == 0 {
 		return nil
 	}
@@ -166,23 +166,23 @@ func (p Placement) checkMemory(choice choice) error {
 }
 
 // daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
-func daemonOf(ticket lease.Ticket, task launch.Task, devices []int) (lease.Daemon, error) {
+func daemonOf(ticket *lease.Ticket, task launch.Task, devices []int) (*lease.Daemon, error) {
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
 		if ticket.Devices[i].Daemon != first.Daemon {
-			return lease.Daemon{}, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
+			return nil, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
 				"and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, "+
 				"or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
 		}
 	}
 	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
-		return lease.Daemon{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
+		return nil, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
 	}
-	return ticket.Daemons[first.Daemon], nil
+	return &ticket.Daemons[first.Daemon], nil
 }
 
 // gpuShare returns the rank's part of one of its devices.
-func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, error) {
+func (r *Rank) gpuShare(ticket *lease.Ticket, place position, gpu int) (gpuShare, error) {
 	device := ticket.Devices[gpu]
 	rule := r.rule(ticket)
 	if place.bounded && rule.List() > 0 {
@@ -220,7 +220,7 @@ func (r Rank) gpuShare(ticket lease.Ticket, place position, gpu int) (gpuShare, 
 
 // part returns the job's part of each of its GPUs, 0 for whole GPUs. All shards of a job are on one GPU
 // (recorded), and a job with whole GPUs has none.
-func (r Rank) part(ticket lease.Ticket) policy.Percent {
+func (r *Rank) part(ticket *lease.Ticket) policy.Percent {
 	part := ticket.Part
 	if part.Gres == lease.GresShard {
 		part.Units = r.Shards
@@ -229,16 +229,16 @@ func (r Rank) part(ticket lease.Ticket) policy.Percent {
 }
 
 // rule returns this rank's rule: the user's, or else the ticket's.
-func (r Rank) rule(ticket lease.Ticket) policy.ShareRule {
+func (r *Rank) rule(ticket *lease.Ticket) policy.ShareRule {
 	return policy.EffectiveRule(ticket.Grant.Rule(), r.Options.Share)
 }
 
 // parts returns the rank's parts of all of its GPUs.
-func (p Placement) parts() []gpuShare { return append([]gpuShare{p.gpuShare}, p.OtherGPUs...) }
+func (p *Placement) parts() []gpuShare { return append([]gpuShare{p.gpuShare}, p.OtherGPUs...) }
 
 // percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a
 // process's GPUs, so it is the smallest.
-func (p Placement) percent() (smallest policy.Percent) {
+func (p *Placement) percent() (smallest policy.Percent) {
 	for _, part := range p.parts() {
 		if percent := part.Share.Percent; percent != 0 && (smallest == 0 || percent < smallest) {
 			smallest = percent
@@ -248,7 +248,7 @@ func (p Placement) percent() (smallest policy.Percent) {
 }
 
 // visible is CUDA_VISIBLE_DEVICES.
-func (p Placement) visible() string {
+func (p *Placement) visible() string {
 	var uuids []string
 	for _, uuid := range p.Sees {
 		uuids = append(uuids, string(uuid))
@@ -263,7 +263,7 @@ func (p Placement) visible() string {
 
 // limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. It names only the rank's own devices, because a device that the rank
 // cannot see makes all limits void (measured).
-func (p Placement) limits() string {
+func (p *Placement) limits() string {
 	var limits []string
 	for _, part := range p.parts() {
 		if part.Memory.LimitMiB > 0 {
@@ -276,7 +276,7 @@ func (p Placement) limits() string {
 // variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
 // may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index
 // depends on the daemon, and without the variable PyTorch counts devices that CUDA does not have (measured).
-func (p Placement) variables() []Variable {
+func (p *Placement) variables() []Variable {
 	percentage, priority := "", ""
 	if percent := p.percent(); percent != 0 {
 		percentage = percent.String()
@@ -300,7 +300,7 @@ type Variable struct {
 }
 
 // environment returns env with the placement's variables.
-func (p Placement) environment(env []string) []string {
+func (p *Placement) environment(env []string) []string {
 	ours := p.variables()
 	var names, given []string
 	for _, v := range ours {

@@ -43,9 +43,8 @@ func (e *unavailableError) Unwrap() error { return e.Cause }
 
 // checkDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
-// *UnavailableError. If the daemon is in the middle of an exec, into which only its user can bring it, giveUp is called
-// with the error, and ends the program.
-func (p Placement) checkDaemon(giveUp func(error)) error {
+// *UnavailableError. giveUp gets it, and ends the program, if the daemon is in an exec, into which only its user brings it.
+func (p *Placement) checkDaemon(giveUp func(error)) error {
 	socket := filepath.Join(p.Daemon.PipeDir, "control")
 	silent := func() {
 		giveUp(p.off("submit the job again", "its control daemon (%s): %w", p.Daemon.Proc, proc.ErrSilent))
@@ -71,7 +70,7 @@ func (p Placement) checkDaemon(giveUp func(error)) error {
 // checkSocket checks the daemon for a rank in its own pid namespace, where the daemon has no pid. It is enough that a
 // process has the socket that the ticket names, because only root writes the ticket. A user who replaces the daemon
 // deceives only the own ranks.
-func (p Placement) checkSocket(socket string) error {
+func (p *Placement) checkSocket(socket string) error {
 	bound, err := proc.Bound(socket)
 	if err == nil && !bound {
 		err = fmt.Errorf("no control daemon has the socket %s", socket)
@@ -86,7 +85,7 @@ func (p Placement) checkSocket(socket string) error {
 // its own.
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
-func (p Placement) off(do, format string, values ...any) error {
+func (p *Placement) off(do, format string, values ...any) error {
 	return &unavailableError{p.Device.UUID, fmt.Errorf(format, values...), do}
 }
 
@@ -104,7 +103,7 @@ type serverStatus func(ctx context.Context, pid int) (state string, err error)
 // waitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
 // until the last affected process has ended. waitReady waits for that, and reports the wait by waits. It asks the
 // daemon only if the server's log contains such an error. The error is an *UnavailableError.
-func (p Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
+func (p *Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
 	if err := p.checkDaemon(giveUp); err != nil {
 		return err
 	}
@@ -117,7 +116,7 @@ func (p Placement) waitReady(ctx context.Context, ask serverStatus, waits func(w
 }
 
 // recovered waits until the server has recovered, or until ctx ends.
-func (p Placement) recovered(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
+func (p *Placement) recovered(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
 	answered := false // so a last question that ctx cuts short hides no answer
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := p.checkDaemon(giveUp); err != nil {

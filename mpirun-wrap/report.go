@@ -29,7 +29,7 @@ type row struct {
 
 // report writes the placement in one line, the reasons for it in a line each, and with exports its variables as lines
 // for a shell. As JSON, it always has the variables.
-func (p Placement) report(out io.Writer, asJSON, exports bool) error {
+func (p *Placement) report(out io.Writer, asJSON, exports bool) error {
 	text := p.line()
 	switch {
 	case asJSON:
@@ -48,7 +48,7 @@ func (p Placement) report(out io.Writer, asJSON, exports bool) error {
 }
 
 // exports are the placement's variables as lines for a TaskProlog or a shell.
-func (p Placement) exports() (text string) {
+func (p *Placement) exports() (text string) {
 	for _, v := range p.variables() {
 		if v.Value == "" {
 			text += "unset " + v.Name + "\n"
@@ -59,7 +59,7 @@ func (p Placement) exports() (text string) {
 	return text
 }
 
-func (p Placement) line() string {
+func (p *Placement) line() string {
 	var parts []string
 	for _, part := range p.parts() {
 		parts = append(parts, part.String())
@@ -71,7 +71,7 @@ func (p Placement) line() string {
 	return text
 }
 
-func (p Placement) row() row {
+func (p *Placement) row() row {
 	env := map[string]*string{}
 	for _, v := range p.variables() {
 		env[v.Name] = nil
@@ -107,7 +107,7 @@ func (g gpuShare) String() string {
 }
 
 // why returns the reasons for a placement.
-func (r Rank) why(ticket lease.Ticket, part gpuShare) []string {
+func (r *Rank) why(ticket *lease.Ticket, part *gpuShare) []string {
 	granted := ticket.Grant.Rule()
 	share := "share " + r.rule(ticket).String()
 	if r.Options.Share != (policy.ShareRule{}) {
@@ -152,7 +152,7 @@ func whoCounted(task launch.Task) string {
 }
 
 // whyGPU names the cause of chooseGPU's choice.
-func (r Rank) whyGPU(devices []lease.TicketDevice) string {
+func (r *Rank) whyGPU(devices []lease.TicketDevice) string {
 	bound, confined := boundDevices(devices, r.Task, r.Binding, r.CanOpen)
 	alone := r.Task.BySlurm() && !r.Binding.AllOfStep
 	switch {

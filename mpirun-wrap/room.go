@@ -23,7 +23,7 @@ const (
 // places. The job's guard publishes that, and says until when. read returns its publication. WaitRoom calls
 // waits once, after a second. It returns the time that it has waited: the policy's hold at most, also if clients die
 // again and again, or if the node's clock is set back. If the room is not known, it does not wait.
-func (p Placement) waitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
+func (p *Placement) waitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
 	began := time.Now()
 	for {
 		room, err := read()
@@ -45,7 +45,7 @@ func (p Placement) waitRoom(ctx context.Context, read func() (lease.Room, error)
 }
 
 // fullGPU returns one of the rank's GPUs on which it must wait.
-func (p Placement) fullGPU(room lease.Room) (lease.FullGPU, bool) {
+func (p *Placement) fullGPU(room lease.Room) (lease.FullGPU, bool) {
 	for _, gpu := range room.GPUs {
 		if !time.Now().Before(gpu.Until) {
 			continue

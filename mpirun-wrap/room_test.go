@@ -18,12 +18,13 @@ import (
 const hold = 30 * time.Second
 
 // on is a rank on GPUs.
-func on(minors ...int) (p Placement) {
+func on(minors ...int) *Placement {
+	var p Placement
 	p.Device, p.Ticket.Grant.Hold = site.Device{Minor: minors[0]}, hold
 	for _, minor := range minors[1:] {
 		p.OtherGPUs = append(p.OtherGPUs, gpuShare{Device: site.Device{Minor: minor}})
 	}
-	return p
+	return &p
 }
 
 // A rank waits while dead clients take room on one of its GPUs, and not longer than the guard holds them.
@@ -33,7 +34,7 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 	const until = 5 * time.Second
 	for _, c := range []struct {
 		name   string
-		rank   Placement
+		rank   *Placement
 		minor  int           // the GPU that has no room
 		freed  time.Duration // when it has room again, 0 for never
 		err    error

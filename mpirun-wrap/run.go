@@ -38,7 +38,7 @@ type run struct {
 	store     *lease.Store
 	ownStore  *lease.Store // of the user's own daemon, nil for none
 	ticket    lease.Ticket
-	placement Placement
+	placement *Placement
 }
 
 // newRun returns the run of a process with this environment, which has lines NAME=value.
@@ -61,7 +61,10 @@ func (r *run) prepare() (environ []string, err error) {
 	if err := r.readRank(); err != nil {
 		return nil, err
 	}
-	if err := r.place(); err != nil {
+	if err = r.readTicket(); err == nil {
+		err = r.place()
+	}
+	if err != nil {
 		return r.runRefused(err)
 	}
 	if launch.WithoutGPU(r.Env, r.task) {
@@ -86,11 +89,8 @@ func (r *run) prepare() (environ []string, err error) {
 	return r.placement.environment(r.environ), err
 }
 
-// place finds the job's ticket, takes a slot if the rank wants one, and places the rank.
+// place takes a slot if the rank wants one, and places the rank.
 func (r *run) place() (err error) {
-	if err = r.readTicket(); err != nil {
-		return err
-	}
 	if r.rank.Options.Slots > 0 && r.ticket.RefusalReason == "" {
 		m := r.messages()
 		waits := func(holders string) {
@@ -108,25 +108,30 @@ func (r *run) place() (err error) {
 // readTicket reads the ticket of the job's prolog. If there is none, the user's own daemon has one, if the user wants
 // that.
 func (r *run) readTicket() (err error) {
-	if r.ticket, err = r.findTicket(); err == nil || r.MPS == nil || !r.Options.OwnDaemon {
+	if err = r.findTicket(); err == nil || r.MPS == nil || !r.Options.OwnDaemon {
 		return err
 	}
 	var none noTicketError
 	if !errors.As(err, &none) {
 		return err
 	}
+	return r.join()
+}
+
+func (r *run) join() (err error) {
 	r.ticket, r.ownStore, err = r.MPS.Join(context.Background(), r.Paths.Root, r.environ, r.task, r.rank.Binding)
 	r.store = r.ownStore
 	return err
 }
 
-func (r *run) findTicket() (lease.Ticket, error) {
+func (r *run) findTicket() error {
 	boot, err := proc.BootID()
 	if err != nil {
-		return lease.Ticket{}, err
+		return err
 	}
 	r.store = lease.OpenReadOnly(r.Paths.Run(), boot)
-	return findTicket(r.store, r.task)
+	r.ticket, err = findTicket(r.store, r.task)
+	return err
 }
 
 // serverStatus asks the daemon for the state of a server.
@@ -150,7 +155,7 @@ func (r *run) switchedOff() ([]string, error) {
 	if r.readTask(); r.taskErr != nil {
 		return r.environ, nil
 	}
-	if ticket, err := r.findTicket(); err == nil && ticket.Exclusive {
+	if err := r.findTicket(); err == nil && r.ticket.Exclusive {
 		return nil, errOff
 	}
 	return without(r.environ, "CUDA_MPS_"), nil

@@ -118,7 +118,7 @@ func TestRanksWaitForRoom(t *testing.T) {
 				run.Paths, run.ticket, run.store = paths, ticket, store
 				run.task, run.taskRead = launch.Task{LocalRank: rank, LocalSize: 8, Source: launch.SourceStepd}, true
 				run.rank.Task = run.task
-				run.placement = Placement{Ticket: ticket, gpuShare: gpuShare{Device: ticket.Devices[0].Device}}
+				run.placement = &Placement{Ticket: ticket, gpuShare: gpuShare{Device: ticket.Devices[0].Device}}
 				if run.waitRoom(run.messages().waits("room")); time.Since(began) < 4*time.Second {
 					t.Errorf("rank %d waited %v", rank, time.Since(began))
 				}
@@ -156,7 +156,7 @@ func TestWhichRankRunsWithoutMPS(t *testing.T) {
 		var printed bytes.Buffer
 		run := newRun(os.Getpid(), []string{"CUDA_MPS_PIPE_DIRECTORY=/x", "A=b"}, nil, &printed)
 		run.ticket = lease.Ticket{RunWithoutMPS: c.without, Exclusive: c.exclusive}
-		run.placement.Sees = []site.UUID{"GPU-1"}
+		run.placement = &Placement{Sees: []site.UUID{"GPU-1"}}
 		environ, err := run.runUnavailable(c.err)
 		want := "[]"
 		if c.runs {

@@ -83,10 +83,8 @@ type leftover struct {
 
 // leftovers are all processes that have the lock of a slot, by the path of the slot's file.
 type leftovers struct {
-	all map[string]leftover
-	// hidden is the latest start of a process of this user whose files cannot be seen. It may be a leftover of any
-	// slot that was taken before.
-	hidden uint64
+	all    map[string]leftover
+	hidden uint64 // the latest start of a process of this user whose files cannot be seen: it may have any earlier slot
 }
 
 // searchTime limits a search for leftovers. A process in the middle of an exec can delay it.

@@ -188,13 +188,13 @@ func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
 			taken[gpu]++
 		}
 	}
-	best, found := 0, false
+	best := -1
 	for slot, gpu := range t.gpus {
-		if free[slot] != nil && slices.Contains(t.usable, gpu) && (!found || taken[gpu] < taken[t.gpus[best]]) {
-			best, found = slot, true
+		if free[slot] != nil && slices.Contains(t.usable, gpu) && (best < 0 || taken[gpu] < taken[t.gpus[best]]) {
+			best = slot
 		}
 	}
-	if !found {
+	if best < 0 {
 		return 0, false, nil
 	}
 	return best, true, keep(free[best])
@@ -348,7 +348,7 @@ func (f *slotFile) write(content string) (err error) {
 
 // hasNeighbour reports whether another process of the job runs as the only rank on the same GPU, so that each has the
 // whole share. If there is none, this process is recorded.
-func hasNeighbour(placement Placement) (bool, error) {
+func hasNeighbour(placement *Placement) (bool, error) {
 	file, err := openSlotFile(filepath.Join(placement.Ticket.ExchangeDir, "alone."+strconv.Itoa(placement.GPU)))
 	if err != nil {
 		return false, err

@@ -90,7 +90,7 @@ func (r *run) printPlacement() (err error) {
 	if err := r.readRank(); err != nil {
 		return nil // mpirun-wrap prints it, if the job has MPS
 	}
-	r.ticket, err = r.findTicket()
+	err = r.findTicket()
 	switch {
 	case err != nil:
 		return nil // the job has no MPS

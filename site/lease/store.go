@@ -312,13 +312,13 @@ func (s *Store) HasTicket(job uint32) bool {
 }
 
 // ReadTicket returns the ticket of a job. Its errors are those of Read.
-func (s *Store) ReadTicket(job uint32) (Ticket, error) {
+func (s *Store) ReadTicket(job uint32) (t Ticket, err error) {
 	path := s.TicketPath(job)
 	content, err := found(s.readForRanks(path))
 	if err != nil {
-		return Ticket{}, err
+		return t, err
 	}
-	t, torn := parseTicket(content)
+	torn := parseTicket(content, &t)
 	err = header{t.Schema, t.Boot}.check(path, s.boot)
 	switch {
 	case torn != nil && (err == nil || t.Boot == ""):
@@ -327,9 +327,9 @@ func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 		err = fmt.Errorf("cannot read %s: %w: it is job %d's", path, osfile.ErrNotRootOwned, t.Job.ID)
 	}
 	if err != nil {
-		return Ticket{}, err
+		t = Ticket{}
 	}
-	return t, nil
+	return t, err
 }
 
 // OpenReadOnly returns a store for reading only. It makes no folders, because the wrapper does not run as root.

@@ -14,19 +14,18 @@ import (
 // parseTicket reads the content of a ticket. Each rank does so at its start, and before encoding/json reads its first
 // value, it makes tables of all fields for 0.1 ms. So what WriteTicket writes is read directly, by the same tags. Any
 // other form is left to encoding/json, which finds what is wrong with it.
-func parseTicket(content []byte) (t Ticket, err error) {
-	if t, ok := readDirectly(string(content)); ok {
-		return t, nil
+func parseTicket(content []byte, t *Ticket) error {
+	if readDirectly(string(content), t) {
+		return nil
 	}
-	err = json.Unmarshal(content, &t)
-	return t, err
+	*t = Ticket{}
+	return json.Unmarshal(content, t)
 }
 
-func readDirectly(content string) (t Ticket, ok bool) {
+func readDirectly(content string, t *Ticket) bool {
 	w := written{rest: content}
 	line, _ := w.take("")
-	ok = w.value(reflect.ValueOf(&t).Elem(), line)
-	return t, ok && w.rest == "" && !w.more
+	return w.value(reflect.ValueOf(t).Elem(), line) && w.rest == "" && !w.more
 }
 
 // written is what json.MarshalIndent has written: a value on each line, and the fields in the order of their struct.
@@ -136,7 +135,7 @@ func (w *written) grant(v reflect.Value) bool {
 		texts[name] = value
 	}
 	grant, err := policy.ReadGrant(texts)
-	v.Set(reflect.ValueOf(grant))
+	*v.Addr().Interface().(*policy.Grant) = grant
 	return err == nil
 }
 

@@ -109,7 +109,8 @@ func expandRanges(ranges string, limit int) ([]string, error) {
 			return nil, fmt.Errorf("it names more than %d", hostsMax)
 		}
 		for n := first; n <= last; n++ {
-			numbers = append(numbers, fmt.Sprintf("%0*d", len(lo), n))
+			digits := strconv.FormatUint(n, 10)
+			numbers = append(numbers, strings.Repeat("0", max(len(lo)-len(digits), 0))+digits)
 		}
 	}
 	return numbers, nil

@@ -93,7 +93,7 @@ func (d *demo) printRanks(w watched) error {
 	return wrong
 }
 
-func percent(place mpirunwrap.Placement) string {
+func percent(place *mpirunwrap.Placement) string {
 	if place.Share.Percent == 0 {
 		return "no cap"
 	}
