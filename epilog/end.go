@@ -20,6 +20,7 @@ type daemonEnd struct {
 	byItself   bool // the daemon was alive and ended when it was asked, and no client was terminated
 	clients    int  // those that ran when the epilog began
 	terminated int  // clients that the epilog ended by terminate_client
+	gone       bool // the daemon had ended before the job
 }
 
 // endAll ends a lease's daemons and its guard. When no daemon has a client any more, nothing needs the guard, and it
@@ -60,6 +61,7 @@ func (e Epilog) endDaemons(
 		all.byItself = all.byItself && end.byItself
 		all.clients += end.clients
 		all.terminated += end.terminated
+		all.gone = all.gone || end.gone
 	}
 	return all, failed
 }
@@ -73,6 +75,9 @@ func (e Epilog) endDaemon(
 	began := time.Now()
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
+		if end.gone = was == lease.Opened; end.gone {
+			e.Log.Warn().Str("pipe_dir", d.PipeDir).Int("pid", d.Proc.PID).Msg("the daemon had ended before the job")
+		}
 		found, err := e.Daemons.Processes(l.Job, d)
 		if len(found) == 0 {
 			drained <- err == nil
@@ -83,7 +88,9 @@ func (e Epilog) endDaemon(
 	if was == lease.Opening {
 		drained <- true
 	} else {
+		gone := end.gone
 		end, err = e.drainAndQuit(ctx, l, d, log, drained)
+		end.gone = gone
 		end.byItself = lived && end.terminated == 0 && err == nil
 		if err != nil {
 			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")

@@ -23,7 +23,7 @@ func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState
 	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
 	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.GPUs)).
-		Int("clients_at_epilog", end.clients).Int("terminated", end.terminated).Bool("closed", closed)
+		Int("clients_at_epilog", end.clients).Int("terminated", end.terminated).Bool("daemon_gone", end.gone).Bool("closed", closed)
 	if !l.CreatedAt.IsZero() && !lease.IsShared(l.Job.ID) { // the jobs that shared it have theirs
 		line = line.Float64("seconds", time.Since(l.CreatedAt).Seconds())
 	}

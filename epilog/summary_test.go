@@ -29,7 +29,7 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 		}
 		got := n.logged(SummaryStep)
 		for key, want := range map[string]any{"user": l.Job.User, "rule": "mps", "gpus": 2.0, "clients_at_epilog": 2.0,
-			"terminated": 2.0, "closed": true} {
+			"terminated": 2.0, "daemon_gone": false, "closed": true} {
 			if got[key] != want {
 				t.Errorf("%s is %v, want %v", key, got[key], want)
 			}

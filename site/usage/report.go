@@ -36,6 +36,8 @@ type Report struct {
 	SharedWith []uint32 `json:"shared_with,omitempty"`
 	Totals
 	Faults []Fault `json:"faults,omitempty"`
+	// DaemonGone is when the recorder or the epilog found that a daemon had ended before the job.
+	DaemonGone time.Time `json:"daemon_gone,omitzero"`
 }
 
 // Totals are the counts of a job. mpsctl status, report and metrics and the epilog's summary have them by these names.

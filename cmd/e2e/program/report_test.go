@@ -98,6 +98,9 @@ func TestAReportOfAJob(t *testing.T) {
 		endings[outlives.Pid] != usage.AtEpilog || r.End.IsZero() || len(r.Faults) != 0 {
 		t.Errorf("endings %v, faults %v, end %v", endings, r.Faults, r.End)
 	}
+	if !r.DaemonGone.IsZero() || !strings.Contains(p.Log(), `"daemon_gone":false`) {
+		t.Errorf("a daemon that the epilog ended was gone before the job: %v\n%s", r.DaemonGone, p.Log())
+	}
 	if summary := p.Log(); !strings.Contains(summary, `"sm_active":31,"sm_util":96,"dram":12.5,"max_used_mib":`) {
 		t.Errorf("the summary has no figures:\n%s", summary)
 	}
@@ -105,6 +108,34 @@ func TestAReportOfAJob(t *testing.T) {
 		info, err := os.Stat(path)
 		if err != nil || info.Mode().Perm() != mode || info.Sys().(*syscall.Stat_t).Uid != 0 {
 			t.Errorf("%s: %v, %v", path, info, err)
+		}
+	}
+	p.Quiet()
+}
+
+// An MPS daemon that ends before its job leaves a trace: in the report while the job runs and after it, in the log and
+// in the summary. In a job whose daemon lives, nothing says so.
+func TestADaemonThatEndedLeavesATrace(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	s := e2e.OpenShared(p.Node)
+	client := s.Start("spin", "-ms", "1", "-for", "60")
+	p.report(p.runningReport(), "a report of a daemon that lives", func(r usage.Report) bool {
+		return len(r.Clients) == 1 && len(r.GPUs[0].Samples) > 1 && r.DaemonGone.IsZero()
+	})
+	if err := syscall.Kill(p.Lease(7).Daemons[0].Proc.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	gone := func(r usage.Report) bool { return !r.DaemonGone.IsZero() }
+	p.report(p.runningReport(), "the daemon's end in the running report", gone)
+	client.Kill()
+	if out, code := p.ctlAs(e2e.UID, "7", "report"); code != 0 || !strings.Contains(out, "The job's MPS daemon ended before the job") {
+		t.Errorf("mpsctl report exits with %d:\n%s", code, out)
+	}
+	p.Must(0, s.Job, "epilog")
+	p.report(p.keptReport(), "the daemon's end in the kept report", gone)
+	for _, want := range []string{`"message":"the daemon had ended before the job"`, `"daemon_gone":true`} {
+		if !strings.Contains(p.Log(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, p.Log())
 		}
 	}
 	p.Quiet()

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -125,6 +126,11 @@ func (l line) recordJob(log zerolog.Logger) error {
 		return clientenv.Read(context.Background(), []int{pid}, o.lease.Job.UID)[pid]
 	}
 	o.others = store.Others
+	o.daemonGone = func() bool {
+		gone := slices.ContainsFunc(o.lease.Daemons, func(d lease.Daemon) bool { return !d.Proc.Running() })
+		_, err := os.Lstat(store.TicketPath(l.job)) // the epilog withdraws it before it ends a daemon
+		return gone && err == nil
+	}
 	if lease.IsShared(l.job) {
 		o.members = func() ([]lease.Lease, error) { return readMembers(store, l.job) }
 		o.share = func(job uint32) string {

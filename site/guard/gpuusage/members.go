@@ -132,6 +132,7 @@ func (r *recorder) reportOf(m *member, job uint32) usage.Report {
 	}
 	report := m.Report
 	report.Totals, report.Faults, report.End = r.report.Totals, r.report.Faults, r.report.End
+	report.DaemonGone = r.report.DaemonGone
 	report.Part = r.part(m)
 	report.Clients = r.clients.rows(job, r.ticket.Devices, policy.PercentFrom(r.ticket.Grant.Ceiling))
 	_, report.BadEnds = r.clients.count(job)

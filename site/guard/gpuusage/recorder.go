@@ -37,7 +37,9 @@ type options struct {
 	members  func() ([]lease.Lease, error)                // of the jobs that have joined the lease's daemons
 	share    func(job uint32) string                      // of such a job, "" until it has its ticket
 	others   func(gpu site.UUID, job uint32) (others int) // with a lease of a GPU
-	log      zerolog.Logger
+	// daemonGone reports whether a daemon has ended, and not by the epilog.
+	daemonGone func() bool
+	log        zerolog.Logger
 }
 
 const (
@@ -132,6 +134,7 @@ func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 		case <-changed:
 			changed = nil
 			r.readLogs()
+			r.findDaemons(time.Now())
 			r.write()
 		case <-timer.C:
 			r.sample(time.Now())
@@ -165,8 +168,16 @@ func (r *recorder) sample(now time.Time) {
 	r.clients.endGone(now)
 	r.sampleAll(now)
 	r.readLogs()
+	r.findDaemons(now)
 	r.last = now
 	r.write()
+}
+
+// findDaemons notes when a daemon has ended before the job.
+func (r *recorder) findDaemons(now time.Time) {
+	if r.report.DaemonGone.IsZero() && r.daemonGone != nil && r.daemonGone() {
+		r.report.DaemonGone = now
+	}
 }
 
 // sampleAll takes a sample of each GPU, for each job.

@@ -87,10 +87,14 @@ type incident struct {
 	Text string    `json:"text"`
 }
 
-// Incidents returns all incidents, the worst first: fatal GPU errors, then bad ends in the order of time, then
-// clients that outlived the job. Clients of one step and program that ended alike are one incident.
+// Incidents returns all incidents, the worst first: the daemon's end, fatal GPU errors, then bad ends in the order of
+// time, then clients that outlived the job. Clients of one step and program that ended alike are one incident.
 func (r Job) Incidents() []incident {
 	all := []incident{}
+	if !r.DaemonGone.IsZero() {
+		all = append(all, incident{r.DaemonGone, "The job's MPS daemon ended before the job, so its clients got CUDA error 806 and " +
+			"no new one can start. Someone ended it, or the host's memory was used up: submit the job again."})
+	}
 	for _, f := range r.Faults {
 		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f.PID))})
 	}
