@@ -75,7 +75,7 @@ func Settings() []Setting { return settings }
 var settings = []Setting{
 	{"gpu", "CHOICE", "auto, block, cyclic, all or inherit", (*Options).setGPU,
 		[]string{"auto", "block", "cyclic", "all", "inherit"}},
-	{"share", "SHARE", "none, even, overlap:F, PCT%, Nsm or a list like 3:1", (*Options).setShare,
+	{"share", "SHARE", "none, even, overlap:F, PCT% or a list like 3:1", (*Options).setShare,
 		[]string{"none", "even", "overlap"}},
 	{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", (*Options).setMemory, []string{"none", "even"}},
 	{"local-rank", "N", "the rank's place on its node, if the launcher does not set it",
@@ -187,8 +187,8 @@ func (o Options) check() error {
 // setShare reads a rule.
 func (o *Options) setShare(value string) (err error) {
 	o.Share, err = policy.ParseShare(value)
-	if err != nil && strings.HasSuffix(err.Error(), " Nsm or a list like 3:1") { // the value has none of the forms
-		err = errors.New("want none, even, overlap:F, PCT%, Nsm or a list like 3:1")
+	if err != nil && strings.HasSuffix(err.Error(), " PCT% or a list like 3:1") { // the value has none of the forms
+		err = errors.New("want none, even, overlap:F, PCT% or a list like 3:1")
 		if value != "" && strings.Contains("0123456789", value[:1]) {
 			err = fmt.Errorf("%w (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)", err)
 		}

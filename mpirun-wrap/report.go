@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
-// row is a placement in JSON: the fields of a rank in mpsctl plan, and more.
+// row is a placement in JSON: the fields of a rank in mpsctl policy explain --ranks, and more.
 type row struct {
 	Rank      int                `json:"rank"`
 	GPU       int                `json:"gpu"`

@@ -96,7 +96,7 @@ func TestRemark(t *testing.T) {
 		{100, "60%", "8GB", "GPU 0 (GPU-0), 78 of 132 SMs (59.1 %), 8192 MiB, 2 ranks on it", ""},
 		{25, "60%", "", "GPU 0 (GPU-0), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it", "share 60% asks for 78 of 132 SMs, and the site's ceiling of 25 % allows 32"},
 		{25, "", "", "GPU 0 (GPU-0), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it", ""},
-		{100, "1sm", "", "GPU 0 (GPU-0), 8 of 132 SMs (6.1 %), 2 ranks on it", "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
+		{100, "1%", "", "GPU 0 (GPU-0), 8 of 132 SMs (6.1 %), 2 ranks on it", "share 1% is less than a client can have: it gets 8 of 132 SMs"},
 	} {
 		ticket.Grant.Ceiling = c.ceiling
 		rank := Rank{Task: launch.Task{LocalSize: 2, Source: "test"}}

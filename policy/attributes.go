@@ -218,8 +218,6 @@ func readShare(value string, g *Grant) error {
 		return errors.New("want none, even, overlap:F, PCT% or a list like 3:1")
 	}
 	switch rule.kind {
-	case shareSMs:
-		return errors.New("want none, even, overlap:F, PCT% or a list like 3:1; a number of SMs is set by mpirun-wrap --share")
 	case shareEven:
 		g.Share, g.Overlap = ShareEven, 1
 	case shareOverlap:

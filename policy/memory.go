@@ -82,15 +82,6 @@ func size(s string) (mib int, ok bool) {
 	return int(amount * unit / one), true
 }
 
-// ParseOvercommit reads how many times memory may be promised: a number from 1 to 48.
-func ParseOvercommit(s string) (float64, error) {
-	factor, err := millionths(s)
-	if err != nil || factor < one || factor > maxOverlap*one {
-		return 0, fmt.Errorf("cannot read overcommit %q: want a factor from 1 to 48, like 1.5", s)
-	}
-	return float64(factor) / one, nil
-}
-
 // Memory is one rank's part of a GPU's memory. Zero is no limit.
 type Memory struct {
 	// LimitMiB is the value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. The client's context counts against it.

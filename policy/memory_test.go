@@ -57,20 +57,6 @@ func TestParseMemory(t *testing.T) {
 	}
 }
 
-func TestParseOvercommit(t *testing.T) {
-	for given, want := range map[string]float64{"1": 1, "1.5": 1.5, "48": 48} {
-		if got, err := ParseOvercommit(given); err != nil || got != want {
-			t.Errorf("%q is read as %v, %v", given, got, err)
-		}
-	}
-	for _, given := range []string{"", "0.9", "48.1", "x", "-1"} {
-		_, err := ParseOvercommit(given)
-		if want := fmt.Sprintf("cannot read overcommit %q: want a factor from 1 to 48, like 1.5", given); err == nil || err.Error() != want {
-			t.Errorf("got  %v\nwant %s", err, want)
-		}
-	}
-}
-
 func TestMemoryEach(t *testing.T) {
 	for _, c := range []struct {
 		name           string

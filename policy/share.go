@@ -28,7 +28,6 @@ const (
 	shareEven
 	shareOverlap
 	sharePercent
-	shareSMs
 	shareRatios   // a list like 3:1
 	sharePercents // a list like 70%,30%
 )
@@ -38,17 +37,15 @@ const (
 const (
 	maxOverlap = 48
 	maxRatio   = 1_000_000
-	maxSMs     = 10_000
 	one        = 1_000_000 // 1 in millionths
 )
 
-// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, PCT% with PCT above 0 and up to 100, Nsm, or a
+// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, PCT% with PCT above 0 and up to 100, or a
 // list with an entry for each rank of a GPU: ratios like 3:1, or percentages like 70%,30%. F, PCT and ratios have at
 // most six decimals. PCTpct is PCT%, because Slurm's --multi-prog replaces a %.
 func ParseShare(s string) (ShareRule, error) {
 	factor, overlap := strings.CutPrefix(s, "overlap:")
 	percent, percentage := cutPercent(s)
-	sms, multiprocessors := strings.CutSuffix(s, "sm")
 	switch {
 	case s == "none":
 		return ShareRule{kind: shareNone}, nil
@@ -62,13 +59,11 @@ func ParseShare(s string) (ShareRule, error) {
 	case percentage:
 		want := "a percentage above 0 and up to 100, with at most six decimals, like 12.5%"
 		return shareNumber(s, percent, sharePercent, 1, 100*one, want)
-	case multiprocessors:
-		return shareWhole(s, sms)
 	}
 	if _, err := millionths(s); err == nil {
-		return ShareRule{}, fmt.Errorf("cannot read share %q: want a unit behind the number, like 25%% or 20sm", s)
+		return ShareRule{}, fmt.Errorf("cannot read share %q: want a unit behind the number, like 25%%", s)
 	}
-	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, PCT%%, Nsm or a list like 3:1", s)
+	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, PCT%% or a list like 3:1", s)
 }
 
 // cutPercent removes the sign of a percentage.
@@ -85,14 +80,6 @@ func shareNumber(s, number string, kind shareKind, least, most int64, want strin
 		return ShareRule{}, fmt.Errorf("cannot read share %q: want %s", s, want)
 	}
 	return ShareRule{kind: kind, amount: amount}, nil
-}
-
-func shareWhole(s, number string) (ShareRule, error) {
-	n, err := strconv.ParseUint(number, 10, 32)
-	if err != nil || n < 1 || n > maxSMs {
-		return ShareRule{}, fmt.Errorf("cannot read share %q: want a whole number of SMs from 1 to %d, like 18sm", s, maxSMs)
-	}
-	return ShareRule{kind: shareSMs, amount: int64(n)}, nil
 }
 
 // isList reports whether a share is meant as a list: it begins with a digit and has a separator.
@@ -165,8 +152,6 @@ func (r ShareRule) String() string {
 		return "overlap:" + amount
 	case sharePercent:
 		return amount + "%"
-	case shareSMs:
-		return fmt.Sprintf("%dsm", r.amount)
 	}
 	return r.list
 }
@@ -204,7 +189,7 @@ func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 // number i on the GPU. It fails if g has no SMs, there is no rank, the rule is the zero rule, asks for more than g has or
 // is a list of another length, or the ceiling is not a percentage.
 //
-// Each rank gets PCT% and Nsm in whole TPCs, rounded down. The other rules divide the GPU in whole TPCs, by largest
+// Each rank gets PCT% in whole TPCs, rounded down. The other rules divide the GPU in whole TPCs, by largest
 // remainder, and the first rank wins a tie. overlap:F divides F times the GPU. A list of percentages divides their sum.
 // A rank whose part would be below the driver's minimum gets the minimum, and the others divide what is left. A rank
 // with the rule none has no cap.
@@ -240,8 +225,6 @@ func splittable(g GPU, rule ShareRule, ranks int, ceiling Percent) error {
 		return fmt.Errorf("cannot divide GPU under a ceiling of %s %%: want above 0 and up to 100", ceiling)
 	case rule == ShareRule{}:
 		return fmt.Errorf("cannot divide GPU among %d ranks: there is no rule", ranks)
-	case rule.kind == shareSMs && rule.amount > int64(g.SMs):
-		return fmt.Errorf("cannot give share %s: the GPU has %d SMs: ask for %dsm or less", rule, g.SMs, g.partSMs())
 	case n != 0 && n != ranks:
 		return fmt.Errorf("cannot give share %s: the list is for %d ranks on a GPU, and this GPU has %d: give as many entries as ranks",
 			rule, n, ranks)
@@ -271,11 +254,8 @@ func (g GPU) division(rule ShareRule, ranks int) (weights []int64, units int64) 
 
 // fixed returns the share of a rule that fixes it, in whole TPCs.
 func (g GPU) fixed(r ShareRule) int {
-	switch r.kind {
-	case sharePercent:
+	if r.kind == sharePercent {
 		return g.SMsAt(Percent(r.amount))
-	case shareSMs:
-		return int(r.amount) - int(r.amount)%g.SMsPerTPC
 	}
 	return g.partSMs()
 }

@@ -19,7 +19,6 @@ func TestParseShare(t *testing.T) {
 		"70%,30%": "70%,30%", "70%:30%": "70%,30%", "70pct,20pct": "70%,20%", "99.999999%,0.000001%": "99.999999%,0.000001%",
 		"60%": "60%", "33.333334%": "33.333334%", "100%": "100%", "0.000001%": "0.000001%",
 		"60pct": "60%", "12.5pct": "12.5%", // Slurm's --multi-prog uses % itself
-		"1sm": "1sm", "18sm": "18sm", "132sm": "132sm", "10000sm": "10000sm",
 	} {
 		rule, err := ParseShare(given)
 		if err != nil || rule.String() != want {
@@ -33,12 +32,11 @@ func TestParseShare(t *testing.T) {
 
 func TestParseShareRefuses(t *testing.T) {
 	const (
-		rule    = "want none, even, overlap:F, PCT%, Nsm or a list like 3:1"
+		rule    = "want none, even, overlap:F, PCT% or a list like 3:1"
 		list    = "want a list of at most 60 ratios, like 3:1, or of percentages, like 70%,30%, each above 0 and with at most six decimals"
 		factor  = "want a factor from 1 to 48, with at most six decimals, like overlap:2"
 		percent = "want a percentage above 0 and up to 100, with at most six decimals, like 12.5%"
-		unit    = "want a unit behind the number, like 25% or 20sm"
-		sms     = "want a whole number of SMs from 1 to 10000, like 18sm"
+		unit    = "want a unit behind the number, like 25%"
 	)
 	for given, want := range map[string]string{
 		"": rule, "Even": rule, "even ": rule, "2": unit, "12.5": unit, "-2": rule, "2.": rule, "overlap": rule, "overlap=2": rule, "half": rule, "25 ": rule,
@@ -48,7 +46,7 @@ func TestParseShareRefuses(t *testing.T) {
 		"3:": list, "3:0": list, "3::1": list, "3:1%": list, "70%,30": list, "3:x": list, "1:1000001": list, "3:-1": list, "3 : 1": list,
 		strings.Repeat("1:", 60) + "1": list, "60%,50%": "it adds up to 110 %: want at most 100 %",
 		"0%": percent, "100.000001%": percent, "%": percent, "101%": percent, "-5%": percent, "12,5%": list, "33.3333334%": percent, "1_0%": percent, "pct": percent, "0pct": percent, "5%pct": percent,
-		"0sm": sms, "sm": sms, "-8sm": sms, "18.5sm": sms, "10001sm": sms, "99999999999sm": sms, "0x8sm": sms,
+		"0sm": rule, "20sm": rule, "sm": rule,
 	} {
 		r, err := ParseShare(given)
 		if want := fmt.Sprintf("cannot read share %q: %s", given, want); err == nil || err.Error() != want {
@@ -61,7 +59,7 @@ func TestParseShareRefuses(t *testing.T) {
 }
 
 func FuzzParseShare(f *testing.F) {
-	for _, seed := range []string{"none", "even", "overlap:2", "3:1", "70%,30%", "33.333334%", "18sm", "%", "sm", "overlap:1.-5"} {
+	for _, seed := range []string{"none", "even", "overlap:2", "3:1", "70%,30%", "33.333334%", "%", "sm", "overlap:1.-5"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -127,9 +125,8 @@ func TestSplit(t *testing.T) {
 		{"none", "none", 2, 100 * one, "132/null 132/null"},
 		{"none under a ceiling", "none", 2, 30 * one, "38/28.787879 38/28.787879"},
 		{"a percentage under a ceiling", "90%", 2, 50 * one, "66/50 66/50"},
-		{"SMs are rounded down to a TPC", "19sm", 2, 100 * one, "18/13.636364 18/13.636364"},
-		{"SMs below the driver's minimum are raised", "1sm", 1, 100 * one, "8/6.060607"},
-		{"all SMs need no percentage", "132sm", 1, 100 * one, "132/null"},
+		{"a share below the driver's minimum is raised", "1%", 1, 100 * one, "8/6.060607"},
+		{"the whole GPU needs no percentage", "100%", 1, 100 * one, "132/null"},
 		{"percentages of more than the GPU", "80%", 2, 100 * one, "104/78.787879 104/78.787879"},
 		{"a ceiling below the driver's minimum gives the minimum", "even", 2, 1 * one, "8/6.060607 8/6.060607"},
 	} {
@@ -173,7 +170,6 @@ func TestSplitRefuses(t *testing.T) {
 		{h200, "even", 1, 0, "cannot divide GPU under a ceiling of 0 %: want above 0 and up to 100"},
 		{h200, "even", 1, 100*one + 1, "cannot divide GPU under a ceiling of 100.000001 %: want above 0 and up to 100"},
 		{h200, "", 2, 100 * one, "cannot divide GPU among 2 ranks: there is no rule"},
-		{h200, "133sm", 2, 100 * one, "cannot give share 133sm: the GPU has 132 SMs: ask for 132sm or less"},
 		{h200, "3:1", 3, 100 * one, "cannot give share 3:1: the list is for 2 ranks on a GPU, and this GPU has 3: give as many entries as ranks"},
 		{h200, "50%,30%,20%", 2, 100 * one, "cannot give share 50%,30%,20%: the list is for 3 ranks on a GPU, and this GPU has 2: give as many entries as ranks"},
 		{half, "70%,30%", 2, 100 * one, "cannot give share 70%,30%: it adds up to 100 % of the GPU, and the job's part of the GPU is 50 %: give ratios, like 3:1"},
@@ -191,7 +187,7 @@ func TestSplitRefuses(t *testing.T) {
 var (
 	someGPUs     = []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 40, SMsPerTPC: 2}, {SMs: 142, SMsPerTPC: 2}, {SMs: 114, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}, {SMs: 56, SMsPerTPC: 2}, {SMs: 16, SMsPerTPC: 2}, {SMs: 57, SMsPerTPC: 2}, {SMs: 9, SMsPerTPC: 2}, {SMs: 7, SMsPerTPC: 2}, {SMs: 60, SMsPerTPC: 4}}
 	someCeilings = []Percent{100 * one, 75 * one, 50 * one, 33_333_334, 10 * one, 1 * one, 1}
-	everyRule    = "none even overlap:1 overlap:1.5 overlap:2 overlap:48 1% 12.1212% 12.121213% 33.333334% 100% 1sm 7sm"
+	everyRule    = "none even overlap:1 overlap:1.5 overlap:2 overlap:48 1% 12.1212% 12.121213% 33.333334% 100%"
 )
 
 // checkShares checks what is true of every split.
@@ -221,9 +217,6 @@ func checkShares(t *testing.T, g GPU, rule ShareRule, ranks int, ceiling Percent
 func TestSplitOfOneRule(t *testing.T) {
 	for _, g := range someGPUs {
 		for _, rule := range mustRules(t, everyRule) {
-			if rule.kind == shareSMs && rule.amount > int64(g.SMs) {
-				continue
-			}
 			for _, ceiling := range someCeilings {
 				for ranks := 1; ranks <= 64; ranks++ {
 					shares, err := SplitSMs(g, rule, ranks, ceiling)
@@ -322,7 +315,7 @@ func TestEffectiveRule(t *testing.T) {
 	if got := EffectiveRule(policyRule, unsaid); got != policyRule {
 		t.Errorf("a user who gives no rule has %q", got)
 	}
-	for _, user := range mustRules(t, "none even overlap:4 3:1:1 30% 90% 100sm") {
+	for _, user := range mustRules(t, "none even overlap:4 3:1:1 30% 90%") {
 		rule := EffectiveRule(policyRule, user)
 		if rule != user {
 			t.Errorf("a user who gives %s has %s", user, rule)
@@ -378,12 +371,12 @@ func TestRemark(t *testing.T) {
 		{"overlap:3", 2, 0, 50 * one, "share overlap:3 asks for 132 of 132 SMs, and the site's ceiling of 50 % allows 66"},
 		{"3:1", 2, 0, 50 * one, "share 3:1 asks for 98 of 132 SMs, and the site's ceiling of 50 % allows 66"},
 		{"3:1", 2, 1, 50 * one, ""},
-		{"1sm", 2, 0, 100 * one, "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
+		{"1%", 2, 0, 100 * one, "share 1% is less than a client can have: it gets 8 of 132 SMs"},
 		{"2%", 1, 0, 100 * one, "share 2% is less than a client can have: it gets 8 of 132 SMs"},
 		{"even", 20, 3, 100 * one, "share even is less than a client can have: it gets 8 of 132 SMs"},
 		{"overlap:2", 40, 3, 100 * one, "share overlap:2 is less than a client can have: it gets 8 of 132 SMs"},
-		{"1sm", 1, 0, 1 * one, "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
-		{"21sm", 2, 0, 100 * one, ""}, // rounded to whole TPCs
+		{"1%", 1, 0, 1 * one, "share 1% is less than a client can have: it gets 8 of 132 SMs"},
+		{"16%", 2, 0, 100 * one, ""}, // rounded to whole TPCs
 		{"33%", 2, 1, 100 * one, ""},
 		{"even", 5, 4, 100 * one, ""},
 		{"25%", 2, 0, 25 * one, ""},
@@ -417,7 +410,7 @@ func TestSplitSMsOfAPart(t *testing.T) {
 		{half, "overlap:2", []int{44, 44, 44}},
 		{half, "80%", []int{66}},
 		{half, "25%", []int{32, 32}},
-		{half, "40sm", []int{40}},
+		{half, "30.303031%", []int{40}},
 		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 3)}, "even", []int{44}},
 		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 100)}, "even", []int{8, 8}},
 		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(8, 8)}, "none", []int{132}},

@@ -22,7 +22,7 @@ instead of text. Text has no colour on a pipe or if NO_COLOR is set.`
 
 // Command is the program mpsctl.
 func Command(call *command.Invocation) *cobra.Command {
-	return newRoot(call, statusCommand, auditCommand, planCommand, policyCommand, reapCommand, doctorCommand,
+	return newRoot(call, statusCommand, auditCommand, policyCommand, reapCommand, doctorCommand,
 		metricsCommand, reportCommand)
 }
 
@@ -30,7 +30,7 @@ func Command(call *command.Invocation) *cobra.Command {
 func newRoot(call *command.Invocation, constructors ...command.Constructor) *cobra.Command {
 	root := &cobra.Command{
 		Use: "mpsctl", Short: "look at a node, and print what slurm-mps would do", Long: rootHelp,
-		Example: "  mpsctl doctor\n  mpsctl status\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
+		Example: "  mpsctl doctor\n  mpsctl status\n  mpsctl audit --json\n  mpsctl policy explain --gpu H200 --ranks 8 --constraint mps",
 		Args:    command.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

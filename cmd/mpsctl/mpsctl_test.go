@@ -148,9 +148,8 @@ func TestCompletionOfValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"plan --share o":                   "none\neven\noverlap:\n:4\n",
-		"plan --gpu h200":                  strings.Join(modelNames(), "\n") + "\n:4\n",
-		"plan --ranks 1":                   ":4\n",
+		"policy explain --gpu h200":        strings.Join(modelNames(), "\n") + "\n:4\n",
+		"policy explain --ranks 1":         ":4\n",
 		"policy explain --partition p":     ":4\n",
 		"reap --root " + root + " --job 4": "4711\n:4\n",
 		"doctor --slurm-conf s":            ":0\n",

@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -72,7 +73,7 @@ func explain(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&r.Node, "node", "", "the node's `NAME`")
 	flags.StringSliceVar(&r.Features, "features", nil, "the `NAMES` of the node's features")
 	flags.StringVar(&r.Driver, "driver", "", "the driver's `VERSION`")
-	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, as for mpsctl plan")
+	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, such as H200, \"H100 PCIe\" or A100-80")
 	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of `N` ranks on the node")
 	completeJobs(call, c)
 	command.CompleteValues(c, "gpu", modelNames()...)
@@ -132,8 +133,8 @@ func (q query) ask(call *command.Invocation) (r policy.Request, decided string, 
 		return recorded(call.Paths, q.job)
 	}
 	const maxGPUs = 64
-	if q.gpus < 0 || q.gpus > maxGPUs {
-		return r, "", fmt.Errorf("cannot explain a job with %d GPUs: give --gpus 0 to %d", q.gpus, maxGPUs)
+	if q.gpus < 0 || q.gpus > maxGPUs || q.ranks < 0 {
+		return r, "", fmt.Errorf("cannot explain %d ranks on %d GPUs: give --gpus 0 to %d, and --ranks 1 or more", q.ranks, q.gpus, maxGPUs)
 	}
 	r = q.request
 	r.Requested = slurm.Features(q.constraint)
@@ -222,17 +223,61 @@ func (q query) place(a *answer, driver string) error {
 	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
 		return nil
 	}
-	g := a.Verdict.Grant
-	planned, err := plan.Request{
-		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: min(g.MaxClients, policy.ClientsOf(driver)),
-		Share: g.Rule().String(), Memory: g.Memory.String(),
-		Over: policy.PercentFrom(g.MemoryOverlap).String(), Ceiling: policy.PercentFrom(g.Ceiling).String(),
-	}.Answer()
+	model, err := policy.FindModel(q.gpu)
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot place ranks: %w", err)
 	}
-	a.Ranks, a.placed = planned.Ranks, planText(planned)
-	return nil
+	g := a.Verdict.Grant
+	model.Clients = min(g.MaxClients, policy.ClientsOf(driver))
+	planned := plan.Request{
+		Model: model, GPUs: max(q.gpus, 1), Ranks: q.ranks, Share: g.Rule(), Memory: g.Memory,
+		Overcommit: g.MemoryOverlap, Ceiling: policy.PercentFrom(g.Ceiling),
+	}
+	a.Ranks, err = planned.Answer()
+	a.placed = placedText(planned, a.Ranks)
+	return err
+}
+
+// modelNames are the names of known GPUs, as one word each.
+func modelNames() (names []string) {
+	for _, m := range policy.Models() {
+		names = append(names, strings.ReplaceAll(m.Name, " ", "-"))
+	}
+	return names
+}
+
+// barCells is the width that the numbers leave for a bar on a line of 80 columns.
+const barCells = 38
+
+// placedText returns the placements for people. Each rank has a line with a bar, and the whole bar is the GPU. Then
+// each GPU has a line with its total.
+func placedText(q plan.Request, ranks []plan.Rank) string {
+	var b strings.Builder
+	b.WriteString("rank  GPU    SMs     percent     memory\n")
+	count, sms, all := make([]int, q.GPUs), make([]int, q.GPUs), q.Model.GPU.SMs
+	for _, r := range ranks {
+		percent := "no cap"
+		if r.Percent != 0 {
+			percent = r.Percent.String()
+		}
+		bar := command.Bar(r.SMs, all, barCells)
+		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percent, memoryText(r.MemoryMiB), bar)
+		count[r.GPU]++
+		sms[r.GPU] += r.SMs
+	}
+	b.WriteByte('\n')
+	for gpu, n := range count {
+		fmt.Fprintf(&b, "GPU %d: %s, %d of %d SMs assigned (%.2f ×)\n", gpu, words.Count(n, "rank"), sms[gpu], all, float64(sms[gpu])/float64(all))
+	}
+	return b.String()
+}
+
+// memoryText prints a limit of memory.
+func memoryText(mib *int) string {
+	if mib == nil {
+		return "no limit"
+	}
+	return strconv.Itoa(*mib) + " MiB"
 }
 
 func (a answer) text(s command.Screen) string {

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -41,11 +43,15 @@ func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
 			continue
 		}
 		points++
-		answer, err := Request{GPU: "H200", GPUs: 1, Ranks: 1, Share: line.Point.Asked, Memory: "none", Over: "1", Ceiling: "100"}.Answer()
+		asked := line.Point.Asked
+		if _, sms := strings.CutSuffix(asked, "sm"); sms { // a form that a share had then
+			asked = policy.PercentFrom(math.Ceil(float64(line.Point.SMs)/132*1e8)/1e6).String() + "%"
+		}
+		ranks, err := onH200s(t, 1, 1, asked, "100").Answer()
 		if err != nil {
 			t.Fatalf("%s: %v", line.Point.Asked, err)
 		}
-		if got := answer.Ranks[0].SMs; got != line.Point.SMs {
+		if got := ranks[0].SMs; got != line.Point.SMs {
 			t.Errorf("%s: the plan has %d SMs, CUDA reported %d", line.Point.Asked, got, line.Point.SMs)
 		}
 		if kept := policy.ContextMiB(line.Point.SMs); kept < line.Point.ContextMiB {

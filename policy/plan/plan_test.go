@@ -11,25 +11,43 @@ import (
 // For 1 to 8 GPUs, 1 to 64 ranks and every rule, each rank is placed once, and on the next GPU in the cycle. Its
 // percentage gives its SMs. Even shares add up to the GPU and differ by at most one TPC.
 func TestEachRankIsPlacedOnce(t *testing.T) {
-	for _, share := range []string{"none", "even", "overlap:2", "33.333334%", "18sm"} {
+	for _, share := range []string{"none", "even", "overlap:2", "33.333334%"} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
-				q := Request{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
-				p, err := q.Answer()
+				q := onH200s(t, gpus, ranks, share, "100")
+				placed, err := q.Answer()
 				if err != nil {
 					t.Fatal(err)
 				}
-				checkPlacements(t, p, q)
+				checkPlacements(t, placed, q)
 			}
 		}
 	}
 }
 
-func checkPlacements(t *testing.T, p Plan, q Request) {
+// onH200s is a question about H200s on which MPS serves 64 clients.
+func onH200s(t *testing.T, gpus, ranks int, share, ceiling string) Request {
 	t.Helper()
-	gpu := p.Asked.Model.GPU
+	model, err := policy.FindModel("H200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model.Clients = 64
+	q := Request{Model: model, GPUs: gpus, Ranks: ranks, Overcommit: 1}
+	if q.Share, err = policy.ParseShare(share); err != nil {
+		t.Fatal(err)
+	}
+	if q.Ceiling, err = policy.ParsePercent(ceiling); err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+func checkPlacements(t *testing.T, ranks []Rank, q Request) {
+	t.Helper()
+	gpu := q.Model.GPU
 	placed := make([][]policy.Share, q.GPUs)
-	for i, r := range p.Ranks {
+	for i, r := range ranks {
 		if r.Rank != i || r.GPU != i%q.GPUs {
 			t.Fatalf("%+v: line %d has rank %d on GPU %d", q, i, r.Rank, r.GPU)
 		}
@@ -38,8 +56,8 @@ func checkPlacements(t *testing.T, p Plan, q Request) {
 		}
 		placed[r.GPU] = append(placed[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
 	}
-	if len(p.Ranks) != q.Ranks {
-		t.Fatalf("%+v: %d placed", q, len(p.Ranks))
+	if len(ranks) != q.Ranks {
+		t.Fatalf("%+v: %d placed", q, len(ranks))
 	}
 	for g, shares := range placed {
 		sum, lowest, highest := 0, gpu.SMs, 0
@@ -47,7 +65,7 @@ func checkPlacements(t *testing.T, p Plan, q Request) {
 			sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
 		}
 		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
-		if q.Share == "even" && fits && (sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC) {
+		if q.Share.String() == "even" && fits && (sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC) {
 			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, lowest, highest)
 		}
 	}

@@ -17,8 +17,8 @@ func TestACutShareIsSaidOnce(t *testing.T) {
 	for _, c := range []struct{ launch, line, want string }{
 		{"flag", "--share=60% true", cut},
 		{"pct", "--report --share=60pct --mem=8GB true", cut},
-		{"raised", "--share=1sm true", "mpirun-wrap: share 1sm is less than a client can have: it gets 8 of 132 SMs\n"},
-		{"exact", "--share=20sm true", ""},
+		{"raised", "--share=1% true", "mpirun-wrap: share 1% is less than a client can have: it gets 8 of 132 SMs\n"},
+		{"exact", "--share=16% true", ""},
 		{"policy", "true", ""},
 		{"memory", "--mem=100G true",
 			"mpirun-wrap: memory 102400M for each of 4 ranks is more than their GPU has (143155 MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU\n"},

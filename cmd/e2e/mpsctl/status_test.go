@@ -721,7 +721,7 @@ func TestMpsctlUsage(t *testing.T) {
 			t.Errorf("%q: code %d\ngot  %swant mpsctl: %s", args, result.Code, result.Output, want)
 		}
 	}
-	for _, command := range []string{"status", "audit", "plan"} {
+	for _, command := range []string{"status", "audit", "reap"} {
 		if result := p.Ctl(command, "--help"); result.Code != 0 ||
 			!strings.Contains(result.Output, "Examples:\n  mpsctl "+command) || !strings.Contains(result.Output, "--json") {
 			t.Errorf("help of %s: code %d\n%s", command, result.Code, result.Output)

@@ -137,16 +137,25 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 	p.Clean()
 }
 
-// explain prints the same placements as mpsctl plan with the same options.
+// explain prints the placements that the rule gives: overlap 2 of four ranks is 66 of 132 SMs, and of three it is 88.
 func TestExplainPrintsThePlacements(t *testing.T) {
 	p := newTestNode(t, teaching, node.H200)
 	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
-	var planned struct {
-		Ranks []struct{ Rank, GPU, SMs int }
+	if got, want := fmt.Sprint(x.Ranks), "[{0 0 66} {1 1 88} {2 0 66} {3 1 88} {4 0 66} {5 1 88} {6 0 66}]"; got != want {
+		t.Errorf("placed %s, want %s", got, want)
 	}
-	result := p.Ctl("plan", "--json", "--gpu", "H200", "--gpus", "2", "--ranks", "7", "--share", "overlap:2")
-	if err := json.Unmarshal([]byte(result.Output), &planned); err != nil || len(x.Ranks) != 7 || fmt.Sprint(x.Ranks) != fmt.Sprint(planned.Ranks) {
-		t.Errorf("%v: explain %+v, plan %+v", err, x.Ranks, planned.Ranks)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--ranks", "2"}, `mpsctl: cannot place ranks: cannot find GPU "": known are `},
+		{[]string{"--gpu", "H200", "--ranks", "49"}, "mpsctl: cannot place 49 ranks on 1 GPU: GPU 0 would have 49 and MPS serves 48 at once"},
+		{[]string{"--gpu", "H200", "--ranks", "-1"}, "mpsctl: cannot explain -1 ranks on 1 GPUs: give --gpus 0 to 64, and --ranks 1 or more"},
+	} {
+		result := p.Ctl(append([]string{"policy", "explain", "--constraint", "mps"}, c.args...)...)
+		if result.Code != 2 || !strings.HasPrefix(result.Output, c.want) {
+			t.Errorf("%v: code %d\n%s", c.args, result.Code, result.Output)
+		}
 	}
 }
 
@@ -206,7 +215,7 @@ case "wrong" {
 		{[]string{"test", "--json", "--policy", good, failing}, 1, `"failed":1}`},
 		{[]string{"test"}, 1, "0 cases passed, 1 failed\n"},
 		{[]string{"test", alone}, 1, "mpsctl: cannot test " + alone + ": there is no policy.hcl beside it: name the policy with --policy\n"},
-		{[]string{"explain", "--gpus", "99"}, 2, "mpsctl: cannot explain a job with 99 GPUs: give --gpus 0 to 64\n"},
+		{[]string{"explain", "--gpus", "99"}, 2, "mpsctl: cannot explain 0 ranks on 99 GPUs: give --gpus 0 to 64, and --ranks 1 or more\n"},
 		{[]string{"judge"}, 2, "mpsctl: cannot run \"judge\": there is no such command: see mpsctl policy --help\n"},
 	} {
 		result := p.Ctl(append([]string{"policy"}, c.args...)...)

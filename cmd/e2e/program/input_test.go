@@ -151,7 +151,7 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	}
 	dry := fmt.Sprintf(`{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_CLIENT_PRIORITY":null,"CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":null,"CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}`+"\n",
 		daemon.Devices[0], daemon.PipeDir, daemon.LogDir)
-	if result, err := p.Run(p.Ctx, rank, "mpirun-wrap", "--dry-run", "--json", "--share=65sm"); err != nil || result.Code != 0 || result.Output != dry {
+	if result, err := p.Run(p.Ctx, rank, "mpirun-wrap", "--dry-run", "--json", "--share=49.5%"); err != nil || result.Code != 0 || result.Output != dry {
 		t.Errorf("dry run: %+v, %v\nwant %s", result, err, dry)
 	}
 	for _, argv := range [][]string{{"sh", "-c", "exit 42"}, {"--", "sh", "-c", `test "$1" = --root && exit 42`, "sh", "--root"}} {

@@ -143,7 +143,7 @@ func TestTuneRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                              "cannot tune: no command is given: mps-tune -- srun mpirun-wrap ./app",
 		"--within 1ms -- true":          "cannot tune within 1ms: give --within 1s or longer",
-		"--share evn,none -- true":      `cannot read share "evn": want none, even, overlap:F, PCT%, Nsm or a list like 3:1: did you mean even?`,
+		"--share evn,none -- true":      `cannot read share "evn": want none, even, overlap:F, PCT% or a list like 3:1: did you mean even?`,
 		"--rate x -- true":              `cannot read --rate "x": it needs one group, around the number`,
 		"--seconds x -- true":           `cannot read --seconds: it is "x": want a time like 10s or 5m`,
 		"--rate (x -- true":             `cannot read --rate "(x": error parsing regexp`,

@@ -21,7 +21,7 @@ var mistakes = act{
 type mistake struct{ line, want string }
 
 var userMistakes = []mistake{
-	{"srun --gres=gpu:1 --constraint=mps mpirun-wrap --share=200sm ./app", "the GPU has 132 SMs: ask for 132sm or less"},
+	{"srun --gres=gpu:1 --constraint=mps mpirun-wrap --share=200% ./app", "want a percentage above 0 and up to 100"},
 	{"srun --constraint=mps mpirun-wrap ./app", "submit it with --gres=gpu:N"},
 	{"srun -p edu --gres=gpu:2 --constraint=mps mpirun-wrap ./app", "MPS on the edu partition is for one GPU at a time"},
 }

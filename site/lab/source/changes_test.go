@@ -36,7 +36,6 @@ var changeRecipes = []changeRecipe{
 		"policy/lint/*_test.go":                             "policies that happen to use it",
 		"mpirun-wrap/*_test.go":                             "tickets of several attributes",
 		"site/guard/gpuusage/members.go":                    "the report has each client's SMs",
-		"cmd/mpsctl/cmd_plan.go":                            "a flag of the same name",
 		"cmd/mpsctl/*_test.go":                              "policies that happen to use it",
 		"cmd/mpsctl/testdata/status/*.json":                 "status prints it",
 		"site/state/*.go":                                   "status prints it",

@@ -235,7 +235,7 @@ func (d data) swept() string {
 			most = p
 		}
 	}
-	return fmt.Sprintf("%s: %d shares, one client at a time. They are every whole percentage and every number of TPCs. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and `mpsctl plan` says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](../../plots/sweep.svg)",
+	return fmt.Sprintf("%s: %d shares, one client at a time. They are every whole percentage and every number of TPCs. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and the plan says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](../../plots/sweep.svg)",
 		of(d.machineOfMoments()), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
 }
 
