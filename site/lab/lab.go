@@ -248,18 +248,24 @@ func withLimit(ctx context.Context, limit time.Duration) (context.Context, conte
 // until polls done until done returns true or an error, or until the context ends. It calls done at least once, even
 // after the deadline.
 func until(ctx context.Context, every time.Duration, done func() (bool, error)) error {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
+	for began := time.Now(); ; {
+		at := time.Now()
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-time.After(Pause(every, began, at)):
 		}
 	}
+}
+
+// Pause is the time until the next look at something that has not come since began. The last look began at at. A look
+// costs processor time that others need, and a tenth more of a wait costs little. So the pause grows from every to
+// eight times that, and is twice as long as the look took, but not above half a second.
+func Pause(every time.Duration, began, at time.Time) time.Duration {
+	return max(every, min(time.Since(began)/10, 8*every), min(2*time.Since(at), 500*time.Millisecond))
 }
 
 func shortHostname() (string, error) {

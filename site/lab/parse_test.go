@@ -3,6 +3,8 @@
 package lab
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,15 +78,28 @@ func TestParseJob(t *testing.T) {
 	}
 }
 
-func TestListensOn(t *testing.T) {
-	const table = `  sl  local_address rem_address   st tx_queue rx_queue
-   0: 00000000:4E20 00000000:0000 0A 00000000:00000000
-   1: 0100007F:4E21 0100007F:9C40 01 00000000:00000000
-`
-	for port, want := range map[int]bool{20000: true, 20001: false, 20002: false} {
-		if got := listensOn(table, port); got != want {
-			t.Errorf("port %d: %t, want %t", port, got, want)
-		}
+func TestListening(t *testing.T) {
+	socket, err := net.Listen("tcp4", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := socket.Addr().(*net.TCPAddr).Port
+	if !listening(port) {
+		t.Error("a port with a listener")
+	}
+	client, err := net.Dial("tcp4", fmt.Sprint("127.0.0.1:", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	accepted, err := socket.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	socket.Close()
+	if listening(port) {
+		t.Error("a port with a connection, and no listener")
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -48,11 +49,11 @@ func spent(t *testing.T, guard int) map[string]time.Duration {
 // reserve is the maximum time until the guard's reserve is used up.
 const reserve = 90 * time.Second
 
-// costs returns the processor time of the guard and its children in ten seconds.
+// costs returns the processor time of the guard and its children in ten seconds, by day in five.
 func (w *watch) costs() (used, took time.Duration) {
 	w.T.Helper()
 	before, began := spent(w.T, w.Guard.PID), time.Now()
-	wait.Sleep(w.Ctx, 10*time.Second)
+	wait.Sleep(w.Ctx, time.Duration(night.Of(10, 5))*time.Second)
 	took = time.Since(began)
 	by := map[string]time.Duration{}
 	for name, now := range spent(w.T, w.Guard.PID) {

@@ -540,7 +540,7 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 	a := newAttack(t, testnode.Default(`memory = "even"`), 1)
 	job := a.Job(7, "0")
 	a.opens(job)
-	line := regexp.MustCompile(`^(export CUDA_[A-Z_]+=[A-Za-z0-9,./=:_-]+|export SLURM_MPS_TOLD=[0-9a-f]{16}|unset CUDA_[A-Z_]+|print slurm-mps: [ -~]{1,520})$`)
+	line := regexp.MustCompile(`^(export CUDA_[A-Z_]+=[A-Za-z0-9,./=:_-]+|export SLURM_MPS_TOLD=[0-9a-f]{16}|unset CUDA_[A-Z_]+|print slurm-mps: [ -~…]{1,520})$`)
 	words := []string{
 		"50%", "8G", "low", "block", "even\nexport LD_PRELOAD=/tmp/x.so", "none\nprint owned", "$(id)", "`id`", "50%;id", "3:1\x1b[2J", "8G\nunset PATH",
 		"low\nexport PATH=/tmp", "0\n1", "1e309", "-1", "NaN%", "99999999999999999999", strings.Repeat("9", 100_000), "\xff\xfe", "\u009b31m",

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -124,7 +125,8 @@ func TestHostileTakersThatStay(t *testing.T) {
 func hostileTakersThatStay(t *testing.T) {
 	// Each attacker has 800 threads that hang until the test ends. If there are more attackers, the machine runs out of
 	// process numbers.
-	const user, jobs, atOnce, most = stormy + 42, 3, 4, 8
+	const user, atOnce, most = stormy + 42, 4, 8
+	jobs := uint32(night.Of(3, 2))
 	a := newAttack(t, "", 1)
 	dir, stop := a.fileSystemOf(user, -1, 100*time.Second)
 	stuck := map[proc.Process]bool{} // that were seen while their guard lived

@@ -154,7 +154,7 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 // With driver 590, MPS serves 60 clients on a GPU. Sixty ranks run at the same time, one more client gets CUDA's
 // error 46, and one of 61 ranks prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
+	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
 	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
 		t.Fatal(err)
 	}

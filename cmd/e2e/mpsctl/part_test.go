@@ -31,7 +31,7 @@ type quarters struct {
 // context and no kernel.
 func quartersOf(t *testing.T, gres, how string, set map[string]string) quarters {
 	t.Helper()
-	policy := testnode.Default(fmt.Sprintf("share_gpu = %q", how))
+	policy := testnode.Default(fmt.Sprintf("share_gpu = %q", how), `drain_grace = "200ms"`)
 	q := quarters{newTestNode(t, policy, node.H200, node.H200), []uint32{7, 8, 9, 10}}
 	q.Facts(`usage_interval = "1s"`)
 	count := map[string]int{"shard": 8, "mps": 200}[gres]

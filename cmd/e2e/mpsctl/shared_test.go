@@ -23,7 +23,7 @@ func TestStatusOfASharedGPU(t *testing.T) {
 		"user":  {"job 7  hpc1", "job 8  hpc1", "served   by shared daemon 1", "shared daemon 1  hpc1", "2 jobs"},
 	} {
 		t.Run(how, func(t *testing.T) {
-			p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how)), node.H200, node.H200)
+			p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how), `drain_grace = "200ms"`), node.H200, node.H200)
 			p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
 			for id := uint32(7); id <= 8; id++ {
 				job := p.Job(id, "0")

@@ -138,7 +138,8 @@ func (p testNode) ask(d lease.Daemon, line string) string {
 // Eight ranks run on two GPUs. Status prints the SMs that CUDA gave each rank, the pids that the driver and the
 // daemon report, and the daemon's limits.
 func TestStatusAgrees(t *testing.T) {
-	p := newTestNode(t, testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
+	policy := testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`, `drain_grace = "1s"`)
+	p := newTestNode(t, policy, node.H200, node.H200, node.H200)
 	p.Must(0, p.Job(7, "0,1"), "prolog")
 	told := map[int]int{} // the number of SMs by pid, as CUDA reports it
 	for _, rank := range p.Ranks(8, "spin", "-ms", "1", "-for", "100") {
@@ -552,7 +553,7 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 // A user sees all of the user's own job, and only the numbers of other users' jobs. Status reports what it may not
 // read.
 func TestStatusForAUser(t *testing.T) {
-	p := newTestNode(t, "", node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200, node.H200)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	other := p.Job(8, "1")
 	other.UID, other.GID = 2002, 2002

@@ -296,6 +296,17 @@ func (n testNode) daemons() []proc.Process {
 	return found
 }
 
+// serving returns the number of daemons when so many run. One that forks or asks is two for a moment.
+func (n testNode) serving(want int) (got int) {
+	n.T.Helper()
+	for limit := time.Now().Add(20 * time.Second); ; {
+		got = len(n.daemons())
+		if got == want || time.Now().After(limit) || !wait.Sleep(n.Ctx, 10*time.Millisecond) {
+			return got
+		}
+	}
+}
+
 // state is what is on the node, for messages.
 func (n testNode) state() string {
 	return strings.Join(append(n.Strangers(), n.folders()...), "\n")

@@ -72,23 +72,23 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 		return strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, filepath.Join(dir, "tickets"))
 	}
 	points := n.points(func(kill func(faultinject.Effect) bool) faultinject.Result {
-		served := false
+		served, began := false, false
 		result, _ := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
-			served = served || serves(e)
-			return !served && len(n.daemons()) > 0 && kill(e)
+			served, began = served || serves(e), began || len(n.daemons()) > 0
+			return !served && began && kill(e)
 		})
 		return result
 	})
 	for _, at := range sample(points, 40) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
-			hit, served := n.reached(at), false
+			hit, served, began := n.reached(at), false, false
 			_, ranks := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
 				// The guard's effects may come later this time. Below a daemon that dies when it has served, a rank may
 				// compute without MPS: docs/limits.md.
 				served = served || serves(e)
-				if daemons := n.daemons(); len(daemons) > 0 && hit(e) && !served {
-					kill(daemons...)
+				if began = began || len(n.daemons()) > 0; began && hit(e) && !served {
+					kill(n.daemons()...)
 				}
 				return false
 			})

@@ -31,7 +31,7 @@ func TestStartRace(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	all := n.step(7, 0, 48, n.spin("60")...)
 	ready(all...)
-	if got := len(n.daemons()); got != 2 {
+	if got := n.serving(2); got != 2 {
 		t.Errorf("%d processes of MPS, want a daemon and its server\n%s", got, n.state())
 	}
 	n.one("--own-supervise")
@@ -48,7 +48,7 @@ func TestSecondStep(t *testing.T) {
 	ready(first...)
 	second := n.step(7, 1, 2, n.spin("60")...)
 	ready(second...)
-	if got := len(n.daemons()); got != 4 {
+	if got := n.serving(4); got != 4 {
 		t.Errorf("%d processes of MPS, want those of two steps\n%s", got, n.state())
 	}
 	lives(first...)
@@ -108,7 +108,7 @@ func TestSecondUser(t *testing.T) {
 	ready(first)
 	second := n.startAs(e2e.UID+1, nil, n.spin("60")...)
 	ready(second)
-	if got := len(n.folders()); got != 2 || len(n.daemons()) != 4 {
+	if got := len(n.folders()); got != 2 || n.serving(4) != 4 {
 		t.Errorf("%d folders, %d processes of MPS\n%s", got, len(n.daemons()), n.state())
 	}
 	if want := "mpirun-wrap: an MPS server of uid 2001 (pid "; !strings.Contains(second.text(), want) {
@@ -147,7 +147,7 @@ func TestForeignFolder(t *testing.T) {
 				}
 				second := n.start(inStep(7, 0, 1, 2), n.spin("60")...)
 				ready(second)
-				if got := len(n.daemons()); got != 2 {
+				if got := n.serving(2); got != 2 {
 					t.Errorf("%d processes of MPS, want a daemon and its server\n%s", got, n.state())
 				}
 				n.one("--own-keep")
@@ -298,7 +298,7 @@ func TestAMountNamespace(t *testing.T) {
 	private := []string{"/usr/bin/unshare", "-m", "sh", "-c", line, "sh"}
 	p := n.startAs(0, inStep(7, 0, 0, 2), append(private, n.spin("60")...)...)
 	n.Until("two ranks", func() bool { return strings.Count(p.text(), " ready ") == 2 || p.over() })
-	if got := len(n.daemons()); got != 2 || len(n.places()) > 0 {
+	if got := n.serving(2); got != 2 || len(n.places()) > 0 {
 		t.Errorf("%d processes of MPS; folders outside: %v\n%s%s", got, n.places(), p.text(), n.state())
 	}
 	_ = node.SignalGroup(p.cmd, unix.SIGTERM)
@@ -395,7 +395,7 @@ func TestDefaultDirectory(t *testing.T) {
 	}
 	p := n.start(other, n.spin("60")...)
 	ready(p)
-	if got := len(n.daemons()); got != 2 {
+	if got := n.serving(2); got != 2 {
 		t.Errorf("%d processes of MPS below TMPDIR\n%s", got, n.state())
 	}
 	if want := "mpirun-wrap: another MPS server of yours (pid "; !strings.Contains(p.text(), want) {
@@ -433,7 +433,7 @@ func TestFourGPUs(t *testing.T) {
 	left := n.start([]string{"CUDA_VISIBLE_DEVICES=0,1"}, n.spin("60")...)
 	right := n.start([]string{"CUDA_VISIBLE_DEVICES=" + string(n.UUID(2))}, n.spin("60")...)
 	ready(left, right)
-	if got := len(n.daemons()); got != 4 {
+	if got := n.serving(4); got != 4 {
 		t.Errorf("%d processes of MPS\n%s", got, n.state())
 	}
 	lives(left, right)

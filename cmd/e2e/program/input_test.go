@@ -136,7 +136,8 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 		{"another job", e2e.With(rank, "SLURM_JOB_ID", "8"), []string{"true"}, 125,
 			"cannot find ticket of job 8 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"not found", rank, []string{"nonexistent"}, 127, "cannot run nonexistent: not found in PATH"},
-		{"not executable", rank, []string{"/etc/passwd"}, 126, "cannot run /etc/passwd: permission denied: make it executable: chmod +x /etc/passwd"},
+		{"not executable", rank, []string{"/etc/passwd"}, 126,
+			"cannot run /etc/passwd: permission denied: make it executable: chmod +x /etc/passwd"},
 		{"a folder", rank, []string{"--", "/etc"}, 126, "cannot run /etc: it is a directory"},
 	} {
 		result, err := p.Run(p.Ctx, c.env, "mpirun-wrap", c.args...)

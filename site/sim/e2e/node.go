@@ -33,6 +33,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -525,8 +526,8 @@ func (p Node) Again(t *testing.T) Node {
 // Gone waits until a process has ended.
 func (p Node) Gone(proc proc.Process) {
 	p.T.Helper()
-	for proc.Running() {
-		if !wait.Sleep(p.Ctx, time.Millisecond) {
+	for began := time.Now(); proc.Running(); {
+		if !wait.Sleep(p.Ctx, lab.Pause(look, began, time.Now())) {
 			p.T.Fatalf("%v does not end", proc)
 		}
 	}
@@ -545,11 +546,18 @@ func (p Node) KillLeft() {
 	}
 }
 
+// look is the first pause of a wait.
+const look = 2 * time.Millisecond
+
 // Until waits until a condition holds.
 func (p Node) Until(what string, done func() bool) {
 	p.T.Helper()
-	for !done() {
-		if !wait.Sleep(p.Ctx, time.Millisecond) {
+	for began := time.Now(); ; {
+		at := time.Now()
+		if done() {
+			return
+		}
+		if !wait.Sleep(p.Ctx, lab.Pause(look, began, at)) {
 			p.T.Fatalf("no %s", what)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
@@ -30,7 +31,8 @@ import (
 // driver does.
 func (p Node) SleepsInDriver(pid int) {
 	p.T.Helper()
-	for {
+	for began := time.Now(); ; {
+		at := time.Now()
 		calls, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 		for _, call := range calls {
 			text, _ := os.ReadFile(call)
@@ -39,7 +41,7 @@ func (p Node) SleepsInDriver(pid int) {
 				return
 			}
 		}
-		if !wait.Sleep(p.Ctx, time.Millisecond) {
+		if !wait.Sleep(p.Ctx, lab.Pause(look, began, at)) {
 			p.T.Fatal("the prolog does not call the driver")
 		}
 	}

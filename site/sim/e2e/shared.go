@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -161,9 +162,8 @@ func (p Node) Held(pid int, device string) (count int) {
 // Holds waits until the guard holds a given number of open files of the memory device.
 func (s *Shared) Holds(want int, within time.Duration) {
 	s.T.Helper()
-	deadline := time.Now().Add(within)
-	for s.Held(s.Guard.PID, "/nvidia-uvm") != want {
-		if time.Now().After(deadline) || !wait.Sleep(s.Ctx, time.Millisecond) {
+	for began := time.Now(); s.Held(s.Guard.PID, "/nvidia-uvm") != want; {
+		if time.Since(began) > within || !wait.Sleep(s.Ctx, lab.Pause(time.Millisecond, began, time.Now())) {
 			s.T.Fatalf("the guard holds %d files of nvidia-uvm, want %d\n%s", s.Held(s.Guard.PID, "/nvidia-uvm"), want, s.Log())
 		}
 	}
