@@ -86,8 +86,7 @@ func findTicket(store *lease.Store, task launch.Task) (ticket lease.Ticket, err 
 		"submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])}
 }
 
-// Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits
-// both.
+// Place places a rank. The ranks of a device share it by the ticket's rule or the user's. The ceiling limits both.
 func Place(ticket lease.Ticket, rank Rank) (*Placement, error) {
 	if err := checkTicket(&ticket); err != nil {
 		return nil, err

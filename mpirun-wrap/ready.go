@@ -81,8 +81,7 @@ func (p *Placement) checkSocket(socket string) error {
 	return nil
 }
 
-// mountAll is the advice for the user if the daemon's socket is missing. Each job's folder may be a file system of
-// its own.
+// mountAll is the advice if the daemon's socket is missing. Each job's folder may be a file system of its own.
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
 func (p *Placement) off(do, format string, values ...any) error {

@@ -86,18 +86,21 @@ func siteOnly(a Attribute) Attribute {
 
 // choice is an attribute with one of some words that have no order.
 func choice[W ~string](name string, field func(*Grant) *W, words ...W) Attribute {
-	a := Attribute{Name: name, Kind: word, text: func(g Grant) string { return string(*field(&g)) }}
-	for _, word := range words {
-		a.Words = append(a.Words, string(word))
+	all := make([]string, len(words))
+	for i, word := range words {
+		all[i] = string(word)
 	}
-	a.read = func(value string, g *Grant) error {
-		if !slices.Contains(a.Words, value) {
-			return fmt.Errorf("want %s", strings.Join(a.Words, " or "))
-		}
-		*field(g) = W(value)
-		return nil
+	return Attribute{
+		Name: name, Kind: word, Words: all,
+		text: func(g Grant) string { return string(*field(&g)) },
+		read: func(value string, g *Grant) error {
+			if !slices.Contains(all, value) {
+				return fmt.Errorf("want %s", strings.Join(all, " or "))
+			}
+			*field(g) = W(value)
+			return nil
+		},
 	}
-	return a
 }
 
 // ordered is a choice whose words go from the narrowest to the widest.

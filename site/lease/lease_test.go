@@ -288,7 +288,7 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	seven := leaseOf(7, gpuA)
-	if err := errors.Join(j.Create(ctx, seven), os.Remove(j.claimPath(gpuA)), j.Create(ctx, leaseOf(8, gpuA)), j.Delete(ctx, seven)); err != nil {
+	if err := errors.Join(j.Create(ctx, seven), os.Remove(j.claimFile(string(gpuA))), j.Create(ctx, leaseOf(8, gpuA)), j.Delete(ctx, seven)); err != nil {
 		t.Fatal(err)
 	}
 	if holder, ok, err := j.Owner(gpuA); holder != 8 || !ok || err != nil {

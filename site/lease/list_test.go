@@ -52,7 +52,7 @@ func TestListOfClaimsThatNameNoJob(t *testing.T) {
 	if err := earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(j.claimPath(gpuB), []byte(`{"schema":1,`), 0o600); err != nil {
+	if err := os.WriteFile(j.claimFile(string(gpuB)), []byte(`{"schema":1,`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	claims, err := j.Claims()

@@ -76,8 +76,6 @@ func (s *Store) TicketPath(job uint32) string { return s.path("tickets", job, ".
 // JobDir is the folder for the daemons of a job.
 func (s *Store) JobDir(job uint32) string { return s.path("jobs", job, "") }
 
-func (s *Store) claimPath(uuid site.UUID) string { return s.claimFile(string(uuid)) }
-
 func (s *Store) claimFile(name string) string { return filepath.Join(s.dir, "claims", name) }
 
 func (s *Store) jobLockPath(job uint32) string { return s.path("locks", job, "") }
@@ -268,7 +266,7 @@ func (s *Store) claimable(uuid site.UUID, job uint32, shared bool) error {
 // device.
 func (s *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 	var c claim
-	err = readRecord(s.claimPath(uuid), s.boot, &c)
+	err = readRecord(s.claimFile(string(uuid)), s.boot, &c)
 	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
 		return 0, false, nil
 	}
@@ -383,14 +381,14 @@ func (s *Store) unclaim(uuid site.UUID, job uint32) error {
 		return err
 	}
 	var c claim
-	err := readRecord(s.claimPath(uuid), s.boot, &c)
+	err := readRecord(s.claimFile(string(uuid)), s.boot, &c)
 	if errors.Is(err, ErrNotFound) || err == nil && c.Job != job {
 		return nil
 	}
 	if err != nil && !errors.Is(err, ErrStaleBoot) {
 		return err
 	}
-	return remove(s.claimPath(uuid))
+	return remove(s.claimFile(string(uuid)))
 }
 
 // PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the

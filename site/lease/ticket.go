@@ -11,9 +11,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// parseTicket reads the content of a ticket. Each rank does so at its start, and before encoding/json reads its first
-// value, it makes tables of all fields for 0.1 ms. So what WriteTicket writes is read directly, by the same tags. Any
-// other form is left to encoding/json, which finds what is wrong with it.
+// parseTicket reads a ticket. encoding/json would first make tables of all fields, for 0.1 ms of each rank's start. So
+// what WriteTicket writes is read directly by the same tags, and encoding/json reads, or refuses, any other form.
 func parseTicket(content []byte, t *Ticket) error {
 	if readDirectly(string(content), t) {
 		return nil
@@ -141,9 +140,8 @@ func (w *written) grant(v reflect.Value) bool {
 
 // unquoted returns a text that is written without an escape.
 func unquoted(line string) (text string, plain bool) {
-	if len(line) < 2 || line[0] != '"' || line[len(line)-1] != '"' {
-		return "", false
-	}
-	text = line[1 : len(line)-1]
-	return text, !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' })
+	text, begins := strings.CutPrefix(line, `"`)
+	text, ends := strings.CutSuffix(text, `"`)
+	escaped := func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }
+	return text, begins && ends && !strings.ContainsFunc(text, escaped)
 }

@@ -41,7 +41,7 @@ const Unmapped = 65534
 
 func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ELOOP) {
+	if err == unix.ELOOP {
 		return nil, fmt.Errorf("cannot read %s: %w: it is a symbolic link", path, ErrNotRootOwned)
 	}
 	if err != nil {
