@@ -5,7 +5,7 @@
 # because a lab starts its own daemons and this machine must not become a Slurm node.
 set -eu
 
-packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev libslurm-dev gcc libc6-dev make xz-utils patchelf'
+packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev libslurm-dev gcc libc6-dev make xz-utils patchelf parallel'
 policy=/usr/sbin/policy-rc.d # every package's maintainer script asks this program before it starts a service
 kept=$policy.kept-by-slurm-mps-lab
 log=''

@@ -26,6 +26,7 @@ var packages = []struct{ name, file string }{
 	{"make", "/usr/bin/make"},
 	{"xz-utils", "/usr/bin/xz"},
 	{"patchelf", "/usr/bin/patchelf"},
+	{"parallel", "/usr/bin/parallel"},
 }
 
 // Missing returns the Debian packages that a lab needs and that are not installed, in install.sh's order.

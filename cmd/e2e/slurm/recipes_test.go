@@ -5,6 +5,7 @@ package slurm_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -82,5 +83,30 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a member that is killed", func(t *testing.T) { c.killsAMember(setup, section) })
 	c.Quiet()
+}
+
+// killsAMember runs the lines of recipes for GNU parallel and xargs with twelve cases, two at a time: a signal ends the
+// member of the third case. All others end well after that, and the lists of bad ends name this member alone.
+func (c *cluster) killsAMember(setup, section string) {
+	t := c.T
+	parallel, err := exec.LookPath("parallel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	setup += "ln -sf " + parallel + " path/parallel; rm cases/* member; touch cases/c{01..12}\n" +
+		"printf '#!/bin/sh\\ncase $1 in *c03) kill -9 $$;; esac; sleep 0.3; echo ended $1\\n' >member; chmod +x member\n"
+	for tool, list := range map[string]string{"parallel -j8 ": `awk '$7 != 0 || $8 != 0 {print $NF, $8}' failed | sed 1d`, "ls cases | xargs -P8 ": "cat failed"} {
+		at := strings.Index(section, "\n"+tool)
+		line, _, _ := strings.Cut(section[at+1:], "\n")
+		line = strings.NewReplacer("-j8", "-j2 --joblog failed", "-P8", "-P2", "--slots=8", "--slots=2").Replace(line)
+		id := c.Batch(setup+line+"\necho failed: $("+list+")\n", "-n2", "--gres=gpu:1")
+		c.Ended(id)
+		out := c.Output(id)
+		want := regexp.MustCompile(`(?m)^failed: (cases/)?c03:? (9|137)$`)
+		if strings.Count(out, "ended ") != 11 || !want.MatchString(out) {
+			t.Errorf("%s: want eleven ends and one failure, of c03:\n%s", line, out)
+		}
+	}
 }
