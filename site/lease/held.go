@@ -58,7 +58,7 @@ func (s *Store) hold(job Job) error {
 	}
 	var st unix.Stat_t
 	if err = errors.Join(err, unix.Lstat(path, &st)); err != nil {
-		return err
+		return fmt.Errorf("cannot hold %s: %w", path, err)
 	}
 	dir := filepath.Join(s.heldDir(), fmt.Sprintf("%d-%d-%d", job.UID, job.ID, st.Dev))
 	for range maxHoldTries {

@@ -402,9 +402,22 @@ func (s Node) leftProcesses() ([]string, error) {
 	var left []string
 	for _, pid := range pids {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if len(command) == 0 && ends(pid) {
+			continue
+		}
 		left = append(left, fmt.Sprintf("process %d %s", pid, bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
 	}
 	return left, err
+}
+
+// ends waits for the end of a process without a command line: it has lost its memory already.
+func ends(pid int) bool {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if stat, err := proc.ReadStat(pid); err != nil || !stat.Running() {
+			return true
+		}
+	}
+	return false
 }
 
 // Processes returns the living processes of MPS whose pipe folder is below the root, and the guards of the root's
