@@ -70,7 +70,7 @@ pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 	@go run ./site/lab/demo -pictures docs/pictures
 
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone, and is
-# named at the end (docs/decisions/041-a-failed-test-runs-again-alone.md). Tests wait most of the time, so twelve run at
+# named at the end (docs/decisions/041-a-failed-test-runs-again-alone.md). Tests wait most of the time, so nine run at
 # once. "make check" vets. Binaries without symbols are linked faster.
 TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=16 --rerun-fails-run-root-test
 EVENTS  ?= $(BUILT)/tests.json
@@ -80,7 +80,7 @@ FIRST   := $(addprefix ./,cmd/e2e/hostile policy/... site/usage/... site/pkg/...
     site/cli site/lab/source site/lab/mutants site/sim site/sim/nvml cmd/e2e/mpsctl)
 test: setup ## all tests, up to 9 minutes on two cores, if they are idle
 	@mkdir -p $(BUILT)
-	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages='$(FIRST) ./...' -- -vet=off -ldflags='-s -w' -p 3 -parallel 4 -timeout 20m -skip '^TestSoak$$'
+	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages='$(FIRST) ./...' -- -vet=off -ldflags='-s -w' -p 3 -parallel 3 -timeout 20m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -vet=off -timeout 5m ./...
 	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(BUILT)/soak.json --packages=./cmd/e2e/soak -- -vet=off -ldflags='-s -w' -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
