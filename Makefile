@@ -74,17 +74,19 @@ pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 # once. "make check" vets. Binaries without symbols are linked faster.
 TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=16 --rerun-fails-run-root-test
 EVENTS  ?= $(BUILT)/tests.json
-# The attacks come first, because some of them run alone: no other test has a node then. Unit tests that look at no
-# process fill the processors meanwhile.
+OF      = $(EVENTS:.json=.$(1).json)
+# The attacks come first, because all tests that look at processes see theirs, which are many and may not answer. Unit
+# tests that look at none fill the processors meanwhile.
 FIRST   := $(addprefix ./,cmd/e2e/hostile policy/... site/usage/... site/pkg/... site/slurm/... cmd/mpsctl/... site/gpu \
-    site/cli site/lab/source site/lab/mutants site/sim site/sim/nvml cmd/e2e/mpsctl)
+    site/cli site/lab/source site/lab/mutants site/sim site/sim/nvml)
 test: setup ## all tests, up to 9 minutes on two cores, if they are idle
 	@mkdir -p $(BUILT)
-	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages='$(FIRST) ./...' -- -vet=off -ldflags='-s -w' -p 3 -parallel 3 -timeout 20m -skip '^TestSoak$$'
+	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(call OF,attacks) --packages='$(FIRST)' -- -vet=off -ldflags='-s -w' -p 3 -parallel 4 -timeout 20m
+	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages="$$(go list ./... | grep -vxF "$$(go list $(FIRST))")" -- -vet=off -ldflags='-s -w' -p 3 -parallel 3 -timeout 20m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -vet=off -timeout 5m ./...
-	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(BUILT)/soak.json --packages=./cmd/e2e/soak -- -vet=off -ldflags='-s -w' -count=1 -timeout 10m -run '^TestSoak$$'
+	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(call OF,soak) --packages=./cmd/e2e/soak -- -vet=off -ldflags='-s -w' -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
-	@go run ./site/lab/nightly -again $(EVENTS) $(BUILT)/soak.json
+	@go run ./site/lab/nightly -again $(call OF,attacks) $(EVENTS) $(call OF,soak)
 
 # NIGHTLY=1 is in the environment of the parts: tests that are small by day are whole then.
 nightly: ## what is too long for a day, each part with its result on one page: 6 h at most

@@ -295,6 +295,7 @@ func TestRoomsOnASlowDisk(t *testing.T) {
 			t.Errorf("the guard waited %v for a disk", took)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if len(saved) != 2 || saved[0].GPUs[0].Minor != 0 || saved[1].GPUs[0].Minor != 3 {
 			t.Errorf("saved: %+v", saved)
 		}

@@ -62,7 +62,7 @@ func TestThePage(t *testing.T) {
 	folder := t.TempDir()
 	var results []result
 	for _, p := range []part{
-		{"good", `cp events "$EVENTS"; test "$NIGHTLY" = 1`, 1}, {"bad", "exit 3", 1}, {"too long", "sleep 100 & wait", 0},
+		{"good", `cp events "${EVENTS%.json}.more.json"; test "$NIGHTLY" = 1`, 1}, {"bad", "exit 3", 1}, {"too long", "sleep 100 & wait", 0},
 	} {
 		if err := os.WriteFile(filepath.Join(folder, "events"), []byte(events), 0o644); err != nil {
 			t.Fatal(err)

@@ -128,8 +128,8 @@ func (p part) run(ctx context.Context, folder string) (result, error) {
 		return result{}, err
 	}
 	defer log.Close()
-	events := base + ".json" // of gotestsum, if the part uses it
-	if err := os.RemoveAll(events); err != nil {
+	events := base + ".json" // of gotestsum, if the part uses it; it may use it several times
+	if err := errors.Join(removeAll(events), removeAll(base+".*.json")); err != nil {
 		return result{}, err
 	}
 	limited, cancel := context.WithTimeout(ctx, time.Duration(p.minutes)*time.Minute)
@@ -154,11 +154,26 @@ func (p part) run(ctx context.Context, folder string) (result, error) {
 	case err != nil:
 		return r, err
 	}
+	files, _ := filepath.Glob(base + ".*.json")
 	if _, missing := os.Stat(events); missing == nil {
-		r.again, err = readAgain(events)
-		return r, err
+		files = append(files, events)
+	}
+	for _, file := range files {
+		more, err := readAgain(file)
+		if err != nil {
+			return r, err
+		}
+		r.again = append(r.again, more...)
 	}
 	return r, nil
+}
+
+func removeAll(pattern string) (err error) {
+	files, _ := filepath.Glob(pattern)
+	for _, file := range files {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
 }
 
 // plain leaves what a file's name may have.
