@@ -4,6 +4,8 @@ package mpirunwrap
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
@@ -74,6 +76,31 @@ func chooseGPU(devices []lease.TicketDevice, task launch.Task, binding launch.Bi
 		return cyclic(groups, task)
 	}
 	return bounded(grouped(bound, min(each, len(bound))), task, ranks)
+}
+
+// pinned returns the devices that the user has named in CUDA_VISIBLE_DEVICES in a batch script or a shell, nil if these
+// are not some of the job's. A task of srun has the variable from Slurm. A number counts in the job's list, if Slurm's
+// numbers are the same.
+func (r *Rank) pinned(devices []lease.TicketDevice) (pins []int) {
+	names := strings.Split(r.Visible, ",")
+	if !byItself(r.Task) || r.Options.GPU != "" && r.Options.GPU != autoGPU || len(names) >= len(devices) {
+		return nil
+	}
+	for _, name := range names {
+		i := slices.IndexFunc(devices, func(d lease.TicketDevice) bool {
+			return strings.HasPrefix(name, "GPU-") && strings.HasPrefix(string(d.UUID), name) || name == strconv.Itoa(d.Position)
+		})
+		if i < 0 || name == strconv.Itoa(devices[i].Position) && devices[i].Position != i {
+			return nil
+		}
+		pins = append(pins, i)
+	}
+	return pins
+}
+
+// byItself reports whether a batch script or a shell has started the process, and no launcher or srun.
+func byItself(task launch.Task) bool {
+	return task.StepID == "" && task.LocalSize == 1 && (task.Source == launch.SourceSingle || task.Source == launch.SourceInherited)
 }
 
 // perTask returns how many GPUs Slurm gives each task. The step's binding comes before the job's request: the

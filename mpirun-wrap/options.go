@@ -26,6 +26,7 @@ type Options struct {
 	LocalSize int
 	Slots     int           // take one of so many slots; 0: none, jobTasks: as many as the job has tasks on the node
 	SlotsWait time.Duration // for a free slot
+	Indices   bool          // CUDA_VISIBLE_DEVICES has numbers and no UUIDs
 	Report    bool          // print the placement on stderr
 	Verbose   bool          // with the reasons
 	DryRun    bool          // print the placement and run nothing
@@ -78,6 +79,8 @@ var settings = []Setting{
 	{"share", "SHARE", "none, even, overlap:F, PCT% or a list like 3:1", (*Options).setShare,
 		[]string{"none", "even", "overlap"}},
 	{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", (*Options).setMemory, []string{"none", "even"}},
+	{"ids", "KIND", "uuid or index: what CUDA_VISIBLE_DEVICES has, for programs that read numbers there",
+		(*Options).setIDs, []string{"uuid", "index"}},
 	{"local-rank", "N", "the rank's place on its node, if the launcher does not set it",
 		func(o *Options, v string) error { return setNumber(&o.LocalRank, v) }, nil},
 	{"local-size", "N", "how many ranks the node has, with --local-rank",
@@ -180,6 +183,13 @@ func (o Options) check() error {
 	}
 	if o.LocalSize > 0 && o.Slots != 0 {
 		return errors.New("cannot take a slot: --local-rank gives the process its place: leave out --slots or --local-rank")
+	}
+	return nil
+}
+
+func (o *Options) setIDs(value string) error {
+	if o.Indices = value == "index"; value != "uuid" && value != "index" {
+		return errors.New("want uuid or index")
 	}
 	return nil
 }

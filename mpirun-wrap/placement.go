@@ -15,6 +15,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -29,6 +31,8 @@ type Placement struct {
 	gpuShare              // of the rank's first GPU
 	OtherGPUs []gpuShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
+	indices   bool        // the rank wants numbers of GPUs
+	pinned    bool        // by the user's CUDA_VISIBLE_DEVICES
 	Daemon    lease.Daemon
 	Ticket    lease.Ticket // with the grant of this rank
 	Why       []string     // the reasons, if they are asked for
@@ -92,8 +96,12 @@ func Place(ticket lease.Ticket, rank Rank) (*Placement, error) {
 		return nil, err
 	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.CanOpen)
+	if pins := rank.pinned(ticket.Devices); len(pins) > 0 {
+		place = position{devices: pins, ranks: 1}
+	}
 	placement, err := rank.place(&ticket, place)
 	if err == nil {
+		placement.pinned = len(rank.pinned(ticket.Devices)) > 0
 		err = placement.checkMemory(rank.Options.GPU)
 	}
 	return placement, err
@@ -133,7 +141,7 @@ func (r *Rank) place(ticket *lease.Ticket, place position) (*Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	placement := &Placement{Task: r.Task, Ticket: *ticket, Daemon: *daemon}
+	placement := &Placement{Task: r.Task, Ticket: *ticket, Daemon: *daemon, indices: r.Options.Indices}
 	if r.Options.Memory != nil {
 		placement.Ticket.Grant.Memory = *r.Options.Memory
 	}
@@ -246,7 +254,7 @@ func (p *Placement) percent() (smallest policy.Percent) {
 	return smallest
 }
 
-// visible is CUDA_VISIBLE_DEVICES.
+// visible has the UUIDs of the devices that the rank sees.
 func (p *Placement) visible() string {
 	var uuids []string
 	for _, uuid := range p.Sees {
@@ -258,6 +266,15 @@ func (p *Placement) visible() string {
 		}
 	}
 	return strings.Join(uuids, ",")
+}
+
+// visibleByIndex has the numbers of the visible devices in the daemon's list: that is how CUDA counts them (measured).
+func (p *Placement) visibleByIndex() string {
+	var numbers []string
+	for _, uuid := range strings.Split(p.visible(), ",") {
+		numbers = append(numbers, strconv.Itoa(slices.Index(p.Daemon.Devices, site.UUID(uuid))))
+	}
+	return strings.Join(numbers, ",")
 }
 
 // limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. It names only the rank's own devices, because a device that the rank
@@ -273,8 +290,8 @@ func (p *Placement) limits() string {
 }
 
 // variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
-// may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index
-// depends on the daemon, and without the variable PyTorch counts devices that CUDA does not have (measured).
+// may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES contains UUIDs unless the user wants indices, whose
+// meaning depends on the daemon. Without the variable PyTorch counts devices that CUDA does not have (measured).
 func (p *Placement) variables() []Variable {
 	percentage, priority := "", ""
 	if percent := p.percent(); percent != 0 {
@@ -283,8 +300,12 @@ func (p *Placement) variables() []Variable {
 	if p.Ticket.Grant.Low {
 		priority = "1"
 	}
+	visible := p.visible()
+	if p.indices {
+		visible = p.visibleByIndex()
+	}
 	return []Variable{
-		{"CUDA_VISIBLE_DEVICES", p.visible()},
+		{"CUDA_VISIBLE_DEVICES", visible},
 		{"CUDA_MPS_PIPE_DIRECTORY", p.Daemon.PipeDir},
 		{"CUDA_MPS_LOG_DIRECTORY", p.Daemon.LogDir},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage},

@@ -23,12 +23,13 @@ type Rank struct {
 	Binding launch.Binding
 	CanOpen opener
 	Options Options
-	Shards  int // the step's shards on this node; 0 for none
+	Shards  int    // the step's shards on this node; 0 for none
+	Visible string // CUDA_VISIBLE_DEVICES, "" if it is not set
 }
 
 // readRank reads the description of the rank from the environment and the machine.
 func (r *run) readRank() (err error) {
-	r.rank = Rank{Options: r.Options, CanOpen: r.canOpen}
+	r.rank = Rank{Options: r.Options, CanOpen: r.canOpen, Visible: r.Env["CUDA_VISIBLE_DEVICES"]}
 	if r.rank.Binding, err = launch.ReadBinding(r.Env); err != nil {
 		return err
 	}

@@ -160,6 +160,8 @@ func (r *Rank) whyGPU(devices []lease.TicketDevice) string {
 		return "the job: it has no other on this node"
 	case confined && alone:
 		return "Slurm: the rank can open no other"
+	case len(r.pinned(devices)) > 0:
+		return "CUDA_VISIBLE_DEVICES, as it was set"
 	case r.Options.GPU != "" && r.Options.GPU != autoGPU:
 		return fmt.Sprintf("%s: %s", given("gpu", r.Options.GPUFlag), r.Options.GPU)
 	case len(bound) < len(devices) && alone:

@@ -4,6 +4,7 @@ package slurm
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -67,6 +68,7 @@ func includeConf(opener open, path, dir string, depth int, have []confLine) ([]c
 			have = append(have, line)
 			continue
 		}
+		target = strings.ReplaceAll(target, "%c", cmp.Or(clusterName(have), "%c"))
 		if target == "" || strings.Contains(target, "%") {
 			return nil, fmt.Errorf("cannot read %s: include of %q is not understood: write the path out", line, target)
 		}
@@ -81,6 +83,17 @@ func includeConf(opener open, path, dir string, depth int, have []confLine) ([]c
 		}
 	}
 	return have, nil
+}
+
+// clusterName is what Slurm puts in place of %c in an include: ClusterName= of a line before, in small letters (recorded
+// with 22.05.8). It is "" without such a line, as in gres.conf, where Slurm refuses %c.
+func clusterName(have []confLine) string {
+	for _, line := range have {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line.text), "="); strings.EqualFold(name, "ClusterName") {
+			return strings.ToLower(strings.Trim(strings.TrimSpace(value), `"`))
+		}
+	}
+	return ""
 }
 
 // confLines splits a file into logical lines and skips empty ones. The order of the steps is Slurm's. A comment ends

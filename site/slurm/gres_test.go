@@ -182,6 +182,7 @@ func TestReadNode(t *testing.T) {
 		{"among the rest", "SlurmctldHost=a(127.0.0.1)\nnot a pair\nNodeName=n2 Gres=gpu:9\nNodeName=n1 " +
 			"Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []configuredGres{{"", 1}}, nil},
 		{"included", "Include nodes.conf\n", []configuredGres{{"", 7}}, nil},
+		{"included by the cluster's name", "# x\n clustername=\"NoDes\" \nInclude %c.conf\n", []configuredGres{{"", 7}}, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -5,6 +5,7 @@ package slurm_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,6 +46,23 @@ func TestRanksUnderSlurm(t *testing.T) {
 		}
 	})
 	wrapper := filepath.Join(c.Top, "mpirun-wrap") + " "
+	for _, chosen := range []struct{ name, command, want string }{
+		{"GPUs by their numbers", "srun -n2 " + wrapper + "--ids=index sh -c 'echo $SLURM_PROCID has $CUDA_VISIBLE_DEVICES; exec " + c.Client() + " info -v'",
+			`(?s)(0 has 0.*1 has 1|1 has 1.*0 has 0)`},
+		{"a user's own pins", "for i in 1 0; do CUDA_VISIBLE_DEVICES=$i " + wrapper + "-v " + c.Client() + " info -v; done",
+			`(?s)GPU 1 .*GPU by CUDA_VISIBLE_DEVICES.*GPU 0 .*GPU by CUDA_VISIBLE_DEVICES`},
+		{"a pin that a launcher's ranks do not take", "CUDA_VISIBLE_DEVICES=1 mpirun.openmpi -np 2 " + wrapper + c.Client() + " info -v",
+			`ignoring CUDA_VISIBLE_DEVICES=1: `},
+	} {
+		t.Run(chosen.name, func(t *testing.T) {
+			id := c.Batch(chosen.command, "-n2", "--gres=gpu:2")
+			c.Ended(id)
+			uuids := regexp.MustCompile(`err=0\(.* uuid=(\S+)`).FindAllStringSubmatch(c.Output(id), -1)
+			if len(uuids) != 2 || uuids[0][1] == uuids[1][1] || !regexp.MustCompile(chosen.want).MatchString(c.Output(id)) {
+				t.Errorf("want two GPUs and %s:\n%s", chosen.want, c.Output(id))
+			}
+		})
+	}
 	for _, flagged := range []struct {
 		name, command, gres string
 		want                []int

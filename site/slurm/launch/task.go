@@ -52,7 +52,7 @@ type launcher struct {
 
 // launchers is the table that ReadTask follows, in its order: the innermost launcher first. torchrun starts its workers
 // inside a rank of the others. Recorded are Open MPI (4.1.4, 5.0.7, 6.0.0rc2) and MPICH (4.0.2, 4.2.1, 5.0.2), whose
-// variables Intel MPI has, too. The others are documented: PALS by HPE Cray, jsrun by IBM Spectrum LSF. Slurm's pmi2
+// variables Intel MPI has, too. The others are documented: PALS by HPE Cray (the second row by scripts for its machines), jsrun by IBM Spectrum LSF. Slurm's pmi2
 // sets PMI_RANK, too, and its pmix PMIX_RANK, and prun sets no more. The last row is for scripts with torchrun's names.
 var launchers = []launcher{
 	{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "",
@@ -62,6 +62,7 @@ var launchers = []launcher{
 	{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_FD PMI_PORT"},
 	{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "PMI_FD PMI_PORT"},
 	{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "PALS_APID"},
+	{"PALS", "", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", "", "PALS_APID"},
 	{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "PMIX_NAMESPACE"},
 	{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "FLUX_JOB_ID FLUX_JOB_SIZE FLUX_JOB_NNODES"},
 	{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "PMIX_NAMESPACE"},

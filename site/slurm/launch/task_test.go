@@ -120,6 +120,8 @@ func TestReadTask(t *testing.T) {
 		{"Intel MPI", slurm.Env{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
 		{"MVAPICH2", slurm.Env{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},
 		{"PALS", slurm.Env{"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
+		{"PALS without its size", slurm.Env{"PALS_RANKID": "1", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "1", "PMI_LOCAL_RANK": "1",
+			"PMI_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
 		{"jsrun", slurm.Env{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}, 1, 1, 2, "jsrun"},
 		{"Flux on one node", slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
 		{"Flux, told the size", slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
