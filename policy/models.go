@@ -27,9 +27,9 @@ func ClientsOf(driver string) int {
 	return Clients
 }
 
-// DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Blackwell. On
+// defaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Blackwell. On
 // an H200 shares were measured to go in steps of two.
-const DefaultSMsPerTPC = 2
+const defaultSMsPerTPC = 2
 
 // Model is a GPU known by name.
 type Model struct {
@@ -94,7 +94,7 @@ var models = []Model{
 }
 
 func model(name, product string, sms, mib int) Model {
-	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, SMsPerTPC: DefaultSMsPerTPC}, Clients: Clients, MemoryMiB: mib}
+	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, SMsPerTPC: defaultSMsPerTPC}, Clients: Clients, MemoryMiB: mib}
 }
 
 // Models returns the GPUs known by name, oldest first.

@@ -4,96 +4,9 @@ package lease
 
 import (
 	"encoding/json"
-	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/slurm-mps/slurm-mps/policy"
 )
-
-// fill sets every field of a value to a distinct value that is not zero.
-func fill(v reflect.Value, text string, n *int) {
-	*n++
-	if grant, is := v.Addr().Interface().(*policy.Grant); is {
-		*grant = policy.DefaultGrant()
-		grant.Overlap, grant.Low, grant.MaxClients = 1.333333, true, *n
-		return
-	}
-	switch v.Kind() {
-	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(v.Field(i), text, n)
-		}
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
-		fill(v.Index(0), text, n)
-		fill(v.Index(1), text, n)
-	case reflect.String:
-		v.SetString(strings.Repeat(text, *n%3+1))
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int:
-		v.SetInt(int64(-*n))
-	case reflect.Uint32, reflect.Uint64:
-		v.SetUint(uint64(*n) << 20)
-	case reflect.Float64:
-		v.SetFloat(float64(*n) + 0.25)
-	default:
-		panic(v.Kind())
-	}
-}
-
-// No field of a ticket is lost in its file, and each has the value that was written, also if texts have escapes.
-func TestATicketIsReadAsItWasWritten(t *testing.T) {
-	var full, plain Ticket
-	fill(reflect.ValueOf(&full).Elem(), "é\"\n", new(int))
-	fill(reflect.ValueOf(&plain).Elem(), "/a: b,", new(int))
-	for i, want := range []Ticket{plain, {}, full, {Devices: []TicketDevice{{}}, Daemons: []Daemon{{}}}} {
-		content, err := json.MarshalIndent(want, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got Ticket
-		err = parseTicket(append(content, '\n'), &got)
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%v\n%+v\nwant\n%+v", err, got, want)
-		}
-		if direct := readDirectly(string(content), new(Ticket)); direct != (i < 2) {
-			t.Errorf("read without encoding/json: %v\n%s", direct, content)
-		}
-	}
-}
-
-// What is read without encoding/json is what encoding/json reads.
-func FuzzTicket(f *testing.F) {
-	var full Ticket
-	fill(reflect.ValueOf(&full).Elem(), "x", new(int))
-	for _, ticket := range []Ticket{full, {}} {
-		content, err := json.MarshalIndent(ticket, "", "  ")
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(string(content))
-		for i := range content { // torn, or with a line, a quote, a comma, a digit or a bracket too few, or a comma too many
-			f.Add(string(content[:i]))
-			f.Add(string(content[:i]) + string(content[i+1:]))
-			f.Add(string(content[:i]) + "," + string(content[i:]))
-		}
-	}
-	for _, line := range []string{`"schema": 007`, `"schema": +1`, `"schema": 99999999999999999999`, `"job": {` + "\n" + `"id": 4294967296` + "\n}",
-		`"grant": {` + "\n" + `"hold": "1x"` + "\n}", `"grant": {` + "\n" + `"ho\u006cd": "1s"` + "\n}", "\"boot\": \"\xff\""} {
-		f.Add("{\n" + line + "\n}")
-	}
-	f.Fuzz(func(t *testing.T, content string) {
-		var fast, want Ticket
-		if !readDirectly(content, &fast) {
-			return
-		}
-		if err := json.Unmarshal([]byte(content), &want); err != nil || !reflect.DeepEqual(fast, want) {
-			t.Errorf("%s\n%+v\nencoding/json: %v", content, fast, err)
-		}
-	})
-}
 
 func TestATicketThatIsTorn(t *testing.T) {
 	for content, want := range map[string]string{
@@ -106,7 +19,7 @@ func TestATicketThatIsTorn(t *testing.T) {
 		`{"grant": {"overlap": "49"}}`: `cannot read grant: overlap is "49": want a number from 1 to 48`,
 	} {
 		var got Ticket
-		err := parseTicket([]byte(content), &got)
+		err := json.Unmarshal([]byte(content), &got)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v, %v, want %s", content, got, err, want)
 		}
