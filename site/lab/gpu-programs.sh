@@ -5,6 +5,6 @@
 # joblib, Lightning and mpi4py. PROGRAMS is a pattern for test names.
 . "$(dirname "$0")/gpu-pack.sh"
 modes | tee "$results/programs-machine.txt"
-"$pack/real.test" -test.run "${PROGRAMS:-^TestReal(Programs|Ensemble)\$}" -test.v -test.timeout 570s 2>&1 | tee "$results/programs.txt"
+"$pack/real.test" -test.run "${PROGRAMS:-^TestReal(Programs|Numbers|Ensemble)\$}" -test.v -test.timeout 570s 2>&1 | tee "$results/programs.txt"
 [ "${PIPESTATUS[0]}" = 0 ] || failed=1
 leave "$results/programs-machine.txt" 'programs\.py'

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,13 +63,13 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 			t.Error(err)
 		}
 	})
-	p.exports = p.environment(dir, strings.Join(machine.Command("mpirun-wrap"), " "))
+	p.exports = p.environment(dir, machine)
 	return p
 }
 
 // environment is what the programs need: Python, the files of the test, the wrapper, and GNU parallel if the pack has
 // it.
-func (p *realPrograms) environment(dir, wrapper string) string {
+func (p *realPrograms) environment(dir string, machine testnode.Node) string {
 	p.t.Helper()
 	bin := filepath.Join(dir, "bin")
 	text, err := os.ReadFile(filepath.Join(os.Getenv("BUILT_FOLDER"), "programs", "programs.py"))
@@ -78,8 +79,11 @@ func (p *realPrograms) environment(dir, wrapper string) string {
 	if err == nil {
 		err = os.Mkdir(bin, 0o755)
 	}
-	if err == nil {
-		err = node.WriteProgram(filepath.Join(bin, "mpirun-wrap"), []byte("#!/bin/sh\nexec "+wrapper+" \"$@\"\n"))
+	for _, program := range []string{"mpirun-wrap", "mpsctl"} {
+		if err == nil {
+			line := "#!/bin/sh\nexec " + strings.Join(machine.Command(program), " ") + " \"$@\"\n"
+			err = node.WriteProgram(filepath.Join(bin, program), []byte(line))
+		}
 	}
 	if err != nil {
 		p.t.Fatal(err)
@@ -160,6 +164,38 @@ func TestRealPrograms(t *testing.T) {
 			out, _ := q.run(c.script, args...)
 			if got := len(regexp.MustCompile(`(?m)^`+c.want).FindAllString(out, -1)); got != c.lines {
 				t.Errorf("%d lines like %q, want %d", got, c.want, c.lines)
+			}
+		})
+	}
+}
+
+// Numbers in CUDA_VISIBLE_DEVICES mean the rank's own GPU, a limit of memory holds beside them, and a user's own pins
+// count. A daemon that is killed during its job is in the job's report.
+func TestRealNumbers(t *testing.T) {
+	p := newPrograms(t)
+	const promised = `export WANT=$(mpirun-wrap --ids=index --dry-run --json | sed 's/.*"uuid":"\([^"]*\)".*/\1/'); `
+	for _, c := range []struct {
+		name, script, want string
+		lines              int
+	}{
+		{"a rank's GPU", "srun -n4 sh -c '" + promised + "exec mpirun-wrap --ids=index --mem=2G $PROGRAMS numbers'",
+			`numbers: first=\d count=1 right, limit holds`, 4},
+		{"all GPUs", "srun -n2 sh -c '" + promised + "exec mpirun-wrap --ids=index --gpu=all $PROGRAMS numbers'",
+			fmt.Sprintf(`numbers: first=0 count=%d `, p.gpus), 2},
+		{"pins", fmt.Sprintf("for i in $(seq 0 %d); do CUDA_VISIBLE_DEVICES=$i mpirun-wrap -v $PROGRAMS member 1; done", p.gpus-1),
+			`member sms=132 gpu=GPU-`, p.gpus},
+		{"a killed daemon", "mpirun-wrap $PROGRAMS member 2000 & sleep 8; pkill -9 -u $(id -u) -f 'mps-control -d'; wait; sleep 3; mpsctl report",
+			`.*The job's MPS daemon ended before the job`, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := *p
+			q.t = t
+			out, _ := q.run(c.script, "--constraint=mps")
+			found := regexp.MustCompile(`(?m)^`+c.want).FindAllString(out, -1)
+			gpus := regexp.MustCompile(`gpu=GPU-\S+`).FindAllString(out, -1)
+			slices.Sort(gpus)
+			if len(found) != c.lines || len(slices.Compact(gpus)) != len(gpus) {
+				t.Errorf("%d lines like %q on %v, want %d on GPUs of their own", len(found), c.want, gpus, c.lines)
 			}
 		})
 	}

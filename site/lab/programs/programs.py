@@ -143,5 +143,20 @@ def python_shell():
     print(subprocess.run([sys.executable, "-i", "-q"], input=cells, capture_output=True, text=True).stdout, flush=True)
 
 
+def numbers():
+    """Parses CUDA_VISIBLE_DEVICES as numbers, like vLLM and Ray. WANT is the UUID of the GPU that the rank was promised."""
+    import torch
+
+    first = int(os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0])
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    right = "right" if uuid in os.environ["WANT"] else "WRONG " + uuid
+    try:
+        torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+        limit = "none"
+    except torch.cuda.OutOfMemoryError:
+        limit = "holds"
+    print(f"numbers: first={first} count={torch.cuda.device_count()} {right}, limit {limit}", flush=True)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(int, sys.argv[2:]))
