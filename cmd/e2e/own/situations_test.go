@@ -219,7 +219,8 @@ func TestACrash(t *testing.T) {
 	all := n.step(7, 0, 3, n.spin("60")...)
 	ready(all...)
 	for end, status := range map[string]int{"exit:3": 3, "_exit:77": 77, "signal:11": 139, "signal:9": 137, "signal:6": 134} {
-		crash := n.start(inStep(7, 0, 3, 8), n.wrap(n.CudaClient(), "spin", "-ms", "100", "-queue", "5", "-for", "60", "-end", end, "-after", "0.1")...)
+		spin := []string{n.CudaClient(), "spin", "-ms", "100", "-queue", "10", "-for", "60", "-end", end, "-after", "0.5"}
+		crash := n.start(inStep(7, 0, 3, 8), n.wrap(spin...)...)
 		ends(status, crash)
 		if !strings.Contains(crash.text(), " ready ") {
 			t.Errorf("the crashing rank prints %s", crash.text())
@@ -229,7 +230,7 @@ func TestACrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spin := []string{"spin", "-ms", "100", "-queue", "5", "-for", "60", "-end", "signal:9", "-after", "0.1"}
+	spin := []string{"spin", "-ms", "100", "-queue", "10", "-for", "60", "-end", "signal:9", "-after", "0.5"}
 	line := append([]string{"env", "LD_PRELOAD=" + library, n.CudaClient()}, spin...)
 	crash := n.start(inStep(7, 0, 3, 8), n.wrap(line...)...)
 	ends(137, crash)

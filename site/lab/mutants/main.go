@@ -3,13 +3,13 @@
 // Command mutants plants one fault at a time in the source, and runs the tests that must notice the fault. A test that
 // passes with its fault checks nothing.
 //
-//	mutants [NAME...]
+//	mutants [-minutes N] [NAME...]
 //	mutants -table
 //
 // A fault is an error if its text is not found exactly once, if it does not build, or if its tests do not notice it.
 // The command first runs the tests without any fault. The source stays as it is: the compiler reads the file with the
-// fault from another folder (go build -overlay). With -table, the command prints the faults of each clause of
-// docs/contract.md.
+// fault from another folder (go build -overlay). With -minutes, the command plants the faults in a random order, and none
+// after that time. With -table, it prints the faults of each clause of docs/contract.md.
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -35,16 +36,22 @@ const deadline = 4 * time.Minute
 
 func main() {
 	table := flag.Bool("table", false, "print the faults of each clause")
+	minutes := flag.Int("minutes", 0, "plant faults in a random order, and none after so many minutes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	faults, err := readFaults()
+	last := time.Now().Add(24 * time.Hour)
+	if *minutes > 0 {
+		last = time.Now().Add(time.Duration(*minutes) * time.Minute)
+		rand.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+	}
 	switch {
 	case err != nil:
 	case *table:
 		err = printTable(os.Stdout, faults)
 	default:
-		err = run(ctx, faults, flag.Args())
+		err = run(ctx, faults, last, flag.Args())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -52,7 +59,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, chosen []fault, names []string) error {
+func run(ctx context.Context, chosen []fault, last time.Time, names []string) error {
 	if len(names) > 0 {
 		chosen = slices.DeleteFunc(chosen, func(f fault) bool { return !slices.Contains(names, f.name) })
 	}
@@ -83,8 +90,13 @@ func run(ctx context.Context, chosen []fault, names []string) error {
 		return err
 	}
 	red, wrong := 0, error(nil)
-	for _, f := range chosen {
+	for i, f := range chosen {
 		began := time.Now()
+		if began.After(last) {
+			fmt.Printf("%d faults are not tried\n", len(chosen)-i)
+			chosen = chosen[:i]
+			break
+		}
 		err := tree.noticed(ctx, f)
 		verdict := "red  "
 		switch {

@@ -45,13 +45,13 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// A night takes at most six hours, also if each part takes all of its time.
+// A night takes less than six hours, also if each part takes all of its time. A job of the workflow may take six.
 func TestANightIsShort(t *testing.T) {
 	sum := 0
 	for _, p := range parts {
 		sum += p.minutes
 	}
-	if sum > 6*60 {
+	if sum > 6*60-10 {
 		t.Errorf("the parts may take %d minutes", sum)
 	}
 }

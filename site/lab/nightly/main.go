@@ -50,8 +50,8 @@ var parts = []part{
 	{"sweep, with the race detector", "make sweep", 80},
 	{"soak", "make soak-jobs SOAK_MINUTES=25", 32},
 	{"soak of --own", "make soak-own OWN_STARTS=400", 15},
-	{"fuzzers", "make fuzz FUZZTIME=20s", 15},
-	{"planted faults", "make mutants", 55},
+	{"fuzzers", "make fuzz FUZZTIME=20s", 12},
+	{"planted faults", "make mutants MUTANTS='-minutes 40'", 50},
 }
 
 // result is what became of a part. Code is 124 for a part that took too long, as timeout(1) has it.
