@@ -142,6 +142,11 @@ func partsAddUp(t *testing.T, gres, how string) {
 	q := quartersOf(t, gres, how, map[string]string{})
 	q.Until("samples of 8 s of each job", func() bool { return q.last(8 * time.Second) })
 	q.running()
+	for _, job := range q.jobs { // a report has those of the latest sample, at the end perhaps none
+		if shared := q.report(job).SharedWith; (how == "user") != (len(shared) == 3) {
+			t.Errorf("job %d shares its daemon with %v", job, shared)
+		}
+	}
 	for _, job := range q.jobs {
 		q.Must(0, q.Job(job, "0"), "epilog")
 	}
@@ -161,9 +166,6 @@ func partsAddUp(t *testing.T, gres, how string) {
 		}
 		if f.GPUs[0].Others != 3 || !strings.Contains(text, "beside at most 3 other jobs") {
 			t.Errorf("job %d is beside %d others, want 3:\n%s", job, f.GPUs[0].Others, text)
-		}
-		if (how == "user") != (len(f.SharedWith) > 0) {
-			t.Errorf("job %d shared its daemon with %v", job, f.SharedWith)
 		}
 		hours, joules, lasted = hours+f.GPUHours*3600, joules+f.EnergyJ, lasted+f.End.Sub(f.Begin).Seconds()
 		if !near(float64(f.EnergyJ), 25*f.End.Sub(f.Begin).Seconds(), 0.1) {

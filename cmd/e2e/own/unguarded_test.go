@@ -208,6 +208,7 @@ func TestAnOrphansKeeper(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	other := n.step(8, 0, 2, n.spin("60")...)
 	ready(other...)
+	n.serving(2)
 	theirs := n.daemons()
 	first := n.step(7, 0, 1, n.spin("60")...)
 	ready(first...)
