@@ -22,7 +22,7 @@ import (
 
 // goldenCase is a node, a launch and flags.
 type goldenCase struct {
-	node   string // "H200 2 scope=gpu overlap=1"
+	node   string // "H200 2 scope=gpu share=even"
 	launch string // "srun 8"
 	flags  []string
 }
@@ -143,7 +143,8 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	texts := map[string]string{"scope": "job", "share": "even", "overlap": "1", "ceiling": "100", "memory_overlap": "1", "max_clients": "48"}
+	texts := map[string]string{"scope": "job", "share": "even", "ceiling": "100", "memory_overlap": "1",
+		"max_clients": "48"}
 	maps.Copy(texts, slurm.NewEnv(fields[2:]))
 	grant, err := policy.ReadGrant(texts)
 	if err != nil {

@@ -117,7 +117,7 @@ func placeNonRank(ticket lease.Ticket, rank Rank) (*Placement, error) {
 	}
 	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, launch.SourceSingle
 	if rank.rule(&ticket).List() > 0 { // no entry of the list is for this process
-		rank.Options.Share, ticket.Grant.Share = policy.ShareRule{}, policy.ShareEven
+		rank.Options.Share, ticket.Grant.Share = policy.ShareRule{}, policy.Overlap(1)
 	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.CanOpen)
 	if _, err := daemonOf(&ticket, rank.Task, place.devices); err != nil {
@@ -237,7 +237,7 @@ func (r *Rank) part(ticket *lease.Ticket) policy.Percent {
 
 // rule returns this rank's rule: the user's, or else the ticket's.
 func (r *Rank) rule(ticket *lease.Ticket) policy.ShareRule {
-	return policy.EffectiveRule(ticket.Grant.Rule(), r.Options.Share)
+	return policy.EffectiveRule(ticket.Grant.Share, r.Options.Share)
 }
 
 // parts returns the rank's parts of all of its GPUs.

@@ -20,7 +20,7 @@ import (
 
 func ticketOf(devices int, scope policy.Scope, overlap float64) lease.Ticket {
 	t := lease.Ticket{Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant()}
-	t.Grant.Scope, t.Grant.Overlap = scope, overlap
+	t.Grant.Scope, t.Grant.Share = scope, policy.Overlap(overlap)
 	for i := range devices {
 		uuid := site.UUID(fmt.Sprintf("GPU-%d", i))
 		daemon := 0
@@ -195,7 +195,7 @@ func TestAProcessWithoutAPlaceTakesNoEntry(t *testing.T) {
 	if err != nil || placement.Share.SMs != 132 {
 		t.Errorf("by the user's list: %+v, %v", placement.Share, err)
 	}
-	ticket.Grant.Share = "70%,30%"
+	ticket.Grant.Share, _ = policy.ParseShare("70%,30%")
 	if placement, err = placeNonRank(ticket, Rank{Task: launch.Task{LocalSize: 1}}); err != nil || placement.Share.SMs != 132 {
 		t.Errorf("by the policy's list: %+v, %v", placement.Share, err)
 	}

@@ -108,7 +108,7 @@ func (g gpuShare) String() string {
 
 // why returns the reasons for a placement.
 func (r *Rank) why(ticket *lease.Ticket, part *gpuShare) []string {
-	granted := ticket.Grant.Rule()
+	granted := ticket.Grant.Share
 	share := "share " + r.rule(ticket).String()
 	if r.Options.Share != (policy.ShareRule{}) {
 		share += " by " + given("share", r.Options.ShareFlag) + ", in place of " + granted.String()

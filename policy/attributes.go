@@ -40,14 +40,12 @@ type Attribute struct {
 	exceeds func(g, given Grant) bool // nil: the values have no order
 }
 
-// attributes is the table, in the order of the documents. Share comes before overlap, because it can set an overlap
-// too. A user cannot set what a node does after a failure, because that drains nodes or hides a fault. A user who wants
-// no access for unplaced processes need not start any.
+// attributes is the table, in the order of the documents. A user cannot set what a node does after a failure, because
+// that drains nodes or hides a fault. A user who wants no access for unplaced processes need not start any.
 var attributes = []Attribute{
 	choice("scope", func(g *Grant) *Scope { return &g.Scope }, ScopeJob, ScopeGPU), // both are equally safe for other jobs
 	ordered("compute_mode", func(g *Grant) *computeMode { return &g.Compute }, computeExclusive, ComputeUnchanged),
-	{Name: "share", text: Grant.shareText, read: readShare, exceeds: shareExceeds},
-	overlap(),
+	{Name: "share", text: func(g Grant) string { return g.Share.String() }, read: readShare, exceeds: shareExceeds},
 	number("ceiling", func(g *Grant) *float64 { return &g.Ceiling }, 100),
 	{Name: "memory", text: func(g Grant) string { return g.Memory.String() }, read: readMemory, exceeds: memoryExceeds},
 	number("memory_overlap", func(g *Grant) *float64 { return &g.MemoryOverlap }, maxOverlap),
@@ -169,13 +167,6 @@ func above[T cmp.Ordered](field func(*Grant) *T) func(g, given Grant) bool {
 	return func(g, given Grant) bool { return *field(&g) > *field(&given) }
 }
 
-// overlap is a part of the text of share. It stays for older policies and tickets.
-func overlap() Attribute {
-	a := number("overlap", func(g *Grant) *float64 { return &g.Overlap }, maxOverlap)
-	a.exceeds = func(g, given Grant) bool { return given.Share != ShareNone && g.Overlap > given.Overlap }
-	return a
-}
-
 // priority is a word in a policy and a bool in a grant.
 func priority() Attribute {
 	words := []string{"low", "normal"}
@@ -201,51 +192,30 @@ func priorityText(low bool) string {
 	return "normal"
 }
 
-// shareText is the whole rule in one word, so that a policy that contains the default is the default: "even" alone has
-// overlap 1.
-func (g Grant) shareText() string {
-	if g.Share == "" {
-		return ""
-	}
-	return g.Rule().String()
-}
-
-// readShare reads a share with the meaning that it has for mpirun-wrap: even is overlap:1.
+// readShare reads a share. overlap:1 is even, so that equal grants are written alike.
 func readShare(value string, g *Grant) error {
 	rule, err := ParseShare(value)
-	switch {
-	case err != nil && isList(value):
-		_, want, _ := strings.Cut(err.Error(), ": ")
-		return errors.New(want)
-	case err != nil:
-		return errors.New("want none, even, overlap:F, PCT% or a list like 3:1")
+	if err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), fmt.Sprintf("cannot read share %q: ", value)))
 	}
-	switch rule.kind {
-	case shareEven:
-		g.Share, g.Overlap = ShareEven, 1
-	case shareOverlap:
-		g.Share, g.Overlap = ShareEven, float64(rule.amount)/one
-	default:
-		g.Share = ShareMode(rule.String())
-		if rule.list != "" {
-			g.Overlap = 1 // all ranks together have the GPU once
-		}
+	if rule.kind == shareOverlap && rule.amount == one {
+		rule = Overlap(1)
 	}
+	g.Share = rule
 	return nil
 }
 
 // shareExceeds orders shares from the widest to the narrowest: none, and then overlap by its factor or a percentage.
-// Even and a list are overlap 1. Which of overlap and a percentage is less depends on the number of ranks, so overlap
+// Even and a list are overlap 1. Which of even and a percentage is less depends on the number of ranks, so even
 // may replace a percentage, but not the reverse.
 func shareExceeds(g, given Grant) bool {
-	rule, granted := g.Rule(), given.Rule()
 	switch {
-	case given.Share == ShareNone:
+	case given.Share.kind == shareNone:
 		return false
-	case rule.kind == sharePercent:
-		return granted.kind != sharePercent || rule.amount > granted.amount
+	case g.Share.kind == sharePercent:
+		return given.Share.kind != sharePercent || g.Share.amount > given.Share.amount
 	}
-	return g.Share == ShareNone || g.Overlap > given.Overlap
+	return g.Share.kind == shareNone || g.Share.overlaps() > given.Share.overlaps()
 }
 
 func readMemory(value string, g *Grant) error {
@@ -272,12 +242,10 @@ type Setting struct {
 	Value string `json:"value"`
 }
 
-// Settings returns the grant's attributes in the order of the documents. The share contains the overlap.
+// Settings returns the grant's attributes in the order of the documents.
 func (g Grant) Settings() (settings []Setting) {
 	for _, a := range attributes {
-		if a.Name != "overlap" {
-			settings = append(settings, Setting{a.Name, a.text(g)})
-		}
+		settings = append(settings, Setting{a.Name, a.text(g)})
 	}
 	return settings
 }

@@ -116,7 +116,7 @@ func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
 
 // EvenShares is SplitSMs by the grant's rule and ceiling.
 func EvenShares(g GPU, ranks int, grant Grant) ([]Share, error) {
-	return SplitSMs(g, grant.Rule(), ranks, PercentFrom(grant.Ceiling))
+	return SplitSMs(g, grant.Share, ranks, PercentFrom(grant.Ceiling))
 }
 
 // share bounds sms from both sides. A share of the whole GPU needs no percentage.

@@ -86,7 +86,7 @@ func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
 
 func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 	grant := DefaultGrant()
-	grant.Overlap = 1
+	grant.Share = Overlap(1)
 	for _, gpu := range []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}} {
 		for ranks := 1; ranks <= gpu.SMs/8; ranks++ {
 			shares, err := EvenShares(gpu, ranks, grant)
@@ -108,23 +108,22 @@ func TestDivide(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		ranks   int
-		share   ShareMode
-		overlap float64
+		share   string
 		ceiling float64
 		want    string
 	}{
-		{"one rank has it all", 1, ShareEven, 1, 100, "132/null"},
-		{"two", 2, ShareEven, 1, 100, "66/50 66/50"},
-		{"three", 3, ShareEven, 1, 100, "44/33.333334 44/33.333334 44/33.333334"},
-		{"eight: the first two have a TPC more", 8, ShareEven, 1, 100, "18/13.636364 18/13.636364 16/12.121213 16/12.121213 16/12.121213 16/12.121213 16/12.121213 16/12.121213"},
-		{"overlap 2 of four is two's", 4, ShareEven, 2, 100, "66/50 66/50 66/50 66/50"},
-		{"overlap above the ranks is the GPU", 2, ShareEven, 3, 100, "132/null 132/null"},
-		{"the ceiling bounds", 2, ShareEven, 2, 40, "52/39.393940 52/39.393940"},
-		{"no cap", 2, ShareNone, 2, 100, "132/null 132/null"},
-		{"no cap but the ceiling", 1, ShareNone, 2, 50, "66/50"},
+		{"one rank has it all", 1, "even", 100, "132/null"},
+		{"two", 2, "even", 100, "66/50 66/50"},
+		{"three", 3, "even", 100, "44/33.333334 44/33.333334 44/33.333334"},
+		{"eight: the first two have a TPC more", 8, "even", 100, "18/13.636364 18/13.636364 16/12.121213 16/12.121213 16/12.121213 16/12.121213 16/12.121213 16/12.121213"},
+		{"overlap 2 of four is two's", 4, "overlap:2", 100, "66/50 66/50 66/50 66/50"},
+		{"overlap above the ranks is the GPU", 2, "overlap:3", 100, "132/null 132/null"},
+		{"the ceiling bounds", 2, "overlap:2", 40, "52/39.393940 52/39.393940"},
+		{"no cap", 2, "none", 100, "132/null 132/null"},
+		{"no cap but the ceiling", 1, "none", 50, "66/50"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			shares, err := EvenShares(h200, c.ranks, Grant{Share: c.share, Overlap: c.overlap, Ceiling: c.ceiling})
+			shares, err := EvenShares(h200, c.ranks, Grant{Share: mustRule(t, c.share), Ceiling: c.ceiling})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +140,7 @@ func TestDivide(t *testing.T) {
 }
 
 func TestManyRanksGetWhatTheDriverGives(t *testing.T) {
-	shares, err := EvenShares(h200, 48, Grant{Share: ShareEven, Overlap: 1, Ceiling: 100})
+	shares, err := EvenShares(h200, 48, Grant{Share: Overlap(1), Ceiling: 100})
 	if err != nil {
 		t.Fatal(err)
 	}

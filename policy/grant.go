@@ -35,15 +35,6 @@ const (
 	FailRunWithout onFailure = "run_without"
 )
 
-// ShareMode is how the SMs of a GPU are divided among its ranks.
-type ShareMode string
-
-// ShareEven is even shares in whole TPCs, ShareNone is no cap. The third mode is a percentage, like "25%".
-const (
-	ShareEven ShareMode = "even"
-	ShareNone ShareMode = "none"
-)
-
 // keepLogs is when the logs of a job's daemons outlive the job.
 type keepLogs string
 
@@ -85,8 +76,7 @@ const (
 type Grant struct {
 	Scope      Scope
 	Compute    computeMode
-	Share      ShareMode
-	Overlap    float64 // 1 to 48: how many times the SMs are assigned; 2 is NVIDIA's 100/(0.5 n)
+	Share      ShareRule
 	Ceiling    float64 // the daemon's own limit: no rank exceeds this percentage of a GPU, above 0 to 100
 	OnFailure  onFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
@@ -103,10 +93,11 @@ type Grant struct {
 	MaxClients    int     // 1 to 60: the maximum of ranks on a GPU, if MPS serves that many there
 }
 
-// DefaultGrant is the grant of an empty block. Overlap 2 was the fastest with real programs (docs/rationale.md).
+// DefaultGrant is the grant of an empty block. Overlap 2 is NVIDIA's 100/(0.5 n), and was the fastest with real
+// programs (docs/rationale.md).
 func DefaultGrant() Grant {
 	return Grant{
-		Scope: ScopeJob, Compute: computeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100, OnFailure: failDrain,
+		Scope: ScopeJob, Compute: computeExclusive, Share: Overlap(2), Ceiling: 100, OnFailure: failDrain,
 		DrainGrace: 10 * time.Second, Hold: 30 * time.Second, Pause: 5 * time.Second, KeepLogs: keepNever,
 		Unplaced: unplacedShare, ShareGPU: shareTurns, MemoryOverlap: 1, MaxClients: MaxClients,
 	}

@@ -50,7 +50,6 @@ func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 var inOrderOfWidth = map[string][]string{
 	"compute_mode":   {"exclusive_process", "unchanged"},
 	"share":          {"even", "overlap:1.5", "overlap:48", "none"},
-	"overlap":        {"1", "1.333333", "48"},
 	"ceiling":        {"1", "1.333333", "100"},
 	"memory":         {"1536M", "1T", "none"},
 	"memory_overlap": {"1", "1.333333", "48"},
@@ -98,7 +97,7 @@ func TestReadGrant(t *testing.T) {
 	for content, want := range map[string]string{
 		`{"on_failure":"requeue"}`:                `cannot read grant: on_failure is "requeue": want drain or run_without`,
 		`{"scope":""}`:                            `cannot read grant: scope is "": want job or gpu`,
-		`{"overlap":"1e1"}`:                       `cannot read grant: overlap is "1e1": want a number from 1 to 48`,
+		`{"ceiling":"1e1"}`:                       `cannot read grant: ceiling is "1e1": want a number from 1 to 100`,
 		`{"ceiling":"100.1"}`:                     `cannot read grant: ceiling is "100.1": want a number from 1 to 100`,
 		`{"max_clients":"61"}`:                    `cannot read grant: max_clients is "61": want a whole number from 1 to 60`,
 		`{"hold":"11m"}`:                          `cannot read grant: hold is "11m": want a time like 10s, up to 10m0s`,
@@ -128,8 +127,8 @@ func TestAListNarrows(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := o.narrow(rule, []string{"share"})
-			if (err == nil) != allowed || allowed && got.Rule().String() != option {
-				t.Errorf("the rule gives %s, and the option is %s: %v, %v", given, option, got.Rule(), err)
+			if (err == nil) != allowed || allowed && got.Share.String() != option {
+				t.Errorf("the rule gives %s, and the option is %s: %v, %v", given, option, got.Share, err)
 			}
 		}
 	}

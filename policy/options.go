@@ -81,6 +81,8 @@ func readOption(item string, given map[string]string) error {
 	switch {
 	case item == "":
 		return errors.New("an option is empty: want NAME=VALUE, separated by commas")
+	case name == "overlap": // an attribute of an older policy
+		return errors.New("overlap is a form of share: write share=overlap:F")
 	case !known:
 		return fmt.Errorf("there is no option %s: want %s", quote(name), strings.Join(OptionNames(), ", "))
 	case !assigned || value == "":

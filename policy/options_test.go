@@ -18,7 +18,7 @@ func TestParseOptions(t *testing.T) {
 		"  ":                            "",
 		"share=even":                    "share=even",
 		"scope=gpu,share=even":          "scope=gpu,share=even",
-		"overlap=1.5 , share=overlap:2": "share=overlap:2,overlap=1.5",
+		"ceiling=50 , share=overlap:2":  "share=overlap:2,ceiling=50",
 		"mem=8G":                        "memory=8G",
 		"mem=8GiB":                      "memory=8GiB",
 		"memory=even,drain_grace=1m30s": "memory=even,drain_grace=1m30s",
@@ -48,12 +48,13 @@ func TestBadOptions(t *testing.T) {
 		{"share=even,share=none", `cannot read options "share=even,share=none": share is given twice`},
 		{"mem=8G,memory=8G", `cannot read options "mem=8G,memory=8G": memory is given twice`},
 		{"share=half", `cannot read options "share=half": share is "half": want none, even, overlap:F, PCT% or a list like 3:1`},
-		{"share=0%", `cannot read options "share=0%": share is "0%": want none, even, overlap:F, PCT% or a list like 3:1`},
+		{"share=0%", `cannot read options "share=0%": share is "0%": want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
 		{"share=weight:2", `cannot read options "share=weight:2": share is "weight:2": want none, even, overlap:F, PCT% or a list like 3:1`},
 		{"scope=node", `cannot read options "scope=node": scope is "node": want job or gpu`},
-		{"overlap=0", `cannot read options "overlap=0": overlap is "0": want a number from 1 to 48`},
-		{"overlap=NaN", `cannot read options "overlap=NaN": overlap is "NaN": want a number from 1 to 48`},
-		{"overlap=1e1", `cannot read options "overlap=1e1": overlap is "1e1": want a number from 1 to 48`},
+		{"overlap=2", `cannot read options "overlap=2": overlap is a form of share: write share=overlap:F`},
+		{"ceiling=0", `cannot read options "ceiling=0": ceiling is "0": want a number from 1 to 100`},
+		{"ceiling=NaN", `cannot read options "ceiling=NaN": ceiling is "NaN": want a number from 1 to 100`},
+		{"ceiling=1e1", `cannot read options "ceiling=1e1": ceiling is "1e1": want a number from 1 to 100`},
 		{"ceiling=101", `cannot read options "ceiling=101": ceiling is "101": want a number from 1 to 100`},
 		{"mem=8", `cannot read options "mem=8": memory is "8": want none, even, or a size of whole MiB, like 8G or 16384M`},
 		{"max_clients=1.5", `cannot read options "max_clients=1.5": max_clients is "1.5": want a whole number from 1 to 60`},
@@ -83,8 +84,8 @@ func TestNarrow(t *testing.T) {
 		err  string
 	}{
 		{"", given, ""},
-		{"share=even", with(func(g *Grant) { g.Overlap = 1 }), ""},
-		{"overlap=1.5,share=even", with(func(g *Grant) { g.Overlap = 1.5 }), ""},
+		{"share=even", with(func(g *Grant) { g.Share = Overlap(1) }), ""},
+		{"share=overlap:1.5", with(func(g *Grant) { g.Share = Overlap(1.5) }), ""},
 		{"ceiling=80,max_clients=1,scope=gpu", with(func(g *Grant) { g.MaxClients, g.Scope = 1, ScopeGPU }), ""},
 		{"mem=1.5G", with(func(g *Grant) { g.Memory.mib = 1536 }), ""},
 		{"keep_logs=never,drain_grace=0s,hold=0s,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Hold, g.Low = keepNever, 0, 0, true }), ""},
@@ -93,7 +94,6 @@ func TestNarrow(t *testing.T) {
 		{"share=none", Grant{}, "cannot take share=none: the rule gives overlap:2, and an option can only narrow that"},
 		{"share=25%", Grant{}, "cannot take share=25%: the rule gives overlap:2, and an option can only narrow that"},
 		{"share=overlap:2.5", Grant{}, "cannot take share=overlap:2.5: the rule gives overlap:2, and an option can only narrow that"},
-		{"overlap=2.1", Grant{}, "cannot take overlap=2.1: the rule gives 2, and an option can only narrow that"},
 		{"ceiling=80.000001", Grant{}, "cannot take ceiling=80.000001: the rule gives 80, and an option can only narrow that"},
 		{"mem=none", Grant{}, "cannot take memory=none: the rule gives 8192M, and an option can only narrow that"},
 		{"mem=8193M", Grant{}, "cannot take memory=8193M: the rule gives 8192M, and an option can only narrow that"},
@@ -127,7 +127,7 @@ func TestNarrow(t *testing.T) {
 
 // For any text of a user, the result is one printable sentence, or a grant that is no wider than the given grant.
 func FuzzOptions(f *testing.F) {
-	for _, seed := range []string{"", "share=even,scope=gpu,mem=8G", "share=none", "mem=1G,share=70%,30%", "share=3:1.5", "overlap=48,memory_overlap=1.5,ceiling=1", "drain_grace=1h,,\x00", "max_clients=08,priority=low,hold=9s,keep_logs=never"} {
+	for _, seed := range []string{"", "share=even,scope=gpu,mem=8G", "share=none", "mem=1G,share=70%,30%", "share=3:1.5", "share=overlap:48,memory_overlap=1.5,ceiling=1", "drain_grace=1h,,\x00", "max_clients=08,priority=low,hold=9s,keep_logs=never"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -141,7 +141,8 @@ func FuzzOptions(f *testing.F) {
 		if again, err := ParseOptions(o.String()); err != nil || again.String() != o.String() {
 			t.Errorf("%q is read as %q, and that as %q, %v", text, o, again, err)
 		}
-		for _, given := range []Grant{DefaultGrant(), {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: keepNever, Compute: computeExclusive, Low: true}} {
+		for _, given := range []Grant{DefaultGrant(), {Share: ShareRule{kind: shareNone}, Ceiling: 1, MemoryOverlap: 1,
+			MaxClients: 1, KeepLogs: keepNever, Compute: computeExclusive, Low: true}} {
 			g, err := o.narrow(given, OptionNames())
 			if err == nil && isWider(g, given) {
 				t.Errorf("%q makes %+v of %+v", text, g, given)
@@ -157,20 +158,20 @@ func isWider(g, given Grant) bool {
 			return true
 		}
 	}
-	return g.Overlap > 48
+	return g.Share.amount > 100*one
 }
 
 func TestDecide(t *testing.T) {
 	grant := func(name string, holds bool) Rule {
 		return Rule{
-			Name: name, Allow: []string{"overlap"}, When: func(Input) (bool, error) { return holds, nil },
+			Name: name, Allow: []string{"share"}, When: func(Input) (bool, error) { return holds, nil },
 			Result: func(Input) (Grant, string, error) { return DefaultGrant(), "", nil },
 		}
 	}
 	gather := func(r Request) Input { return r }
 	asks := &Trigger{Constraint: "mps", Comment: "mps", Option: true}
 	narrowed := DefaultGrant()
-	narrowed.Overlap = 1
+	narrowed.Share = Overlap(1)
 	for _, c := range []struct {
 		name   string
 		policy Policy
@@ -182,10 +183,10 @@ func TestDecide(t *testing.T) {
 		{"not asked", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Requested: []string{"nomps"}, Comment: "mpsx"}}, Decision{}},
 		{"asked, no rule", Policy{Trigger: asks, Bind: gather}, Request{Job: Job{HasOption: true}}, Decision{Requested: true, Denied: "no rule of this site's policy is for this job"}},
 		{"by constraint", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Requested: []string{"x", "mps"}}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
-		{"by comment", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Comment: "mps:overlap=1"}}, Decision{Requested: true, Rule: "a", Grant: narrowed}},
-		{"by option", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Option: "overlap=3"}},
-			Decision{Requested: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
-		{"a comment that no trigger reads", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Comment: "mps:overlap=9"}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
+		{"by comment", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{Comment: "mps:share=even"}}, Decision{Requested: true, Rule: "a", Grant: narrowed}},
+		{"by option", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Option: "share=overlap:3"}},
+			Decision{Requested: true, Rule: "a", Denied: "cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that"}},
+		{"a comment that no trigger reads", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Comment: "mps:share=overlap:9"}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
 	} {
 		if got := c.policy.Decide(c.r); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)

@@ -156,19 +156,20 @@ func (r ShareRule) String() string {
 	return r.list
 }
 
-// Rule returns the grant's rule for each rank of a GPU.
-func (g Grant) Rule() ShareRule {
-	factor := int64(PercentFrom(max(g.Overlap, 1)))
-	fixed, _ := ParseShare(string(g.Share))
-	switch {
-	case fixed.kind == sharePercent || fixed.list != "":
-		return fixed
-	case g.Share == ShareNone:
-		return ShareRule{kind: shareNone}
-	case factor == one:
+// Overlap returns the rule by which each rank gets factor times an even part, with factor from 1 to 48.
+func Overlap(factor float64) ShareRule {
+	if factor == 1 {
 		return ShareRule{kind: shareEven}
 	}
-	return ShareRule{kind: shareOverlap, amount: factor}
+	return ShareRule{kind: shareOverlap, amount: int64(PercentFrom(factor))}
+}
+
+// overlaps returns how many times the shares of all ranks of a GPU add up to it, in millionths.
+func (r ShareRule) overlaps() int64 {
+	if r.kind == shareOverlap {
+		return r.amount
+	}
+	return one
 }
 
 // EffectiveRule returns the rule for a rank: the user's if there is one, otherwise the policy's.

@@ -330,25 +330,6 @@ func TestEffectiveRule(t *testing.T) {
 	}
 }
 
-func TestGrantRule(t *testing.T) {
-	for _, c := range []struct {
-		grant Grant
-		want  string
-	}{
-		{DefaultGrant(), "overlap:2"},
-		{Grant{Share: ShareEven, Overlap: 1}, "even"},
-		{Grant{Share: ShareEven}, "even"},
-		{Grant{Share: ShareEven, Overlap: 1.5}, "overlap:1.5"},
-		{Grant{Share: ShareNone, Overlap: 2}, "none"},
-		{Grant{Share: "25%", Overlap: 2}, "25%"},
-		{Grant{Share: "3:1", Overlap: 2}, "3:1"},
-	} {
-		if got := c.grant.Rule().String(); got != c.want {
-			t.Errorf("%+v has the rule %s, want %s", c.grant, got, c.want)
-		}
-	}
-}
-
 func BenchmarkSplit48(b *testing.B) {
 	rule := mustRule(b, strings.Repeat("3:2:1:", 15)+"3:2:1")
 	for b.Loop() {

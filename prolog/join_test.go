@@ -108,7 +108,6 @@ func TestJobsOfAUserShareADaemon(t *testing.T) {
 var sameDaemon = map[string]string{
 	"compute_mode":   "the mode of a shared GPU stays as it is",
 	"share":          "the wrapper and TaskProlog set it for each rank",
-	"overlap":        "a part of share",
 	"memory":         "the wrapper and TaskProlog set it for each rank",
 	"memory_overlap": "a part of memory",
 	"priority":       "the wrapper and TaskProlog set it for each rank",

@@ -29,7 +29,7 @@ func TestFormOfTheShippedFiles(t *testing.T) {
 func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
 	var a answer
 	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
-	a.Verdict.Grant.MemoryOverlap, a.Verdict.Grant.Overlap = 4.0/3, 4.0/3
+	a.Verdict.Grant.MemoryOverlap, a.Verdict.Grant.Share = 4.0/3, policy.Overlap(4.0/3)
 	if err := (query{gpu: "H200", ranks: 4}).place(&a, ""); err != nil || len(a.Ranks) != 4 {
 		t.Errorf("%d ranks, %v", len(a.Ranks), err)
 	}

@@ -230,7 +230,7 @@ func (q query) place(a *answer, driver string) error {
 	g := a.Verdict.Grant
 	model.Clients = min(g.MaxClients, policy.ClientsOf(driver))
 	planned := plan.Request{
-		Model: model, GPUs: max(q.gpus, 1), Ranks: q.ranks, Share: g.Rule(), Memory: g.Memory,
+		Model: model, GPUs: max(q.gpus, 1), Ranks: q.ranks, Share: g.Share, Memory: g.Memory,
 		Overcommit: g.MemoryOverlap, Ceiling: policy.PercentFrom(g.Ceiling),
 	}
 	a.Ranks, err = planned.Answer()

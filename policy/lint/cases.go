@@ -151,11 +151,8 @@ func (e *expectation) read(r *policyfile.Reader, block *hcl.Block) {
 func (e *expectation) readGrant(r *policyfile.Reader, block *hcl.Block) {
 	var grant policy.Grant
 	given := r.Grant(block.Body, &grant)
-	if given["overlap"] != nil && given["share"] == nil {
-		grant.Share = policy.ShareEven // overlap = F alone expects overlap:F
-	}
 	for _, s := range grant.Settings() {
-		if given[s.Name] != nil || s.Name == "share" && grant.Share != "" {
+		if given[s.Name] != nil {
 			e.grant = append(e.grant, s)
 		}
 	}

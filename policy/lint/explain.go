@@ -103,10 +103,8 @@ func attributes(rule policyfile.RuleInfo, g policy.Grant, e *policyfile.Evidence
 	usual := policy.DefaultGrant().Settings()
 	for i, setting := range g.Settings() {
 		a := AttributeTrace{Setting: setting, Default: setting == usual[i]}
-		for _, name := range []string{a.Name, "overlap"} {
-			if expr := rule.Settings[name]; expr != nil && (name == a.Name || a.Name == "share") {
-				a.With = variablesIn(expr, e.Context)
-			}
+		if expr := rule.Settings[a.Name]; expr != nil {
+			a.With = variablesIn(expr, e.Context)
 		}
 		all = append(all, a)
 	}

@@ -64,10 +64,10 @@ rule "odd" {
 }
 rule "rest" {
   when  = true
-  allow = ["overlap"]
+  allow = ["share"]
   grant {}
 }`)
-	x := Explain(compiled, policy.Request{Job: policy.Job{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"}})
+	x := Explain(compiled, policy.Request{Job: policy.Job{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:share=even"}})
 	want := `true: --constraint names "mps"
 policy.hcl:9 teaching false
   && is false
@@ -81,7 +81,7 @@ policy.hcl:13 odd false
         local.large is false [{local.large false}]
     || is false
       job.uid < 1000 is false [{job.uid 2001}]
-      job.comment == "a  b" is false [{job.comment "mps:overlap=1"}]
+      job.comment == "a  b" is false [{job.comment "mps:share=even"}]
 policy.hcl:18 rest true
   true is true []
 -> rule "rest": granted share=even
@@ -89,7 +89,7 @@ policy.hcl:18 rest true
 	if got := shown(x); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if len(x.Grant) == 0 || x.Options.String() != "overlap=1" {
+	if len(x.Grant) == 0 || x.Options.String() != "share=even" {
 		t.Errorf("grant %v, options %v", x.Grant, x.Options)
 	}
 	if leaves := x.Rules[1].When.Leaves(); len(leaves) != 4 || leaves[2].Source != "job.uid < 1000" {
@@ -139,7 +139,7 @@ rule "r" {
 		}
 		delete(want, a.Name)
 	}
-	if len(want) > 0 || len(x.Grant) != len(policy.Attributes())-1 { // share has overlap
+	if len(want) > 0 || len(x.Grant) != len(policy.Attributes()) {
 		t.Errorf("%d attributes, and not %v", len(x.Grant), want)
 	}
 }

@@ -27,10 +27,10 @@ func Write(w io.Writer, all []policyfile.Diagnostic, colour bool) error {
 //	Error: Unusable value 99
 //
 //	  on policy.hcl line 5, column 15, in rule "r":
-//	   5:     overlap = 99
-//	                    ^^
+//	   5:     max_clients = 99
+//	                        ^^
 //
-//	  overlap: want a number from 1 to 48
+//	  max_clients: want a whole number from 1 to 60
 func long(d policyfile.Diagnostic, colour bool) string {
 	red, bold, plain, severity, in := "", "", "", "Error", ""
 	if d.Warning {

@@ -15,9 +15,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
-func ticketOfOneH200(share policy.ShareMode, overlap, ceiling float64) lease.Ticket {
+func ticketOfOneH200(share policy.ShareRule, ceiling float64) lease.Ticket {
 	grant := policy.DefaultGrant()
-	grant.Share, grant.Overlap, grant.Ceiling = share, overlap, ceiling
+	grant.Share, grant.Ceiling = share, ceiling
 	return lease.Ticket{
 		Job: lease.Job{ID: 7}, Grant: grant, Daemons: []lease.Daemon{{}},
 		Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-0", SMs: 132, TPC: 2, MemoryMiB: 143771}}},
@@ -60,7 +60,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 				for _, rank := range planned {
 					want = append(want, rank.SMs)
 				}
-				ticket := ticketOfOneH200(policy.ShareEven, 2, ceiling)
+				ticket := ticketOfOneH200(policy.Overlap(2), ceiling)
 				flag := byFlag(t, share)
 				variable, err := mpirunwrap.ReadOptions(slurm.Env{"SLURM_MPS_SHARE": share})
 				if err != nil {
@@ -76,7 +76,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, grant.Overlap, ceiling), n,
+				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, ceiling), n,
 					func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
 					t.Errorf("the policy's %s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
@@ -95,7 +95,7 @@ func TestDifferentFlagsAddUpToNoMoreThanTheGreatest(t *testing.T) {
 		return total
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	ticket := ticketOfOneH200(policy.ShareEven, 1, 100)
+	ticket := ticketOfOneH200(policy.Overlap(1), 100)
 	for range 300 {
 		n := 1 + random.IntN(policy.Clients)
 		given := make([]int, n)

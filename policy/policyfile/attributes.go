@@ -142,6 +142,11 @@ type setting[T any] struct {
 // settings checks the attributes of a block, in the order of the table.
 func settings[T any](c *typeChecker, table []attribute[T], body hcl.Body) []setting[T] {
 	content, diags := body.Content(schemaOf(table))
+	for _, d := range diags {
+		if strings.Contains(d.Detail, `"overlap"`) {
+			d.Detail = `overlap is a form of share: write share = "overlap:F".`
+		}
+	}
 	c.wrong = append(c.wrong, diags...)
 	var all []setting[T]
 	for _, a := range table {

@@ -141,14 +141,14 @@ case "not denied" {
 }
 case "no grant" {
   expect {
-    grant { overlap = 2 }
+    grant { share = "overlap:2" }
   }
 }
 case "another grant" {
   job { option = "" }
   expect {
     grant {
-      overlap     = 3
+      share       = "overlap:3"
       drain_grace = "10s"
       memory      = "2G"
     }
@@ -190,7 +190,7 @@ func TestBadCases(t *testing.T) {
 		{"version = 1\ncase \"x\" {\n  gpu { mig = job.user }\n  expect { asked = true }\n}\n", "c:3:15: Wrong type: mig is true or false, not a string"},
 		{"version = 1\ncase \"x\" {\n  expect { denied = 3 }\n}\n", "c:3:21: Wrong type: denied is true, false or a part of the reason"},
 		{"version = 1\ncase \"x\" {\n  expect { rule = job.user }\n}\n", "c:3:19: Variables not allowed: rule is constant: it cannot depend on a job"},
-		{"version = 1\ncase \"x\" {\n  expect {\n    grant { overlap = 99 }\n  }\n}\n", "c:4:23: Unusable value 99: overlap: want a number from 1 to 48"},
+		{"version = 1\ncase \"x\" {\n  expect {\n    grant { ceiling = 999 }\n  }\n}\n", "c:4:23: Unusable value 999: ceiling: want a number from 1 to 100"},
 	} {
 		_, err := lint.ParseCases([]byte(c.source), "c")
 		if err == nil || err.Error() != c.want {
@@ -364,7 +364,7 @@ func TestHugeFiles(t *testing.T) {
 func TestComplaints(t *testing.T) {
 	dir := t.TempDir()
 	for name, source := range map[string]string{
-		"b.hcl": "version = 1\nrule \"r\" {\n  when = user\n  grant {\n    overlap = 99\n  }\n}\n",
+		"b.hcl": "version = 1\nrule \"r\" {\n  when = user\n  grant {\n    ceiling = 999\n  }\n}\n",
 		"a.hcl": "version = 1\nlocals {\n  x = local.y\n}\nquota {}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(source), 0o644); err != nil {
@@ -382,14 +382,14 @@ func TestComplaints(t *testing.T) {
 	}
 	want := []string{
 		`b.hcl:3:10: Unknown variable: There is no variable named "user". Did you mean job.user?`,
-		"b.hcl:5:15: Unusable value 99: overlap: want a number from 1 to 48",
+		"b.hcl:5:15: Unusable value 999: ceiling: want a number from 1 to 100",
 		`a.hcl:3:12: Unsupported attribute: there is no local named "y".`,
 		`a.hcl:5:1: Unsupported block type: Blocks of type "quota" are not expected here.`,
 	}
 	if !slices.Equal(places, want) || wrong.Error() != wrong.Diagnostics()[0].String() {
 		t.Errorf("got  %q\nwant %q", places, want)
 	}
-	if c := wrong.Diagnostics()[1]; c.In != `rule "r"` || c.Source != "    overlap = 99" || c.EndColumn != 17 {
+	if c := wrong.Diagnostics()[1]; c.In != `rule "r"` || c.Source != "    ceiling = 999" || c.EndColumn != 18 {
 		t.Errorf("%+v", c)
 	}
 	var out strings.Builder

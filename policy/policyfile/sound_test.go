@@ -319,7 +319,7 @@ func holdsRange(t *testing.T, g policy.Grant, source string) {
 			t.Fatalf("out of range: %v in\n%s", err, source)
 		}
 	}
-	ok := g.Overlap >= 1 && g.Overlap <= 48 && g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 &&
+	ok := g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 &&
 		g.MemoryOverlap <= 48 && g.MaxClients >= 1 && g.MaxClients <= 60 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
 	if !ok {
 		t.Fatalf("out of range: %+v in\n%s", g, source)

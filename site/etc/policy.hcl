@@ -12,7 +12,7 @@ rule "mps" {
   when = true
 
   # Options that users may lower, in --mps=… or --comment=mps:….
-  allow = ["scope", "share", "overlap", "ceiling", "memory", "priority", "max_clients"]
+  allow = ["scope", "share", "ceiling", "memory", "priority", "max_clients"]
 
   # Every attribute may be left out; the values here are the defaults.
   grant {

@@ -31,7 +31,7 @@ var daemon7 = lease.Daemon{Devices: []site.UUID{gpuA}, PipeDir: "/run/slurm-mps/
 // good is a node where all is well: job 7 has GPU 0 with two clients of its daemon, and no job has GPU 1.
 func good() Node {
 	seven, ceiling := uint32(7), 100.0
-	ticket := &lease.Ticket{Grant: policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}}
+	ticket := &lease.Ticket{Grant: policy.Grant{Share: policy.Overlap(1), Ceiling: 100}}
 	mib := 4096
 	client := func(pid int) Client {
 		return Client{PID: pid, Command: "lmp", Server: 101, Percent: policy.PercentFrom(50), SMs: 66, MemoryMiB: &mib}
@@ -157,11 +157,11 @@ func TestJudge(t *testing.T) {
 			n.GPUs[0].Processes = n.GPUs[0].Processes[:2]
 		}, ""},
 		{"two clients have the whole GPU each under overlap 2", func(n *Node) {
-			n.Jobs[0].ticket.Grant.Overlap = 2
+			n.Jobs[0].ticket.Grant.Share = policy.Overlap(2)
 			n.Jobs[0].Devices[0].Clients[0].Percent, n.Jobs[0].Devices[0].Clients[1].Percent = 0, 0
 		}, ""},
 		{"a rule without shares", func(n *Node) {
-			n.Jobs[0].ticket.Grant.Share = policy.ShareNone
+			n.Jobs[0].ticket.Grant.Share, _ = policy.ParseShare("none")
 			n.Jobs[0].Devices[0].Clients[0].Percent = 0
 		}, ""},
 		{"a client without a limit of memory", func(n *Node) { n.Jobs[0].Devices[0].Clients[0].MemoryMiB = nil },

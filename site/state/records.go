@@ -214,7 +214,7 @@ func (j *Job) granted(t lease.Ticket) {
 	if t.RefusalReason != "" {
 		return
 	}
-	j.Share, j.Memory, j.Ceiling = t.Grant.Rule().String(), t.Grant.Memory.String(), policy.PercentFrom(t.Grant.Ceiling)
+	j.Share, j.Memory, j.Ceiling = t.Grant.Share.String(), t.Grant.Memory.String(), policy.PercentFrom(t.Grant.Ceiling)
 }
 
 // obeys takes the job's state from a lease.

@@ -60,7 +60,7 @@ func round(gpus int) plan {
 	return func(rank placement) string {
 		gpu, place := rank.local%gpus, rank.local/gpus
 		beside := (rank.size - gpu + gpus - 1) / gpus
-		shares, err := policy.EvenShares(h200, beside, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
+		shares, err := policy.EvenShares(h200, beside, policy.Grant{Share: policy.Overlap(1), Ceiling: 100})
 		if err != nil {
 			return err.Error()
 		}
@@ -103,7 +103,7 @@ type launchCluster struct {
 func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Helper()
 	o.PrologFlags = "Alloc"
-	s := &launchCluster{name: name, Cluster: e2e.NewCluster(t, testnode.Default("overlap = 1", `unplaced = "deny"`), o), confined: o.ConstrainDevices}
+	s := &launchCluster{name: name, Cluster: e2e.NewCluster(t, testnode.Default(`share = "even"`, `unplaced = "deny"`), o), confined: o.ConstrainDevices}
 	// A job in these tests makes many launches.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
@@ -351,7 +351,7 @@ func TestPlacementsOfConfinedTasks(t *testing.T) {
 func (s *launchCluster) bound() {
 	four := []int{4}
 	quarter := policy.Percent(0)
-	if shares, err := policy.EvenShares(h200, 4, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}); err == nil {
+	if shares, err := policy.EvenShares(h200, 4, policy.Grant{Share: policy.Overlap(1), Ceiling: 100}); err == nil {
 		quarter = shares[3].Percent // a rank that knows only the maximum number of ranks takes the smallest share
 	}
 	first, second := "0 "+quarter.String(), "1 "+quarter.String()

@@ -138,7 +138,7 @@ func (p testNode) ask(d lease.Daemon, line string) string {
 // Eight ranks run on two GPUs. Status prints the SMs that CUDA gave each rank, the pids that the driver and the
 // daemon report, and the daemon's limits.
 func TestStatusAgrees(t *testing.T) {
-	policy := testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`, `drain_grace = "1s"`)
+	policy := testnode.Default("ceiling = 50", `share = "even"`, `memory = "even"`, `drain_grace = "1s"`)
 	p := newTestNode(t, policy, node.H200, node.H200, node.H200)
 	p.Must(0, p.Job(7, "0,1"), "prolog")
 	told := map[int]int{} // the number of SMs by pid, as CUDA reports it
@@ -501,20 +501,21 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 		want       string
 	}{
 		{"nothing", nil, func(s scene) { s.Ranks(3, "spin", "-ms", "1", "-for", "100") }, ""},
-		{"ranks of an even share", []string{"overlap = 1", `memory = "even"`}, func(s scene) { s.Ranks(3, "spin", "-ms", "1", "-for", "100") }, ""},
+		{"ranks of an even share", []string{`share = "even"`, `memory = "even"`},
+			func(s scene) { s.Ranks(3, "spin", "-ms", "1", "-for", "100") }, ""},
 		{"a process without MPS", []string{unchanged}, func(s scene) { s.Client(7, "spin", "-ms", "1", "-for", "100"); s.bare() }, "process-without-mps"},
 		{"a client of another daemon", []string{unchanged}, func(s scene) {
 			own := filepath.Join(filepath.Dir(s.Root), "own")
 			s.start(own, 0)
 			s.bare("CUDA_MPS_PIPE_DIRECTORY=" + own)
 		}, "client-of-another-daemon daemon-not-of-a-lease process-without-mps"}, // the process is that daemon's server
-		{"a client without a share", []string{"overlap = 1"},
+		{"a client without a share", []string{`share = "even"`},
 			func(s scene) { s.Ranks(2, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-share"},
-		{"a client with a share that CUDA ignores", []string{"overlap = 1"}, func(s scene) {
+		{"a client with a share that CUDA ignores", []string{`share = "even"`}, func(s scene) {
 			s.Ranks(2, "spin", "-ms", "1", "-for", "100")
 			s.bare(s.pipe(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=0")
 		}, "client-without-share"},
-		{"a client with a share of its own", []string{"overlap = 1"}, func(s scene) {
+		{"a client with a share of its own", []string{`share = "even"`}, func(s scene) {
 			s.Ranks(2, "spin", "-ms", "1", "-for", "100")
 			s.bare(s.pipe(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=80")
 		}, ""},

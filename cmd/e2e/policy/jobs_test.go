@@ -42,18 +42,18 @@ rule "mps" {
 		extra []string
 		want  string
 	}{
-		{"the option alone", []string{"SPANK_MPS="}, "job even 2 100 16"},
-		{"the option with options", []string{"SPANK_MPS=share=even,scope=gpu,ceiling=50"}, "gpu even 1 50 16"},
-		{"the comment", []string{"SLURM_JOB_COMMENT=mps"}, "job even 2 100 16"},
-		{"the comment with options", []string{"SLURM_JOB_COMMENT=mps:max_clients=4"}, "job even 2 100 4"},
-		{"both", []string{"SLURM_JOB_COMMENT=mps:max_clients=4", "SPANK_MPS=scope=gpu"}, "gpu even 2 100 4"},
+		{"the option alone", []string{"SPANK_MPS="}, "job overlap:2 100 16"},
+		{"the option with options", []string{"SPANK_MPS=share=even,scope=gpu,ceiling=50"}, "gpu even 50 16"},
+		{"the comment", []string{"SLURM_JOB_COMMENT=mps"}, "job overlap:2 100 16"},
+		{"the comment with options", []string{"SLURM_JOB_COMMENT=mps:max_clients=4"}, "job overlap:2 100 4"},
+		{"both", []string{"SLURM_JOB_COMMENT=mps:max_clients=4", "SPANK_MPS=scope=gpu"}, "gpu overlap:2 100 4"},
 	} {
 		job := p.Job(7, "0,1")
 		job.Features, job.Extra = "a100", c.extra
 		p.Must(0, job, "prolog")
 		ticket := p.Ticket(7)
 		g := ticket.Grant
-		if got := fmt.Sprint(g.Scope, " ", g.Share, " ", g.Overlap, " ", g.Ceiling, " ", g.MaxClients); got != c.want || ticket.Rule != "mps" {
+		if got := fmt.Sprint(g.Scope, " ", g.Share.String(), " ", g.Ceiling, " ", g.MaxClients); got != c.want || ticket.Rule != "mps" {
 			t.Errorf("%s: rule %q gives %s, want %s", c.name, ticket.Rule, got, c.want)
 		}
 		p.Must(0, job, "epilog")
@@ -70,7 +70,7 @@ rule "small" {
 }
 rule "mine" {
   when  = job.partition == "main"
-  allow = ["overlap"]
+  allow = ["share"]
   grant {}
 }
 `, node.H200, node.H200)
@@ -80,7 +80,7 @@ rule "mine" {
 		want       string
 	}{
 		{"0,1", "small", []string{"SLURM_JOB_COMMENT=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
-		{"0", "mine", []string{"SPANK_MPS=overlap=3"}, "cannot take overlap=3: the rule gives 2, and an option can only narrow that"},
+		{"0", "mine", []string{"SPANK_MPS=share=overlap:3"}, "cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that"},
 		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
 		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"},
 			`cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want ` + strings.Join(policy.OptionNames(), ", ")},
@@ -195,7 +195,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 		t.Errorf("rule %q", ticket.Rule)
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = 49\n  }\n}\n")
+	p.Write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    ceiling = 101\n  }\n}\n")
 	p.Must(0, p.Job(8, "0"), "prolog")
 	if ticket := p.Ticket(8); ticket.Rule != "more" || ticket.RefusalReason != "" {
 		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
@@ -211,7 +211,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 // If a rule fails for a job, MPS is denied to this job only, and its ticket has the place of the mistake. No prolog
 // fails.
 func TestARuleThatFailsForAJob(t *testing.T) {
-	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
+	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    ceiling = 100 * length(job.gpus) - 99\n  }\n}\n", node.H200)
 	p.Must(0, p.Job(7, "0,1"), "prolog")
 	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Unusable value 51: overlap: want a number from 1 to 48: tell the site's admins"
 	if ticket := p.Ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {

@@ -515,7 +515,7 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 //
 // Contract: U2
 func TestAReportAtTheEndOfABatchScript(t *testing.T) {
-	c := e2e.NewCluster(t, testnode.Default("overlap = 2"), lab.Options{PrologFlags: "Alloc"})
+	c := e2e.NewCluster(t, testnode.Default(`share = "overlap:2"`), lab.Options{PrologFlags: "Alloc"})
 	ranks := c.Client() + " spin -ms 5 -for 3"
 	id := c.Batch(strings.Join([]string{
 		"srun -n4 " + c.Wrap("info"),

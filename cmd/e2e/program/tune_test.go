@@ -49,7 +49,7 @@ while :; do sleep 0.05; done
 // tuning is job 7, which has one simulated GPU and the rule "even".
 func tuning(t *testing.T) testNode {
 	t.Helper()
-	p := newTestNode(t, testnode.Default("overlap = 1"), node.H200)
+	p := newTestNode(t, testnode.Default(`share = "even"`), node.H200)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	p.Write(p.program(), byShare)
 	if err := os.Chmod(p.program(), 0o755); err != nil {
@@ -179,7 +179,7 @@ func TestTuneRefuses(t *testing.T) {
 
 // In a job of a real Slurm, srun starts the ranks of each run.
 func TestTuneUnderSlurm(t *testing.T) {
-	c := e2e.NewCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	c := e2e.NewCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	program := filepath.Join(c.Top, "program")
 	if err := node.WriteProgram(program, []byte(byShare)); err != nil {
 		t.Fatal(err)

@@ -133,7 +133,7 @@ func (p *realPrograms) run(script string, args ...string) (string, time.Duration
 // Programs that users run without the wrapper, with it, and as ensembles are clients of MPS. Each program sees as
 // many SMs as its share has.
 func TestRealPrograms(t *testing.T) {
-	p := newPrograms(t, "overlap = 1")
+	p := newPrograms(t, `share = "even"`)
 	half := "export SLURM_MPS_SHARE=50%\n"
 	for _, c := range []struct {
 		name, before, script string
@@ -204,7 +204,7 @@ func TestRealNumbers(t *testing.T) {
 // All members of an ensemble do the same work and end well: in slots, in one srun, and without MPS. With MPS, members
 // have their share of the SMs.
 func TestRealEnsemble(t *testing.T) {
-	p := newPrograms(t, "overlap = 1")
+	p := newPrograms(t, `share = "even"`)
 	const members = 128
 	slots := fmt.Sprintf("seq %d | xargs -P16 -I{} mpirun-wrap --slots=16 $PROGRAMS member", members)
 	steps := fmt.Sprintf("srun -n16 mpirun-wrap sh -c 'for i in $(seq %d); do $PROGRAMS member; done'", members/16)

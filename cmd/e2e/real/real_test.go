@@ -129,7 +129,7 @@ func (p testNode) holdsModes(job uint32) {
 // A whole job with a real daemon. A second prolog adopts the daemon, a rank sees the SMs of the ceiling, and a second
 // epilog succeeds.
 func TestRealLife(t *testing.T) {
-	p := realTestNode(t, "ceiling = 50", "overlap = 1")
+	p := realTestNode(t, "ceiling = 50", `share = "even"`)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	p.holdsModes(7)
 	first := p.Ticket(7)
@@ -317,10 +317,10 @@ func TestRealPlacementsOnTwoGPUs(t *testing.T) {
 func TestRealCounts(t *testing.T) {
 	for _, n := range []int{1, 3, 7, 8, 12, 48} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			p := realTestNode(t, "overlap = 1")
+			p := realTestNode(t, `share = "even"`)
 			p.Must(0, p.Job(7, "0"), "prolog")
 			device := p.Ticket(7).Devices[0]
-			shares, err := policy.EvenShares(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, n, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
+			shares, err := policy.EvenShares(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, n, policy.Grant{Share: policy.Overlap(1), Ceiling: 100})
 			if err != nil {
 				t.Fatal(err)
 			}

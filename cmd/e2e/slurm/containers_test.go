@@ -43,7 +43,7 @@ exec unshare --map-user=UID --map-group=UID --root=IMAGE "$@"' sh "$@"
 // Every recipe of docs/recipes.md for containers works with the wrapper outside of the container and inside. The
 // image holds the C library only, and the node's files are in no folder that containers share or replace.
 func TestContainers(t *testing.T) {
-	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Dir: e2e.PublicDirIn(t, "/srv")})
+	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", Dir: e2e.PublicDirIn(t, "/srv")})
 	s, image := c.First(), c.image()
 	names := strings.NewReplacer("SIM", s.Sim.Dir, "BIN", s.Bin, "IMAGE", image, "UID", fmt.Sprint(e2e.UID))
 	if err := node.WriteProgram(filepath.Join(c.Top, "container"), []byte(names.Replace(byHand))); err != nil {

@@ -18,7 +18,7 @@ import (
 
 // Every way to start four ranks on two GPUs gives each rank half a GPU.
 func TestRanksUnderSlurm(t *testing.T) {
-	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	want := []int{66, 66, 66, 66}
 	for _, launch := range []struct{ name, command string }{
 		{"srun", "srun -n4"},
@@ -213,7 +213,7 @@ func TestConstrainedDevices(t *testing.T) {
 }
 
 func TestThreeNodes(t *testing.T) {
-	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
+	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
 	for _, launch := range []string{"srun", "mpirun.openmpi"} {
 		id := c.Batch(launch+" "+c.Wrap("info"), "-N3", "--ntasks-per-node=2", "--gres=gpu:1")
 		c.Ended(id)

@@ -24,7 +24,7 @@ func TestJobsWithNamespaces(t *testing.T) {
 	}
 	for _, flags := range []string{"CLONE_NEWNS", "CLONE_NEWNS,CLONE_NEWPID", "CLONE_NEWNS,CLONE_NEWPID,CLONE_NEWUSER"} {
 		t.Run(flags, func(t *testing.T) {
-			c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc,Contain", SameName: true,
+			c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc,Contain", SameName: true,
 				Extra:     []string{"NamespaceType=namespace/linux"},
 				Namespace: "defaults:\n  auto_base_path: true\n  base_path: \"%D/spool\"\n  dirs: \"/dev/shm,/var/tmp\"\n  clone_ns_flags: \"" + flags + "\"\n"})
 			want := []int{66, 66, 66, 66}

@@ -40,7 +40,7 @@ var recipeForm = regexp.MustCompile("(?s)\\*\\*([^*]+)\\*\\*[^\n]*\n\n```sh\n(.*
 // Every block for launchers in docs/recipes.md runs as it is written. Launchers have their Debian names here, and a
 // script replaces each launcher that is not installed.
 func TestTheRecipesOfTheUsers(t *testing.T) {
-	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	bin := filepath.Join(c.Top, "recipes")
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ trigger { option = true }
 rule "mps" {
   when  = true
   allow = ["share", "scope"]
-  grant { overlap = 2 }
+  grant { share = "overlap:2" }
 }
 `
 

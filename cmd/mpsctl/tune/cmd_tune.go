@@ -196,7 +196,7 @@ func (q question) answer(call *command.Invocation) (err error) {
 func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
 	own := call.Variable("SLURM_MPS_OWN")
 	if slices.Contains(q.line, "--own") || own != "" && own != "0" {
-		return policy.DefaultGrant().Rule(), nil
+		return policy.DefaultGrant().Share, nil
 	}
 	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
 	if err != nil {
@@ -214,7 +214,7 @@ func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
 	if err != nil {
 		return policy.ShareRule{}, fmt.Errorf("cannot tune: %w", err)
 	}
-	return ticket.Grant.Rule(), nil
+	return ticket.Grant.Share, nil
 }
 
 // untilJobEnds shortens a time, so that at least a minute of the job is left. Slurm gives the end in seconds since

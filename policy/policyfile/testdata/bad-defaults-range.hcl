@@ -1,12 +1,12 @@
 version = 1
 defaults {
-  overlap = 0
+  ceiling = 0
 }
 === wrong
 Error: Unusable value 0
 
   on policy.hcl line 3, column 13, in defaults:
-   3:   overlap = 0
+   3:   ceiling = 0
                   ^
 
-  overlap: want a number from 1 to 48
+  ceiling: want a number from 1 to 100

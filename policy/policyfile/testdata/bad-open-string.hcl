@@ -5,7 +5,7 @@ rule "a" {
 }
 rule "b" {
   when = true
-  grant { overlap = 99 }
+  grant { ceiling = 999 }
 }
 === wrong
 Error: Open string

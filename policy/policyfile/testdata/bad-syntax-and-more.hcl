@@ -8,7 +8,7 @@ rule "a" {
 }
 rule "b" {
   when = job.user = "x"
-  grant { overlap = 99 }
+  grant { ceiling = 999 }
 }
 rule "c" {
   when = true

@@ -5,7 +5,7 @@ locals {
 }
 rule "a" {
   when = contains(local.staff, job.user)
-  grant { overlap = 99 }
+  grant { ceiling = 999 }
 }
 === wrong
 Error: Missing item separator

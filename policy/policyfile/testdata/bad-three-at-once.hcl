@@ -2,7 +2,7 @@ version = 1
 rule "r" {
   when = jbo.user == ""
   grant {
-    overlap = 99
+    ceiling = 999
     share   = "odd"
   }
 }
@@ -15,13 +15,13 @@ Error: Unknown variable
 
   There is no variable named "jbo". Did you mean "job"?
 
-Error: Unusable value 99
+Error: Unusable value 999
 
   on policy.hcl line 5, column 15, in rule "r":
-   5:     overlap = 99
-                    ^^
+   5:     ceiling = 999
+                    ^^^
 
-  overlap: want a number from 1 to 48
+  ceiling: want a number from 1 to 100
 
 Error: Unusable value "odd"
 

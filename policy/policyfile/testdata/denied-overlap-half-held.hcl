@@ -2,7 +2,7 @@ version = 1
 rule "r" {
   when = true
   grant {
-    overlap = min(job.ntasks, 48)
+    share = "overlap:${min(job.ntasks, 48)}"
   }
 }
 === job {"NTasks": 3}
@@ -10,4 +10,4 @@ rule "r": granted share=overlap:3
 === job {"NTasks": 4000}
 rule "r": granted share=overlap:48
 === job {}
-rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Unusable value 0: overlap: want a number from 1 to 48: tell the site's admins
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:13: Unusable value "overlap:0": share: want a factor from 1 to 48, with at most six decimals, like overlap:2: tell the site's admins

@@ -5,7 +5,7 @@ trigger {
 rule "r" {
   when = true
   grant {
-    overlap     = min(48, max(1, floor(job.ntasks / max(1, length(job.gpus)) / 2)))
+    share       = "overlap:${min(48, max(1, floor(job.ntasks / max(1, length(job.gpus)) / 2)))}"
     max_clients = min(48, max(1, ceil(job.ntasks / max(1, length(job.gpus)))))
     ceiling     = 100 - 10 * (job.ntasks % 3)
   }

@@ -3,14 +3,14 @@ trigger {
   option = true
 }
 defaults {
-  overlap     = 1
+  share       = "even"
   max_clients = length(job.gpus) > 1 ? 8 : 16
   keep_logs   = "on_failure"
 }
 rule "own" {
   when = job.user == "a"
   grant {
-    overlap = 3
+    share = "overlap:3"
   }
 }
 rule "fixed" {

@@ -13,7 +13,7 @@ rule "r" {
   when = local.trusted
   grant {
     max_clients = lookup(local.limit, job.account, 2)
-    overlap     = try(local.limit[job.account], 1)
+    share       = "overlap:${try(local.limit[job.account], 1)}"
   }
 }
 === job {"HasOption": true, "User": "anna", "Account": "chem"}

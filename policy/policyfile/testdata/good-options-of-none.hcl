@@ -4,7 +4,7 @@ trigger {
 }
 rule "r" {
   when  = true
-  allow = ["share", "overlap", "memory", "compute_mode", "priority"]
+  allow = ["share", "memory", "compute_mode", "priority"]
   grant {
     share        = "none"
     compute_mode = "unchanged"
@@ -17,9 +17,9 @@ rule "r": granted compute_mode=unchanged share=none priority=low
 rule "r": granted compute_mode=unchanged share=even priority=low
 === job {"HasOption": true, "Option": "share=overlap:48"}
 rule "r": granted compute_mode=unchanged share=overlap:48 priority=low
-=== job {"HasOption": true, "Option": "overlap=5"}
-rule "r": granted compute_mode=unchanged share=none priority=low
-=== job {"HasOption": true, "Option": "share=even,overlap=5"}
+=== job {"HasOption": true, "Option": "share=5%"}
+rule "r": granted compute_mode=unchanged share=5% priority=low
+=== job {"HasOption": true, "Option": "share=overlap:5"}
 rule "r": granted compute_mode=unchanged share=overlap:5 priority=low
 === job {"HasOption": true, "Option": "mem=even"}
 rule "r": granted compute_mode=unchanged share=none memory=even priority=low

@@ -5,7 +5,7 @@ trigger {
 }
 rule "r" {
   when  = true
-  allow = ["scope", "share", "overlap", "memory", "priority", "max_clients", "drain_grace", "hold", "keep_logs", "ceiling", "memory_overlap"]
+  allow = ["scope", "share", "memory", "priority", "max_clients", "drain_grace", "hold", "keep_logs", "ceiling", "memory_overlap"]
   grant {
     memory         = "8G"
     memory_overlap = 2
@@ -26,12 +26,12 @@ rule "r": denied: cannot take share=overlap:3: the rule gives overlap:2, and an 
 rule "r": denied: cannot take share=none: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "share=50%"}
 rule "r": denied: cannot take share=50%: the rule gives overlap:2, and an option can only narrow that
-=== job {"HasOption": true, "Option": "overlap=1"}
+=== job {"HasOption": true, "Option": "share=overlap:1"}
 rule "r": granted share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
-=== job {"HasOption": true, "Option": "overlap=2"}
+=== job {"HasOption": true, "Option": "share=overlap:2"}
 rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
-=== job {"HasOption": true, "Option": "overlap=2.000001"}
-rule "r": denied: cannot take overlap=2.000001: the rule gives 2, and an option can only narrow that
+=== job {"HasOption": true, "Option": "share=overlap:2.000001"}
+rule "r": denied: cannot take share=overlap:2.000001: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "mem=4G"}
 rule "r": granted ceiling=80 memory=4096M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "mem=9G"}
@@ -69,7 +69,7 @@ rule "r": granted ceiling=80 memory=8192M max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "memory_overlap=3"}
 rule "r": denied: cannot take memory_overlap=3: the rule gives 2, and an option can only narrow that
 === job {"HasOption": true, "Option": "compute_mode=unchanged"}
-rule "r": denied: cannot take compute_mode=unchanged: this site's policy lets this job set scope, share, overlap, memory, priority, max_clients, drain_grace, hold, keep_logs, ceiling, memory_overlap alone
+rule "r": denied: cannot take compute_mode=unchanged: this site's policy lets this job set scope, share, memory, priority, max_clients, drain_grace, hold, keep_logs, ceiling, memory_overlap alone
 === job {"HasOption": true, "Option": "scope=gpu, share=even"}
 rule "r": granted scope=gpu share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "share=even,share=even"}
@@ -82,7 +82,7 @@ rule "r": denied: cannot read options "share": share has no value: want share=VA
 rule "r": denied: cannot read options "=": there is no option "": want OPTIONS
 === job {"HasOption": true, "Option": "on_failure=run_without"}
 rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want OPTIONS
-=== job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "overlap=1"}
+=== job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "share=overlap:1"}
 rule "r": granted scope=gpu share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "scope=gpu"}
 rule "r": granted scope=gpu ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure

@@ -3,7 +3,7 @@ trigger {
   option = true
 }
 defaults {
-  overlap = 3
+  share = "overlap:3"
 }
 rule "courses" {
   when = job.user == "ada"
@@ -17,8 +17,7 @@ rule "pairs" {
 rule "twice" {
   when = job.user == "eve"
   grant {
-    share   = "even"
-    overlap = 2
+    share = "overlap:2"
   }
 }
 rule "overlap" {

@@ -16,8 +16,7 @@ rule "ensembles" {
   grant {
     scope          = "gpu"
     compute_mode   = "exclusive_process"
-    share          = "even"
-    overlap        = 2
+    share          = "overlap:2"
     ceiling        = 100
     memory         = "even"
     memory_overlap = 1.5

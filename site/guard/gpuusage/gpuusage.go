@@ -138,7 +138,7 @@ func (l line) recordJob(log zerolog.Logger) error {
 			if err != nil {
 				return ""
 			}
-			return ticket.Grant.Rule().String()
+			return ticket.Grant.Share.String()
 		}
 	}
 	if o.samplers, err = samplers(l.library, o.ticket.Devices); err != nil {

@@ -72,7 +72,7 @@ type recorder struct {
 func newRecorder(o options) *recorder {
 	r := &recorder{options: o, clients: clients{read: o.read}, began: time.Now()}
 	r.report = describe(o.lease)
-	r.report.Share = o.ticket.Grant.Rule().String()
+	r.report.Share = o.ticket.Grant.Share.String()
 	for _, d := range o.ticket.Devices {
 		r.report.GPUs = append(r.report.GPUs, usage.GPU{
 			Index: d.Minor, UUID: d.UUID, Name: d.Name, SMs: d.SMs, MemoryMiB: d.MemoryMiB,

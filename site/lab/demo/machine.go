@@ -39,7 +39,7 @@ rule "teaching" {
 
 rule "all" {
   when  = true
-  allow = ["share", "overlap", "memory"]
+  allow = ["share", "memory"]
   grant {
     share = "overlap:2"
   }

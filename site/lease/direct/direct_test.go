@@ -17,7 +17,7 @@ func fill(v reflect.Value, text string, n *int) {
 	*n++
 	if grant, is := v.Addr().Interface().(*policy.Grant); is {
 		*grant = policy.DefaultGrant()
-		grant.Overlap, grant.Low, grant.MaxClients = 1.333333, true, *n
+		grant.Share, grant.Low, grant.MaxClients = policy.Overlap(1.333333), true, *n
 		return
 	}
 	switch v.Kind() {

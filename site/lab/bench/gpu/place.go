@@ -32,7 +32,7 @@ func (l *lane) open(ctx context.Context, r record.Rule, n int) (place, error) {
 	case record.Bare:
 		return l.openBare(ctx, r, n)
 	case record.Ours:
-		return l.openOurs(ctx, r.Name, fmt.Sprintf("overlap = %g", r.Overlap))
+		return l.openOurs(ctx, r.Name, fmt.Sprintf(`share = "overlap:%g"`, r.Overlap))
 	}
 	return l.openNone(), nil
 }

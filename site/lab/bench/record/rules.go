@@ -49,7 +49,7 @@ func (r Rule) Shares(gpu policy.GPU, n int) []int {
 	all := slices.Repeat([]int{gpu.SMs}, n)
 	if r.Daemon == Ours {
 		grant := policy.DefaultGrant()
-		grant.Overlap = r.Overlap
+		grant.Share = policy.Overlap(r.Overlap)
 		shares, err := policy.EvenShares(gpu, n, grant)
 		if err != nil {
 			panic(err) // impossible, because the GPU is valid and the grant is constant
