@@ -390,10 +390,14 @@ func TestDefaultDirectory(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	other := []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(n.home, "mps"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(n.home, "mps")}
 	ends(0, n.start(other, "sh", "-c", "mkdir -p mps; nvidia-cuda-mps-control -d; echo start_server -uid 2001 | nvidia-cuda-mps-control"))
-	theirs, err := n.Below(n.home + "/")
-	if err != nil || len(theirs) != 2 {
-		t.Fatalf("%v, %v", theirs, err)
-	}
+	var theirs []proc.Process
+	n.Until("daemon of the user's and its server", func() (there bool) {
+		var err error
+		if theirs, err = n.Below(n.home + "/"); err != nil {
+			t.Fatal(err)
+		}
+		return len(theirs) == 2
+	})
 	p := n.start(other, n.spin("60")...)
 	ready(p)
 	if got := n.serving(2); got != 2 {
