@@ -26,7 +26,7 @@ func Write(w io.Writer, all []policyfile.Diagnostic, colour bool) error {
 //
 //	Error: Unusable value 99
 //
-//	  on policy.hcl line 5, column 15, in rule "r":
+//	  on policy.hcl line 5, column 19, in rule "r":
 //	   5:     max_clients = 99
 //	                        ^^
 //
