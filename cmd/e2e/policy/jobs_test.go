@@ -81,7 +81,7 @@ rule "mine" {
 	}{
 		{"0,1", "small", []string{"SLURM_JOB_COMMENT=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
 		{"0", "mine", []string{"SPANK_MPS=share=overlap:3"}, "cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that"},
-		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
+		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set share alone"},
 		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"},
 			`cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want ` + strings.Join(policy.OptionNames(), ", ")},
 		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` +
@@ -201,7 +201,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
 	}
 	p.Must(0, p.Job(8, "0"), "epilog")
-	want := `"error":"` + more + ":5:15: Unusable value 49: overlap: want a number from 1 to 48\""
+	want := `"error":"` + more + ":5:15: Unusable value 101: ceiling: want a number from 1 to 100\""
 	if log := p.Log(); strings.Count(log, want) != 1 {
 		t.Errorf("the log has it %d times, want once: %s\n%s", strings.Count(log, want), want, log)
 	}
@@ -213,7 +213,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 func TestARuleThatFailsForAJob(t *testing.T) {
 	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    ceiling = 100 * length(job.gpus) - 99\n  }\n}\n", node.H200)
 	p.Must(0, p.Job(7, "0,1"), "prolog")
-	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Unusable value 51: overlap: want a number from 1 to 48: tell the site's admins"
+	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Unusable value 101: ceiling: want a number from 1 to 100: tell the site's admins"
 	if ticket := p.Ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
 		t.Errorf("rule %q, refused %q, want %q", ticket.Rule, ticket.RefusalReason, want)
 	}
