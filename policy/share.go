@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// ShareRule is how much of its GPU each rank gets. The zero rule means that the user gave no rule: EffectiveRule
-// replaces it, and SplitSMs refuses it. Rules can be compared with ==.
+// ShareRule is how much of its GPU each rank gets. The zero rule means that the user gave no rule. SplitSMs
+// refuses it. Rules can be compared with ==.
 type ShareRule struct {
 	kind shareKind
 	// amount is a factor, a percentage or the sum of a list's percentages in millionths, or a number of SMs.
@@ -170,20 +170,6 @@ func (r ShareRule) overlaps() int64 {
 		return r.amount
 	}
 	return one
-}
-
-// EffectiveRule returns the rule for a rank: the user's if there is one, otherwise the policy's.
-//
-// A user's rule replaces the policy's rule completely, and only the ceiling bounds it (SplitSMs does that). The
-// policy's rule is the default of a site and not a limit, because a rank can remove the percentage from its own
-// environment. So it would be useless to refuse a user's 30% when the policy's even share is 25%. The limit is the
-// ceiling: the daemon enforces it and no client can lift it (measured: a client that asks a daemon with 50 % for 80 %
-// gets 50 %).
-func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
-	if userRule == (ShareRule{}) {
-		return policyRule
-	}
-	return userRule
 }
 
 // SplitSMs divides g among the ranks of one GPU by a rule: element i of the result is the share of the rank with

@@ -310,22 +310,15 @@ func TestSplitOfLists(t *testing.T) {
 	}
 }
 
-func TestEffectiveRule(t *testing.T) {
-	policyRule, unsaid := mustRule(t, "overlap:2"), ShareRule{}
-	if got := EffectiveRule(policyRule, unsaid); got != policyRule {
-		t.Errorf("a user who gives no rule has %q", got)
-	}
-	for _, user := range mustRules(t, "none even overlap:4 3:1:1 30% 90%") {
-		rule := EffectiveRule(policyRule, user)
-		if rule != user {
-			t.Errorf("a user who gives %s has %s", user, rule)
-		}
+// No rule of a user gives more than the site's ceiling.
+func TestTheCeilingBoundsEachRule(t *testing.T) {
+	for _, rule := range mustRules(t, "none even overlap:4 3:1:1 30% 90%") {
 		shares, err := SplitSMs(h200, rule, 3, 40*one)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got, highest := shares[0].SMs, h200.SMsAt(40*one); got > highest {
-			t.Errorf("a user who gives %s has %d SMs, the ceiling gives %d", user, got, highest)
+			t.Errorf("a user who gives %s has %d SMs, the ceiling gives %d", rule, got, highest)
 		}
 	}
 }

@@ -40,9 +40,9 @@ func check(call *command.Invocation) *cobra.Command {
 
 // checked is a policy that can be used.
 type checked struct {
-	OK    bool                  `json:"ok"`
-	Files []string              `json:"files"`
-	Rules []policyfile.RuleInfo `json:"rules"`
+	OK    bool              `json:"ok"`
+	Files []string          `json:"files"`
+	Rules []policyfile.Rule `json:"rules"`
 	// Warnings are valid parts of the policy that have no effect.
 	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
 }

@@ -99,11 +99,11 @@ func Explain(c *policyfile.Compiled, r policy.Request) Explanation {
 }
 
 // attributes lists the attributes of the grant of a rule.
-func attributes(rule policyfile.RuleInfo, g policy.Grant, e *policyfile.Evidence) (all []AttributeTrace) {
+func attributes(rule policyfile.Rule, g policy.Grant, e *policyfile.Evidence) (all []AttributeTrace) {
 	usual := policy.DefaultGrant().Settings()
 	for i, setting := range g.Settings() {
 		a := AttributeTrace{Setting: setting, Default: setting == usual[i]}
-		if expr := rule.Settings[a.Name]; expr != nil {
+		if expr := rule.Setting(a.Name); expr != nil {
 			a.With = variablesIn(expr, e.Context)
 		}
 		all = append(all, a)

@@ -28,7 +28,7 @@ func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
 
 // neverTried returns the rules after a rule that matches every job.
 func neverTried(c *policyfile.Compiled) (found hcl.Diagnostics) {
-	var last *policyfile.RuleInfo
+	var last *policyfile.Rule
 	for _, r := range c.Rules() {
 		if last != nil {
 			found = append(found, policyfile.Mistake(r.Where, "Never tried",

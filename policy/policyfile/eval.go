@@ -92,13 +92,13 @@ func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, failed
 	return v, nil
 }
 
-func (r *rule) holds(given policy.Input) (bool, error) {
-	v, err := given.(*Evidence).Value(r.when, cty.Bool)
+func (r *Rule) holds(given policy.Input) (bool, error) {
+	v, err := given.(*Evidence).Value(r.When, cty.Bool)
 	return err == nil && v.True(), err
 }
 
 // gives returns the grant with its values checked, or the reason why the job has none.
-func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
+func (r *Rule) gives(given policy.Input) (policy.Grant, string, error) {
 	e := given.(*Evidence)
 	if r.deny != nil {
 		v, err := e.Value(r.deny, cty.String)

@@ -22,21 +22,23 @@ import (
 type Compiled struct {
 	policy policy.Policy
 	files  []file
-	rules  []rule
+	rules  []Rule
 	fixed  map[string]cty.Value // the locals that do not depend on the job
 	locals []*local             // those that depend on the job and that rules name, each after those that it names
 }
 
-// RuleInfo is a rule's name, place and expressions.
-type RuleInfo struct {
+// Rule is a rule block.
+type Rule struct {
 	Name   string `json:"name"`
 	File   string `json:"file"`
 	Line   int    `json:"line"`
 	Denies bool   `json:"denies"`
 
-	Where    hcl.Range                       `json:"-"` // of the name
-	When     hclsyntax.Expression            `json:"-"`
-	Settings map[string]hclsyntax.Expression `json:"-"` // the attributes of its grant, with the defaults
+	Where hcl.Range            `json:"-"` // of the name
+	When  hclsyntax.Expression `json:"-"`
+	deny  hclsyntax.Expression
+	grant []setting[policy.Grant] // the defaults, then the rule's own: the last one of a name counts
+	allow []string
 }
 
 // Policy returns the policy in the form that the prolog uses.
@@ -46,16 +48,16 @@ func (c *Compiled) Policy() policy.Policy { return c.policy }
 func (c *Compiled) Decide(r policy.Request) policy.Decision { return c.policy.Decide(r) }
 
 // Rules returns the policy's rules in their order.
-func (c *Compiled) Rules() []RuleInfo {
-	infos := make([]RuleInfo, len(c.rules))
-	for i, r := range c.rules {
-		info := RuleInfo{r.name, r.where.Filename, r.where.Start.Line, r.deny != nil, r.where, r.when, map[string]hclsyntax.Expression{}}
-		for _, s := range r.grant { // the last one counts
-			info.Settings[s.name] = s.expr
+func (c *Compiled) Rules() []Rule { return slices.Clone(c.rules) }
+
+// Setting returns the expression of an attribute of the grant, nil if the rule and the defaults have none.
+func (r *Rule) Setting(name string) (expr hclsyntax.Expression) {
+	for _, s := range r.grant {
+		if s.name == name {
+			expr = s.expr
 		}
-		infos[i] = info
 	}
-	return infos
+	return expr
 }
 
 // Parse reads a policy of one file. Mistakes are reported under this file name.
@@ -84,7 +86,7 @@ func compile(files []file) (*Compiled, error) {
 	compiled := &Compiled{files: files, rules: b.rules, fixed: b.fixed, locals: b.order}
 	compiled.policy = policy.Policy{Trigger: b.trigger, Lookups: b.needs, Bind: func(r policy.Request) policy.Input { return compiled.Bind(r) }}
 	for _, r := range b.rules {
-		pure := policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives}
+		pure := policy.Rule{Name: r.Name, Allow: r.allow, When: r.holds, Result: r.gives}
 		compiled.policy.Rules = append(compiled.policy.Rules, pure)
 	}
 	return compiled, nil
@@ -98,7 +100,7 @@ type builder struct {
 	triggers []hcl.Range
 	defaults *hcl.Block
 	blocks   []*hcl.Block // rule
-	rules    []rule
+	rules    []Rule
 }
 
 var topLevel = &hcl.BodySchema{
@@ -220,25 +222,16 @@ func (b *builder) checkNeeds() {
 			"write a trigger block, so that only jobs that ask for MPS pay for that")
 }
 
-// rule is a rule block.
-type rule struct {
-	name  string
-	where hcl.Range // of its label
-	when  hclsyntax.Expression
-	deny  hclsyntax.Expression
-	grant []setting[policy.Grant] // the defaults, then the rule's own
-	allow []string
-}
-
 var ruleSchema = &hcl.BodySchema{
 	Attributes: []hcl.AttributeSchema{{Name: "when", Required: true}, {Name: "deny"}, {Name: "allow"}},
 	Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
 }
 
-func readRule(c *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) (rule, bool) {
-	r := rule{name: block.Labels[0], where: block.LabelRanges[0]}
-	if why := word(r.name); why != "" {
-		c.mistake(r.where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
+func readRule(c *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) (Rule, bool) {
+	where := block.LabelRanges[0]
+	r := Rule{Name: block.Labels[0], File: where.Filename, Line: where.Start.Line, Where: where}
+	if why := word(r.Name); why != "" {
+		c.mistake(r.Where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
 	}
 	content, diags := block.Body.Content(ruleSchema)
 	if c.wrong = append(c.wrong, diags...); diags.HasErrors() {
@@ -248,34 +241,34 @@ func readRule(c *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]
 	deny := content.Attributes["deny"]
 	switch grants := len(content.Blocks); {
 	case grants > 1:
-		c.mistake(content.Blocks[1].DefRange, "Duplicate grant", "rule %q has a grant already", r.name)
+		c.mistake(content.Blocks[1].DefRange, "Duplicate grant", "rule %q has a grant already", r.Name)
 	case deny != nil && grants > 0:
-		c.mistake(deny.NameRange, "Grant and deny", "rule %q grants and denies: do one of them", r.name)
+		c.mistake(deny.NameRange, "Grant and deny", "rule %q grants and denies: do one of them", r.Name)
 	case deny != nil:
 		r.readDeny(c, deny)
 		if allow := content.Attributes["allow"]; allow != nil {
 			c.mistake(allow.NameRange, "Nothing to allow",
-				"rule %q grants nothing that a user's options could narrow", r.name)
+				"rule %q grants nothing that a user's options could narrow", r.Name)
 		}
 	case grants == 1:
 		r.grant = slices.Concat(defaults, settings(c, grantAttributes, content.Blocks[0].Body))
 		r.readAllow(c, content.Attributes["allow"])
 	default:
 		c.mistake(block.DefRange, "Neither grant nor deny",
-			"rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.name)
+			"rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.Name)
 	}
 	return r, true
 }
 
-func (r *rule) readWhen(c *typeChecker, attr *hcl.Attribute) {
-	r.when = expression(attr)
-	if c.typed(r.when, cty.Bool, "when is") {
-		c.constant(r.when) // a condition that always fails is refused now
+func (r *Rule) readWhen(c *typeChecker, attr *hcl.Attribute) {
+	r.When = expression(attr)
+	if c.typed(r.When, cty.Bool, "when is") {
+		c.constant(r.When) // a condition that always fails is refused now
 	}
 }
 
-func (r *rule) readDeny(c *typeChecker, attr *hcl.Attribute) {
-	r.deny = expression(attr)
+func (r *Rule) readDeny(c *typeChecker, attr *hcl.Attribute) {
+	r.deny, r.Denies = expression(attr), true
 	if !c.typed(r.deny, cty.String, "deny is the reason,") {
 		return
 	}
@@ -287,7 +280,7 @@ func (r *rule) readDeny(c *typeChecker, attr *hcl.Attribute) {
 	})
 }
 
-func (r *rule) readAllow(c *typeChecker, attr *hcl.Attribute) {
+func (r *Rule) readAllow(c *typeChecker, attr *hcl.Attribute) {
 	if attr == nil {
 		return
 	}
