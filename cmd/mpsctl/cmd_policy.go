@@ -6,7 +6,6 @@ package main
 
 import (
 	"errors"
-	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
@@ -49,10 +48,6 @@ func refused(call *command.Invocation, err error) error {
 	if !errors.As(err, &bad) {
 		return cli.RuntimeError{Err: err}
 	}
-	text := func(s command.Screen) string {
-		var b strings.Builder
-		_ = lint.Write(&b, bad.Diagnostics(), s.Colour) // a Builder takes everything
-		return b.String()
-	}
+	text := func(s command.Screen) string { return lint.Text(bad.Diagnostics(), s.Colour) }
 	return call.PrintFindings("policy", wrong{false, bad.Diagnostics()}, text, true)
 }

@@ -63,8 +63,6 @@ func (c checked) text(screen command.Screen) string {
 
 func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour bool) {
 	if len(warnings) > 0 {
-		b.WriteByte('\n')
-		_ = lint.Write(b, warnings, colour) // a Builder takes everything
-		b.WriteByte('\n')
+		b.WriteString("\n" + lint.Text(warnings, colour) + "\n")
 	}
 }

@@ -4,7 +4,6 @@ package lint
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"unicode/utf8"
 
@@ -12,14 +11,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
-// Write writes diagnostics with their source lines.
-func Write(w io.Writer, all []policyfile.Diagnostic, colour bool) error {
+// Text returns diagnostics with their source lines.
+func Text(all []policyfile.Diagnostic, colour bool) string {
 	texts := make([]string, len(all))
 	for i, d := range all {
 		texts[i] = long(d, colour)
 	}
-	_, err := io.WriteString(w, strings.Join(texts, "\n"))
-	return err
+	return strings.Join(texts, "\n")
 }
 
 // long returns a mistake with its line, and marks the part of the line:

@@ -49,10 +49,7 @@ func outcome(t *testing.T, content string) string {
 	var out strings.Builder
 	out.WriteString(source)
 	if warnings := lint.Warnings(compiled); len(warnings) > 0 {
-		out.WriteString("=== warned\n")
-		if err := lint.Write(&out, warnings, false); err != nil {
-			t.Fatal(err)
-		}
+		out.WriteString("=== warned\n" + lint.Text(warnings, false))
 	}
 	for section := range strings.SplitSeq(expected, "=== ") {
 		line, _, _ := strings.Cut(section, "\n")
@@ -83,11 +80,7 @@ func complaints(t *testing.T, err error) string {
 	if !errors.As(err, &wrong) {
 		t.Fatalf("an error without a place: %v", err)
 	}
-	var out strings.Builder
-	if err := lint.Write(&out, wrong.Diagnostics(), false); err != nil {
-		t.Fatal(err)
-	}
-	return out.String()
+	return lint.Text(wrong.Diagnostics(), false)
 }
 
 // decision is a verdict in one line. It has only those settings of a grant that are not the default.

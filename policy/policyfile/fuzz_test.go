@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -50,8 +49,8 @@ func FuzzParse(f *testing.F) {
 			if !errors.As(err, &complaint) {
 				t.Fatalf("an error of type %T", err)
 			}
-			if err := lint.Write(io.Discard, complaint.Diagnostics(), true); err != nil {
-				t.Error(err)
+			if lint.Text(complaint.Diagnostics(), true) == "" {
+				t.Error("no text")
 			}
 			return
 		}
