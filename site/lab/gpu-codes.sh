@@ -12,4 +12,4 @@ fi
 cp "$pack/codes/turn.sh" "$CODES/" && chmod -R go+rX "$CODES" || exit 1
 "$pack/real.test" -test.run '^TestRealCodes$' -test.v -test.timeout 590s 2>&1 | tee "$results/codes-log.txt"
 [ "${PIPESTATUS[0]}" = 0 ] || failed=1
-leave "$results/codes-machine.txt" '/lmp '
+leave "$results/codes-machine.txt" '/lmp -in '

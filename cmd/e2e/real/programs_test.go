@@ -173,7 +173,7 @@ func TestRealPrograms(t *testing.T) {
 // count. A daemon that is killed during its job is in the job's report.
 func TestRealNumbers(t *testing.T) {
 	p := newPrograms(t)
-	const promised = `export WANT=$(mpirun-wrap --ids=index --dry-run --json | sed 's/.*"uuid":"\([^"]*\)".*/\1/'); `
+	const promised = `export WANT=$(mpirun-wrap --dry-run --json | grep -o "GPU-[0-9a-f-]*" | head -1); `
 	for _, c := range []struct {
 		name, script, want string
 		lines              int
@@ -184,7 +184,7 @@ func TestRealNumbers(t *testing.T) {
 			fmt.Sprintf(`numbers: first=0 count=%d `, p.gpus), 2},
 		{"pins", fmt.Sprintf("for i in $(seq 0 %d); do CUDA_VISIBLE_DEVICES=$i mpirun-wrap -v $PROGRAMS member 1; done", p.gpus-1),
 			`member sms=132 gpu=GPU-`, p.gpus},
-		{"a killed daemon", "mpirun-wrap $PROGRAMS member 2000 & sleep 8; pkill -9 -u $(id -u) -f 'mps-control -d'; wait; sleep 3; mpsctl report",
+		{"a killed daemon", "mpirun-wrap $PROGRAMS member 9000 & sleep 6; pkill -9 -u $(id -u) -f 'mps-control -d'; wait; sleep 12; mpsctl report",
 			`.*The job's MPS daemon ended before the job`, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -10,7 +10,7 @@ _mpirun_wrap() {
         fi
         case ${COMP_WORDS[i]} in
             --) program=next; ((i++)); break ;;
-            --gpu | --share | --mem | --local-rank | --local-size | --slots-wait | --root) flag=${COMP_WORDS[i]} ;;
+            --gpu | --share | --mem | --ids | --local-rank | --local-size | --slots-wait | --root) flag=${COMP_WORDS[i]} ;;
             =) flag=switch ;;
             -*) ;;
             *) program=here; break ;;
@@ -21,6 +21,7 @@ _mpirun_wrap() {
         --gpu) mapfile -t COMPREPLY < <(compgen -W 'auto block cyclic all inherit' -- "$cur") ;;
         --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap:' -- "$cur") ;;
         --mem) mapfile -t COMPREPLY < <(compgen -W 'none even' -- "$cur") ;;
+        --ids) mapfile -t COMPREPLY < <(compgen -W 'uuid index' -- "$cur") ;;
         --root) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
         ?*) ;;
         *)

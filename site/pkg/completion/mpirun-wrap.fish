@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # fish completion of mpirun-wrap: the flags and their values, and then the program with the program's own completion.
-complete -c mpirun-wrap -x -a '(__fish_complete_subcommand -- --gpu --share --mem --local-rank --local-size --slots-wait --root)'
+complete -c mpirun-wrap -x -a '(__fish_complete_subcommand -- --gpu --share --mem --ids --local-rank --local-size --slots-wait --root)'
 complete -c mpirun-wrap -l gpu -x -a 'auto block cyclic all inherit' -d 'the GPU'
 complete -c mpirun-wrap -l share -x -a 'none even overlap:' -d 'the share'
 complete -c mpirun-wrap -l mem -x -a 'none even' -d 'device memory that the rank can have'
+complete -c mpirun-wrap -l ids -x -a 'uuid index' -d 'what CUDA_VISIBLE_DEVICES has'
 complete -c mpirun-wrap -l local-rank -x -d 'place on the node'
 complete -c mpirun-wrap -l local-size -x -d 'number of ranks on the node'
 complete -c mpirun-wrap -l slots -d 'take a free slot'

@@ -5,6 +5,7 @@ _arguments -S -A '-*' \
     '--gpu=[the GPU]:choice:(auto block cyclic all inherit)' \
     '--share=[the share]:share:(none even overlap\:)' \
     '--mem=[device memory that the rank can have]:size:(none even)' \
+    '--ids=[what CUDA_VISIBLE_DEVICES has]:kind:(uuid index)' \
     '--local-rank=[place on the node]:number:' \
     '--local-size=[number of ranks on the node]:number:' \
     '--slots=-[take a free slot]::number:' \
