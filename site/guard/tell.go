@@ -4,7 +4,7 @@ package guard
 
 import (
 	"fmt"
-	"math/bits"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/take"
@@ -66,12 +66,17 @@ func (g *Guard) endText(c *client, neighbours int) string {
 	if name == "" {
 		name = fmt.Sprintf("process %d", c.proc.PID)
 	}
-	link, where := "with ", "its GPU"
+	link, where, gpus := "with ", "its GPU", []string{}
 	if c.exit.raw&0x7f != 0 {
 		link = "by "
 	}
-	if i := bits.TrailingZeros64(c.gpus); i < len(g.Minors) {
-		where = fmt.Sprintf("GPU %d", g.Minors[i])
+	for i, minor := range g.Minors {
+		if c.gpus&(1<<i) != 0 {
+			gpus = append(gpus, fmt.Sprintf("GPU %d", minor))
+		}
+	}
+	if len(gpus) > 0 {
+		where = strings.Join(gpus, " or ")
 	}
 	verb := "go"
 	if neighbours == 1 {

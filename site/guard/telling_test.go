@@ -106,6 +106,8 @@ func TestEndText(t *testing.T) {
 		want       string
 	}{
 		{"rank 3", exitStatus{9, true}, 2, 3, "slurm-mps: rank 3 ended by signal 9 while GPU 5 had work; its 3 neighbours go on\n"},
+		{"rank 3", exitStatus{9, true}, 3, 3,
+			"slurm-mps: rank 3 ended by signal 9 while GPU 2 or GPU 5 had work; its 3 neighbours go on\n"},
 		{"", exitStatus{1 << 8, true}, 0, 1, "slurm-mps: process 4711 ended with status 1 while its GPU had work; its 1 neighbour goes on\n"},
 	} {
 		g.names[p] = c.name

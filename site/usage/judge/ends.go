@@ -141,7 +141,7 @@ func (r Job) ended(alike []usage.Client) string {
 			who(usage.Client{PID: first.PID, Rank: first.Rank}))
 	}
 	text := who(first) + " " + EndText(first) + "."
-	if lived := Neighbours(first, r.GPUName(first.GPU)); lived != "" {
+	if lived := Neighbours(first, r.gpusOf(first)); lived != "" {
 		text += " " + lived + "."
 	} else if first.Ending == "" && r.End.IsZero() {
 		text += " The guard holds its files."
@@ -155,6 +155,17 @@ func (r Job) GPUName(gpu int) string {
 		return "Its GPU"
 	}
 	return fmt.Sprintf("GPU %d", r.GPUs[gpu].Index)
+}
+
+// gpusOf names the GPUs of a client, which has a row for each.
+func (r Job) gpusOf(c usage.Client) string {
+	var names []string
+	for _, row := range r.Clients {
+		if row.PID == c.PID && row.Begin.Equal(c.Begin) {
+			names = append(names, r.GPUName(row.GPU))
+		}
+	}
+	return strings.Join(names, " or ")
 }
 
 // eachOnce returns one row for each client. A client of several GPUs has several rows.
