@@ -81,13 +81,13 @@ func TestIgnoredVariables(t *testing.T) {
 		env  slurm.Env
 		want string
 	}{
-		{slurm.Env{"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES=1: the rank's number chooses its GPU, see --gpu"},
+		{slurm.Env{"CUDA_VISIBLE_DEVICES": "1"}, `CUDA_VISIBLE_DEVICES="1": the rank's number chooses its GPU, see --gpu`},
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "2,3"}, ""},
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
 			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-0=8192M"}, ""},
-		{slurm.Env{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8G"}, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8G: give --mem, like --mem=8G"},
-		{slurm.Env{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25: give --share, like --share=25%"},
-		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"}, "CUDA_MPS_PIPE_DIRECTORY=/tmp/mine: the job has an MPS daemon"},
+		{slurm.Env{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8G"}, `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G": give --mem, like --mem=8G`},
+		{slurm.Env{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25": give --share, like --share=25%`},
+		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"}, `CUDA_MPS_PIPE_DIRECTORY="/tmp/mine": the job has an MPS daemon`},
 		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/run/slurm-mps/jobs/6/0/pipe"}, ""}, // of the job that has submitted this one
 	} {
 		p, err := Place(ticket, Rank{Task: launch.Task{LocalSize: 2, Source: "openmpi"}})
@@ -97,5 +97,9 @@ func TestIgnoredVariables(t *testing.T) {
 		if got := strings.Join(p.ignored(c.env), "; "); got != c.want {
 			t.Errorf("%v: %q, want %q", c.env, got, c.want)
 		}
+	}
+	shared := Placement{Ticket: lease.Ticket{Part: lease.Part{Gres: "mps", Units: 50, Count: 100}}}
+	if got := shared.ignored(slurm.Env{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}); got != nil {
+		t.Errorf("Slurm's own percentage of gres/mps: %q", got)
 	}
 }

@@ -77,20 +77,21 @@ func (m messages) remark(env slurm.Env, placement *Placement, options Options) {
 }
 
 // ignored returns the user's own variables of CUDA that the placement replaces, with what to do. TaskProlog has set the
-// variables of a process whose pipe folder is the daemon's, and Slurm or TaskProlog a list of all GPUs.
+// variables of a process whose pipe folder is the daemon's, and Slurm or TaskProlog a list of all GPUs. For gres/mps, Slurm
+// sets the percentage.
 func (p *Placement) ignored(env slurm.Env) (all []string) {
 	pipe := env["CUDA_MPS_PIPE_DIRECTORY"]
 	other := pipe != p.Daemon.PipeDir
 	theirs := func(name, advice string, ignored bool) {
 		if value := env[name]; value != "" && ignored {
-			all = append(all, fmt.Sprintf("%s=%s: %s", name, value, advice))
+			all = append(all, fmt.Sprintf("%s=%s: %s", name, words.Quote(value, 60), advice))
 		}
 	}
 	limit, visible := env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], env["CUDA_VISIBLE_DEVICES"]
-	few := strings.Trim(visible, "0123456789,") == "" && strings.Count(visible, ",")+1 < len(p.Ticket.Devices)
+	few := strings.Trim(visible, "0123456789,") == "" && strings.Count(visible, ",")+1 < len(p.Ticket.Devices) && p.Task.StepID == ""
 	theirs("CUDA_VISIBLE_DEVICES", "the rank's number chooses its GPU, see --gpu", few && (byItself(p.Task) || !p.Task.BySlurm()) && !p.pinned)
 	theirs("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "give --mem, like --mem=8G", !strings.Contains(limit, "-"))
-	theirs("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "give --share, like --share=25%", other)
+	theirs("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "give --share, like --share=25%", other && !p.Ticket.Part.Shared())
 	theirs("CUDA_MPS_PIPE_DIRECTORY", "the job has an MPS daemon", other && !strings.Contains(pipe, "/slurm-mps"))
 	return all
 }

@@ -52,7 +52,7 @@ func TestRanksUnderSlurm(t *testing.T) {
 		{"a user's own pins", "for i in 1 0; do CUDA_VISIBLE_DEVICES=$i " + wrapper + "-v " + c.Client() + " info -v; done",
 			`(?s)GPU 1 .*GPU by CUDA_VISIBLE_DEVICES.*GPU 0 .*GPU by CUDA_VISIBLE_DEVICES`},
 		{"a pin that a launcher's ranks do not take", "CUDA_VISIBLE_DEVICES=1 mpirun.openmpi -np 2 " + wrapper + c.Client() + " info -v",
-			`ignoring CUDA_VISIBLE_DEVICES=1: `},
+			`ignoring CUDA_VISIBLE_DEVICES="1": `},
 	} {
 		t.Run(chosen.name, func(t *testing.T) {
 			id := c.Batch(chosen.command, "-n2", "--gres=gpu:2")
