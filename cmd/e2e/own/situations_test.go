@@ -4,7 +4,7 @@
 // At the end, nothing is left of any step, and no rank has computed without MPS.
 //
 // The tests of this file are the situations in which scripts that people wrote by hand fail. They are a table in
-// docs/user.md, "Use MPS where the site has not installed it".
+// README.md.
 package own_test
 
 import (
