@@ -66,7 +66,8 @@ var changeRecipes = []changeRecipe{
 	{"A flag or a command of mpsctl", regexp.MustCompile(`no-queries`), map[string]string{
 		"docs/development.md": "the recipe", "site/lab/source/docs_test.go": "an example of a command"}},
 	{"A flag of mpirun-wrap", regexp.MustCompile(`--ids\b|setIDs`), map[string]string{
-		"docs/development.md": "the recipe", "docs/measurements/README.md": "what ran", "docs/measurements/23-h100/README.md": "what ran"}},
+		"docs/development.md": "the recipe", "docs/measurements/README.md": "what ran", "docs/measurements/23-h100/README.md": "what ran",
+		"docs/decisions/061-numbers-and-pins.md": "why"}},
 	{"An answer of the control program", regexp.MustCompile(`get_server_status`), map[string]string{
 		"docs/development.md": "the recipe", "mpirun-wrap/*_test.go": "recorded answers", "mpirun-wrap/testdata/fault-window.txt": "recorded answers"}},
 	{"A figure of the report", regexp.MustCompile(`(?i)\bdram\b|s\.DRAM`), map[string]string{
