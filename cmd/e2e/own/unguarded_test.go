@@ -108,13 +108,13 @@ func TestAHiddenChild(t *testing.T) {
 // another one read nothing.
 func TestAProcessOutside(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	all := append(n.step(7, 0, 2, n.spin("60")...), n.step(8, 0, 1, n.spin("60")...)...)
+	all := append(n.step(7, 0, 2, n.spin("600")...), n.step(8, 0, 1, n.spin("600")...)...)
 	ready(all...)
-	spin := n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
+	spin := n.CudaClient() + " spin -ms 1 -for 600 -exit-idle"
 	clean := n.start(inStep(7, 0, 1, 3), n.wrap("sh", "-c", "exec env -i LD_LIBRARY_PATH=$LD_LIBRARY_PATH "+spin)...)
 	tmpfs := fmt.Sprintf("mount -t tmpfs none %s && mount -t tmpfs none %s && exec ", n.bases()[0], n.bases()[1])
 	container := n.start(inStep(7, 0, 2, 3), n.wrap("unshare", "-Urm", "sh", "-c", tmpfs+spin)...)
-	plain := n.start(nil, n.CudaClient(), "spin", "-ms", "1", "-for", "60", "-exit-idle") // not of this step
+	plain := n.start(nil, n.CudaClient(), "spin", "-ms", "1", "-for", "600", "-exit-idle") // not of this step
 	ready(clean, container, plain)
 	for p, cause := range map[*process]string{
 		clean: "what starts it (env -i, a container) must keep CUDA_MPS_PIPE_DIRECTORY", container: "its container does not show it " + n.bases()[0],
