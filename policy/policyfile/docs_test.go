@@ -214,34 +214,57 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 	}
 }
 
-// The cases of docs/policy.md pass with the policy before them, and no policy there has a warning.
+// The cases of docs/policy.md and of the policies that a site may copy pass with the policy before or beside them. None
+// of these policies has a warning.
 func TestTheCasesOfTheDocumentHold(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var compiled *Compiled
-	pairs := 0
+	passed := 0
 	for _, m := range fenced.FindAllSubmatch(content, -1) {
 		if !strings.HasPrefix(string(m[1]), "# cases\n") {
-			compiled = parsed(t, string(m[1]))
-			if warnings := lint.Warnings(compiled); len(warnings) > 0 {
-				t.Errorf("%v in\n%s", warnings, m[1])
-			}
+			compiled = withoutWarnings(t, string(m[1]))
 			continue
 		}
-		cases, err := lint.ParseCases(m[1], "policy.md")
-		if err != nil {
+		casesHold(t, compiled, m[1])
+		passed++
+	}
+	copied, err := filepath.Glob("../../site/etc/policies/*_test.hcl")
+	if err != nil || len(copied) != 6 || passed == 0 {
+		t.Fatalf("%d policies of the document and %d to copy have cases, %v", passed, len(copied), err)
+	}
+	for _, path := range copied {
+		policy, err := os.ReadFile(strings.TrimSuffix(path, "_test.hcl") + ".hcl")
+		cases, err2 := os.ReadFile(path)
+		if err := errors.Join(err, err2); err != nil {
 			t.Fatal(err)
 		}
-		pairs++
-		for _, r := range lint.Run(compiled, cases) {
-			if !r.Passed {
-				t.Errorf("%s: %q", r.Name, r.Wrong)
-			}
+		casesHold(t, withoutWarnings(t, string(policy)), cases)
+		row := "| " + strings.TrimSuffix(filepath.Base(path), "_test.hcl") + ".hcl |"
+		if !strings.Contains(string(content), row) {
+			t.Errorf("docs/policy.md has no row %q", row)
 		}
 	}
-	if pairs < 6 {
-		t.Errorf("%d policies with cases, want the first one and five recipes", pairs)
+}
+
+func withoutWarnings(t *testing.T, source string) *Compiled {
+	compiled := parsed(t, source)
+	if warnings := lint.Warnings(compiled); len(warnings) > 0 {
+		t.Errorf("%v in\n%s", warnings, source)
+	}
+	return compiled
+}
+
+func casesHold(t *testing.T, compiled *Compiled, source []byte) {
+	cases, err := lint.ParseCases(source, "cases")
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, source)
+	}
+	for _, r := range lint.Run(compiled, cases) {
+		if !r.Passed {
+			t.Errorf("%s: %q", r.Name, r.Wrong)
+		}
 	}
 }

@@ -5,6 +5,7 @@
 package pkg
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -100,15 +101,18 @@ func TestLicenses(t *testing.T) {
 
 // TestEveryFileOfTheSite checks that each file of site/etc is packaged, at the path that its first line names.
 func TestEveryFileOfTheSite(t *testing.T) {
-	files, err := filepath.Glob("../etc/*")
-	if err != nil {
+	files, err := filepath.Glob("../etc/*.*")
+	copied, err2 := filepath.Glob("../etc/policies/*")
+	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
+	files = append(files, copied...)
 	for _, file := range files {
 		if strings.HasSuffix(file, ".go") {
 			continue
 		}
-		i := slices.IndexFunc(entries(t), func(e contents.Entry) bool { return e.Source == "site/etc/"+filepath.Base(file) })
+		source := "site" + strings.TrimPrefix(file, "..")
+		i := slices.IndexFunc(entries(t), func(e contents.Entry) bool { return e.Source == source })
 		if i < 0 {
 			t.Errorf("%s is not packaged", file)
 			continue
