@@ -14,33 +14,32 @@ import (
 	"testing"
 )
 
-// headline is a number that several pages have. Each match of form has to be one of want, which are the groups of the
-// match, divided by blanks. At least so many pages have it.
+// headline is a number that pages have. Each match of form has to be one of want, which are the groups of the
+// match, divided by blanks. One page at least has it.
 type headline struct {
 	name, form string
 	want       []string
-	pages      int
 }
 
-// TestTheHeadlinesAreOneNumber checks that a fact has the same number on all pages, and that it is the number of the
+// TestTheHeadlinesAreOneNumber checks that a fact has the same number on all pages that have it, and that it is the number of the
 // measurements.
 func TestTheHeadlinesAreOneNumber(t *testing.T) {
 	module := filepath.Join("..", "..", "..")
 	pages := texts(t, module)
 	for _, h := range headlines(t, module) {
 		form := regexp.MustCompile(`(?m)` + h.form)
-		found := 0
+		found := false
 		for _, path := range sorted(pages) {
 			matches := form.FindAllStringSubmatch(pages[path], -1)
-			found += min(1, len(matches))
+			found = found || len(matches) > 0
 			for _, m := range matches {
 				if got := strings.Join(m[1:], " "); !slices.Contains(h.want, got) {
 					t.Errorf("%s: %s: %q has %s, want %q", path, h.name, m[0], got, h.want)
 				}
 			}
 		}
-		if found < h.pages {
-			t.Errorf("%s: %d pages have it, want %d: %s", h.name, found, h.pages, h.form)
+		if !found {
+			t.Errorf("%s: no page has it: %s", h.name, h.form)
 		}
 	}
 }
@@ -58,23 +57,23 @@ func headlines(t *testing.T, module string) []headline {
 	body, model := rates(t, module, "All-pairs n-body"), rates(t, module, "Inference of a transformer")
 	times := fmt.Sprintf("%.1f", float64(body["overlap 2"])/float64(body["time-slicing"]))
 	return []headline{
-		{"random jobs", `(\d+,\d{3}) jobs, (?:from|simulated)`, []string{jobs}, 1},
-		{"findings of random jobs", `(\d+) findings\b`, []string{findings}, 1},
-		{"endings with earlier guards", `0 of (\d+,\d{3}) endings`, []string{ends}, 1},
-		{"endings with earlier guards, all lived", `(\d+,\d{3}) of (\d+,\d{3}) with earlier guards`, []string{ends + " " + ends}, 1},
-		{"endings with the guard that miscounted", `harmed (\d+) of (\d+)`, []string{harmed + " " + miscounted}, 1},
-		{"endings in turns", `(\d+ of 30)\b`, []string{turns["bare"] + " of 30", turns["guard"] + " of 30", "30 of 30"}, 3},
-		{"n-body in README", `^\| n-body, steps a second \| (.*) \| (.*) \| (.*) \|$`, []string{three(body)}, 1},
-		{"transformer in README", `^\| transformer, batches a second \| (.*) \| (.*) \| (.*) \|$`, []string{three(model)}, 1},
-		{"n-body in the quick start", `from ([\d,]+) steps a second to ([\d,]+)`, []string{thousands(body["time-slicing"]) + " " + thousands(body["overlap 2"])}, 1},
-		{"n-body in the questions, without MPS", `^\| eight, time-slicing \| \d+ \| (.*) \|$`, []string{thousands(body["time-slicing"])}, 1},
-		{"n-body in the questions", `^\| eight, slurm-mps \| [\d,]+ \| (.*) \|$`, []string{thousands(body["overlap 2"])}, 1},
-		{"gain of n-body", `(?:\*\*|n-body, 8192 bodies \| )([\d.]+) times`, []string{times}, 2},
-		{"what large products lose", `(\d+) % slower`, []string{"13"}, 3},
-		{"overlap 2, part of the best rule", `overlap 2\D*?\| (\d+) %? ?\|$`, []string{"96"}, 2},
-		{"time of make test", `(\d+) minutes on two cores`, []string{"9"}, 2},
-		{"time of make demo", `^(?:make demo|demo:).*?(\d+) s\b`, []string{"20"}, 2},
-		{"time of the quick start", `\b(\d+) minutes(?:, a site| ·)`, []string{"15"}, 2},
+		{"random jobs", `(\d+,\d{3}) jobs, (?:from|simulated)`, []string{jobs}},
+		{"findings of random jobs", `(\d+) findings\b`, []string{findings}},
+		{"endings with earlier guards", `0 of (\d+,\d{3}) endings`, []string{ends}},
+		{"endings with earlier guards, all lived", `(\d+,\d{3}) of (\d+,\d{3}) with earlier guards`, []string{ends + " " + ends}},
+		{"endings with the guard that miscounted", `harmed (\d+) of (\d+)`, []string{harmed + " " + miscounted}},
+		{"endings in turns", `(\d+ of 30)\b`, []string{turns["bare"] + " of 30", turns["guard"] + " of 30", "30 of 30"}},
+		{"n-body in README", `^\| n-body, steps a second \| (.*) \| (.*) \| (.*) \|$`, []string{three(body)}},
+		{"transformer in README", `^\| transformer, batches a second \| (.*) \| (.*) \| (.*) \|$`, []string{three(model)}},
+		{"n-body in the quick start", `from ([\d,]+) steps a second to ([\d,]+)`, []string{thousands(body["time-slicing"]) + " " + thousands(body["overlap 2"])}},
+		{"n-body in the questions, without MPS", `^\| eight, time-slicing \| \d+ \| (.*) \|$`, []string{thousands(body["time-slicing"])}},
+		{"n-body in the questions", `^\| eight, slurm-mps \| [\d,]+ \| (.*) \|$`, []string{thousands(body["overlap 2"])}},
+		{"gain of n-body", `(?:\*\*|n-body, 8192 bodies \| )([\d.]+) times`, []string{times}},
+		{"what large products lose", `(\d+) % slower`, []string{"13"}},
+		{"overlap 2, part of the best rule", `overlap 2\D*?\| (\d+) %? ?\|$`, []string{"96"}},
+		{"time of make test", `(\d+) minutes on two cores`, []string{"9"}},
+		{"time of make demo", `^(?:make demo|demo:).*?(\d+) s\b`, []string{"20"}},
+		{"time of the quick start", `\b(\d+) minutes(?:, a site| ·)`, []string{"15"}},
 	}
 }
 
