@@ -3,8 +3,10 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,21 +70,39 @@ func TestThePage(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Chdir(folder)
-		r, err := p.run(t.Context(), folder)
+		r, err := p.run(t.Context(), folder, "a1")
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.took = 90 * time.Second
+		r.Took = 90 * time.Second
 		results = append(results, r)
 	}
-	page := page("abc123", time.Unix(0, 0), results)
+	page := page("abc123", results)
 	for _, want := range []string{
-		"Commit abc123, 1970-01-01 00:00 UTC, ", "| good | ", "| 0 | 1.5 | 1 |\n", "| 3 | 1.5 | 0 |\n", "| 124 | 1.5 | 0 |\n",
-		"| sum | | | 4.5 | |\n",
+		"Commit abc123, ", "| good | ", "| 0 | 1.5 | 1 |\n", "| 3 | 1.5 | 0 |\n", "| 124 | 1.5 | 0 |\n",
+		"| sum | | | | 4.5 | |\n",
 		"Failed, and passed alone, in \"good\":\n\n* site/x TestA/one: x_test.go:12: left behind: a guard\n",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q:\n%s", want, page)
 		}
+	}
+}
+
+// A night goes on where it stopped at the same commit: a part that failed, or was of another commit, runs again.
+func TestPassedAt(t *testing.T) {
+	lines := `{"Commit":"a1","Name":"check","Code":0}
+{"Commit":"a1","Name":"walk","Code":2}
+{"Commit":"b2","Name":"soak","Code":0}
+{"Commit":"a1-dirty","Name":"fuzzers","Code":0}
+`
+	for commit, want := range map[string][]string{"a1": {"check"}, "b2": {"soak"}, "a1-dirty": nil, "c3": nil} {
+		passed, err := passedAt(commit, []byte(lines))
+		if got := slices.Sorted(maps.Keys(passed)); err != nil || !slices.Equal(got, want) {
+			t.Errorf("at %s %q have passed, want %q; %v", commit, got, want, err)
+		}
+	}
+	if _, err := passedAt("a1", []byte("no JSON\n")); err == nil {
+		t.Error("a torn line is no error")
 	}
 }

@@ -6,12 +6,16 @@
 //	nightly -again FILE...
 //
 // It prints a page with each part, its exit code, its time, and the tests that failed and passed when they ran again.
-// The page and the parts' outputs are in .build/nightly. The exit code is 0 if each part's is. With -again, the command
-// prints the tests that ran again from the files of events that gotestsum wrote; no file is an error.
+// The page and the parts' outputs are in .build/nightly. A night that was interrupted goes on at the same commit: parts
+// that have passed do not run again. The exit code is 0 if each part's is. With -again, the command prints the tests
+// that ran again from the files of events that gotestsum wrote; no file is an error.
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -47,19 +51,22 @@ var parts = []part{
 	{"walk, 26.05", "make walk SUITE=forky", 12},
 	{"tests with Slurm 24.11", "make test-slurm SUITE=trixie", 20},
 	{"tests with Slurm 26.05", "make test-slurm SUITE=forky", 20},
-	{"sweep, with the race detector", "make sweep", 80},
-	{"soak", "make soak-jobs SOAK_MINUTES=25", 32},
+	{"soak", "make soak-jobs SOAK_MINUTES=15", 22},
 	{"soak of --own", "make soak-own OWN_STARTS=400", 15},
 	{"fuzzers", "make fuzz FUZZTIME=20s", 12},
-	{"planted faults", "make mutants MUTANTS='-minutes 40'", 50},
+	{"planted faults", "make mutants MUTANTS='-minutes 25'", 35},
+	{"sweep, with the race detector", "make sweep", 80},
 }
 
-// result is what became of a part. Code is 124 for a part that took too long, as timeout(1) has it.
+// result is what became of a part at a commit. Code is 124 for a part that took too long, as timeout(1) has it. Again
+// has the tests that ran again.
 type result struct {
-	part
-	code  int
-	took  time.Duration
-	again []again
+	part         `json:"-"`
+	Commit, Name string
+	Code         int
+	Began        time.Time
+	Took         time.Duration
+	Again        []string
 }
 
 func main() {
@@ -99,29 +106,71 @@ func night(ctx context.Context, names []string) error {
 	if err != nil {
 		return fmt.Errorf("cannot read the commit: %w", err)
 	}
-	began := time.Now()
-	var results []result
-	for _, p := range chosen {
-		r, err := p.run(ctx, folder)
-		if err != nil {
-			return err
-		}
-		results = append(results, r)
-		fmt.Fprintf(os.Stderr, "nightly: %s: %d after %s\n", p.name, r.code, minutes(r.took))
-	}
-	page := page(strings.TrimSpace(string(commit)), began, results)
-	fmt.Print(page)
-	if err := os.WriteFile(filepath.Join(folder, "page.md"), []byte(page), 0o644); err != nil {
+	file := filepath.Join(folder, "results.jsonl")
+	earlier, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if failed := slices.ContainsFunc(results, func(r result) bool { return r.code != 0 }); failed {
+	at := strings.TrimSpace(string(commit))
+	passed, err := passedAt(at, earlier)
+	if err != nil {
+		return fmt.Errorf("cannot read %s: %w", file, err)
+	}
+	var results []result
+	for _, p := range chosen {
+		r, done := passed[p.name]
+		if !done {
+			if r, err = p.run(ctx, folder, at); err == nil {
+				err = appendResult(file, r)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		r.part = p
+		results = append(results, r)
+		fmt.Fprintf(os.Stderr, "nightly: %s: %d after %s\n", p.name, r.Code, minutes(r.Took))
+		if err := os.WriteFile(filepath.Join(folder, "page.md"), []byte(page(at, results)), 0o644); err != nil {
+			return err
+		}
+	}
+	fmt.Print(page(at, results))
+	if failed := slices.ContainsFunc(results, func(r result) bool { return r.Code != 0 }); failed {
 		return errors.New("not every part has passed")
 	}
 	return nil
 }
 
+// passedAt returns the last results of parts that have passed at a commit, by name. A tree with changes has none.
+func passedAt(commit string, lines []byte) (map[string]result, error) {
+	passed := map[string]result{}
+	for scan := bufio.NewScanner(bytes.NewReader(lines)); scan.Scan(); {
+		var r result
+		if err := json.Unmarshal(scan.Bytes(), &r); err != nil {
+			return nil, err
+		}
+		if r.Commit == commit && r.Code == 0 && !strings.HasSuffix(commit, "-dirty") {
+			passed[r.Name] = r
+		}
+	}
+	return passed, nil
+}
+
+func appendResult(path string, r result) error {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(append(line, '\n'))
+	return errors.Join(err, file.Close())
+}
+
 // run runs a part in a process group of its own, with its output in a file.
-func (p part) run(ctx context.Context, folder string) (result, error) {
+func (p part) run(ctx context.Context, folder, commit string) (result, error) {
 	base := filepath.Join(folder, strings.Map(plain, p.name))
 	log, err := os.Create(base + ".log")
 	if err != nil {
@@ -142,15 +191,15 @@ func (p part) run(ctx context.Context, folder string) (result, error) {
 	cmd.WaitDelay = 10 * time.Second
 	began := time.Now()
 	err = cmd.Run()
-	r := result{part: p, took: time.Since(began)}
+	r := result{part: p, Commit: commit, Name: p.name, Began: began.UTC(), Took: time.Since(began)}
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
 		return r, ctx.Err()
 	case limited.Err() != nil:
-		r.code = 124
+		r.Code = 124
 	case errors.As(err, &exit):
-		r.code = exit.ExitCode()
+		r.Code = exit.ExitCode()
 	case err != nil:
 		return r, err
 	}
@@ -163,7 +212,9 @@ func (p part) run(ctx context.Context, folder string) (result, error) {
 		if err != nil {
 			return r, err
 		}
-		r.again = append(r.again, more...)
+		for _, a := range more {
+			r.Again = append(r.Again, a.String())
+		}
 	}
 	return r, nil
 }
@@ -184,19 +235,19 @@ func plain(r rune) rune {
 	return '-'
 }
 
-func page(commit string, began time.Time, results []result) string {
+func page(commit string, results []result) string {
 	var b strings.Builder
-	at := began.UTC().Format("2006-01-02 15:04")
-	fmt.Fprintf(&b, "Commit %s, %s UTC, %d processors, kernel %s.\n\n", commit, at, processors(), kernel())
-	b.WriteString("| part | command | exit code | minutes | ran again |\n|---|---|--:|--:|--:|\n")
+	fmt.Fprintf(&b, "Commit %s, %d processors, kernel %s.\n\n", commit, processors(), kernel())
+	b.WriteString("| part | command | began (UTC) | exit code | minutes | ran again |\n|---|---|---|--:|--:|--:|\n")
 	var total time.Duration
 	for _, r := range results {
-		total += r.took
-		fmt.Fprintf(&b, "| %s | `%s` | %d | %s | %d |\n", r.name, r.line, r.code, minutes(r.took), len(r.again))
+		total += r.Took
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %d | %s | %d |\n",
+			r.name, r.line, r.Began.Format("2006-01-02 15:04"), r.Code, minutes(r.Took), len(r.Again))
 	}
-	fmt.Fprintf(&b, "| sum | | | %s | |\n", minutes(total))
+	fmt.Fprintf(&b, "| sum | | | | %s | |\n", minutes(total))
 	for _, r := range results {
-		for i, a := range r.again {
+		for i, a := range r.Again {
 			if i == 0 {
 				fmt.Fprintf(&b, "\nFailed, and passed alone, in %q:\n\n", r.name)
 			}

@@ -21,8 +21,8 @@ type headline struct {
 	want       []string
 }
 
-// TestTheHeadlinesAreOneNumber checks that a fact has the same number on all pages that have it, and that it is the number of the
-// measurements.
+// TestTheHeadlinesAreOneNumber checks that a fact has the same number on all pages that have it, and that it is the
+// number of the measurements.
 func TestTheHeadlinesAreOneNumber(t *testing.T) {
 	module := filepath.Join("..", "..", "..")
 	pages := texts(t, module)
