@@ -400,7 +400,7 @@ func TestRootSameBytes(t *testing.T) {
 		}
 		sums = append(sums, string(out))
 	}
-	if sums[0] != sums[1] || strings.Count(sums[0], "\n") != 2 {
+	if sums[0] != sums[1] || strings.Count(sums[0], "\n") < 2 { // and a pair for each Slurm whose headers are here
 		t.Errorf("two builds differ:\n%s%s", sums[0], sums[1])
 	}
 	t.Logf("\n%s", sums[0])

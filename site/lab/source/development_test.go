@@ -125,7 +125,7 @@ func TestDevelopmentHasEverySubject(t *testing.T) {
 
 // make help prints a line for each target of .PHONY.
 func TestMakeHelp(t *testing.T) {
-	out, err := exec.Command("make", "-s", "-C", "../../..", "help").Output()
+	out, err := exec.Command("make", "-s", "--no-print-directory", "-C", "../../..", "help").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
