@@ -123,6 +123,19 @@ func TestTheChangelogIsShort(t *testing.T) {
 	}
 }
 
+// TestTheDecisionsAreShort checks that each decision has 300 words at most, counted as wc -w counts them.
+func TestTheDecisionsAreShort(t *testing.T) {
+	for _, page := range documents(t) {
+		limit := 300
+		if filepath.Base(page) == "history.md" {
+			limit = 1000
+		}
+		if n := len(strings.Fields(read(t, page))); filepath.Base(filepath.Dir(page)) == "decisions" && n > limit {
+			t.Errorf("%s has %d words, and %d are the limit", page, n, limit)
+		}
+	}
+}
+
 var (
 	fences  = regexp.MustCompile("(?ms)^```.*?^```$")
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
