@@ -15,7 +15,7 @@ import (
 )
 
 // CUDA runs without MPS, and does not report it, if it does not find the daemon. A client of MPS shares pipes with its
-// server (measured: docs/decisions/023). A process without such pipes at two checks is outside of MPS.
+// server (measured: docs/measurements/13-h200). A process without such pipes at two checks is outside of MPS.
 const (
 	verifyAfter = 2 * time.Second // after it has opened its files
 	verifyAgain = 3 * time.Second // the process may still be connecting to the server
