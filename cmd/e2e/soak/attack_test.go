@@ -143,7 +143,7 @@ func (v *jobRun) attackAs(user uint32, file *os.File, line ...string) (*attackGr
 	a := &attackGroup{cmd}
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		a.end()
-		return nil, fmt.Errorf("the attack %q prints %q, %w", cmd.Args, line, err)
+		return nil, fmt.Errorf("the attack %q prints %q, %v", cmd.Args, line, err)
 	}
 	return a, nil
 }
@@ -173,7 +173,7 @@ func (v *jobRun) neverClose(user uint32, program string) (f slowFiles, err error
 	if err := unix.Mount("hostile", f.dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return f, fmt.Errorf("cannot mount a file system of a user: %w", err)
 	}
-	life := strconv.Itoa(int((2 * attackLasts).Seconds()))
+	life := strconv.Itoa(int((10 * time.Minute).Seconds())) // processes that use it may start slowly
 	if f.server, err = v.attackAs(user, device, program, "fuse", "-1", life); err != nil {
 		return f, errors.Join(err, unix.Unmount(f.dir, unix.MNT_DETACH))
 	}
