@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package launch reads a rank's place on its node from the variables that its launcher sets. Root's programs do not
+// link it.
 package launch
 
 import (
