@@ -70,7 +70,6 @@ func headlines(t *testing.T, module string) []headline {
 		{"n-body in the questions", `^\| eight, slurm-mps \| [\d,]+ \| (.*) \|$`, []string{thousands(body["overlap 2"])}},
 		{"gain of n-body", `(?:\*\*|n-body, 8192 bodies \| )([\d.]+) times`, []string{times}},
 		{"what large products lose", `(\d+) % slower`, []string{"13"}},
-		{"overlap 2, part of the best rule", `overlap 2\D*?\| (\d+) %? ?\|$`, []string{"96"}},
 		{"time of make test", `(\d+) minutes on two cores`, []string{"9"}},
 		{"time of make demo", `^(?:make demo|demo:).*?(\d+) s\b`, []string{"20"}},
 		{"time of the quick start", `\b(\d+) minutes(?:, a site| ·)`, []string{"15"}},

@@ -18,11 +18,9 @@ import (
 // Task is one rank's index on its node, as Slurm or a launcher reports it.
 type Task struct {
 	JobID uint32 // SLURM_JOB_ID; 0 outside of Slurm
-
 	// JobIDs are the jobs whose ticket the rank may use, in this order, each once. In a later component of a
 	// heterogeneous job, SLURM_JOB_ID is the leader's ID, but the prolog ran under the component's own ID.
-	JobIDs []uint32
-
+	JobIDs    []uint32
 	StepID    string // SLURM_STEP_ID of an srun's step: digits; "" in a batch script, an interactive step and outside of Slurm
 	LocalRank int    // from 0 to LocalSize-1
 	LocalSize int    // ranks of this launch on this node, at least 1
