@@ -143,9 +143,9 @@ soak-jobs: setup ## run random jobs with random faults
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
 
-# Makes the table of docs/limits.md from the data in docs/measurements/reliability. The tests write this data if
+# Makes the page of docs/measurements/reliability from the data beside it. The tests write this data if
 # RELIABILITY=FILE is set.
-reliability: ## make the table of docs/limits.md from its data
+reliability: ## make the list of tries from its data
 	go run ./site/lab/reliability
 
 check: ## gofmt, go vet and the checks of site/lab/lint

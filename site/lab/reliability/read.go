@@ -4,12 +4,7 @@ package main
 
 import (
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,35 +105,4 @@ func (s *section) add(line string) error {
 		r.remarks = append(r.remarks, fields[4])
 	}
 	return nil
-}
-
-// commentsOf returns the comments of the module's tests, each as one line.
-func commentsOf(module string) (map[string]string, error) {
-	comments := map[string]string{}
-	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() && path != module && strings.HasPrefix(entry.Name(), ".") {
-			return filepath.SkipDir
-		}
-		if !strings.HasSuffix(path, "_test.go") {
-			return nil
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
-		for _, d := range file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Doc != nil {
-				first, _, _ := strings.Cut(f.Doc.Text(), "\n\n")
-				comments[f.Name.Name] = strings.ReplaceAll(strings.TrimSpace(first), "\n", " ")
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the tests: %w", err)
-	}
-	return comments, nil
 }
