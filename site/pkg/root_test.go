@@ -59,7 +59,12 @@ mount -t tmpfs none "$1/upper" # so that a killed test leaves no files
 mkdir "$1/upper/u" "$1/upper/w"
 mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper/u,workdir=$1/upper/w" "$1/root"
 mount -t proc proc "$1/root/proc"
-mount --rbind /dev "$1/root/dev"
+mount -t tmpfs -o mode=755 dev "$1/root/dev" # this machine's may have no files of a driver, and must get none
+mkdir -m 1777 "$1/root/dev/shm"
+for device in null zero full random urandom tty; do
+    touch "$1/root/dev/$device"
+    mount --bind "/dev/$device" "$1/root/dev/$device"
+done
 mount -t tmpfs -o mode=755 run "$1/root/run"
 cp /etc/resolv.conf "$1/root/etc/resolv.conf"
 echo ready
@@ -151,6 +156,10 @@ func (r root) driver() {
 	r.write("/etc/slurm-mps/site.hcl", "mps_control = \"/opt/sim/bin/nvidia-cuda-mps-control\"\nnvml_library = \"/opt/sim/lib/libnvidia-ml.so.1\"\n")
 	r.write("/etc/slurm/gres.conf", "Name=gpu File=/dev/nvidia[0-1]\n")
 	r.write("/etc/slurm/slurm.conf", "GresTypes=gpu\nNodeName=n1 Gres=gpu:2 Feature=mps\nProlog=/usr/libexec/slurm-mps/prolog\n")
+	// The simulated driver opens its own files, and the guard looks for those in /dev.
+	for _, device := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm"} {
+		r.must(0, "touch "+device+" && mount --bind /opt/sim/node"+device+" "+device)
+	}
 	r.must(0, "useradd --uid 2001 --user-group hpc1 2>/dev/null || useradd --uid 2001 hpc1")
 }
 

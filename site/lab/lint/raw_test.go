@@ -16,22 +16,23 @@ import (
 	"testing"
 )
 
-// TestArchivesOfMeasurements checks that each archive of raw files has reproducible bytes, and that the table "Raw
-// data" of the README.md beside it describes each of its files and no other.
+// TestArchivesOfMeasurements checks that each archive of raw files has reproducible bytes, that the table "Raw data" of
+// the README.md in it describes each of its files and no other, and that the README.md beside it is short.
 func TestArchivesOfMeasurements(t *testing.T) {
 	archives, err := filepath.Glob("../../../docs/measurements/*/raw.tar.gz")
 	if err != nil || len(archives) < 5 {
 		t.Fatalf("archives %q, %v", archives, err)
 	}
 	for _, archive := range archives {
-		readme, err := os.ReadFile(filepath.Join(filepath.Dir(archive), "README.md"))
-		if err != nil {
-			t.Fatal(err)
+		beside, err := os.ReadFile(filepath.Join(filepath.Dir(archive), "README.md"))
+		if words := len(strings.Fields(string(beside))); err != nil || words > 300 {
+			t.Errorf("the README.md beside %s has %d words, and 300 may be, %v", archive, words, err)
 		}
-		described := patterns(string(readme))
+		names, readme := members(t, archive)
+		described := patterns(readme)
 		used := map[string]bool{}
-		for _, name := range members(t, archive) {
-			found := false
+		for _, name := range names {
+			found := path.Base(name) == "README.md"
 			for _, pattern := range described {
 				if match, err := path.Match(pattern, name); err != nil {
 					t.Errorf("%s: %s: %v", archive, pattern, err)
@@ -40,12 +41,12 @@ func TestArchivesOfMeasurements(t *testing.T) {
 				}
 			}
 			if !found {
-				t.Errorf("%s: the README.md beside it does not describe %s", archive, name)
+				t.Errorf("%s: the README.md in it does not describe %s", archive, name)
 			}
 		}
 		for _, pattern := range described {
 			if !used[pattern] {
-				t.Errorf("%s: the README.md beside it describes %s, which is not in it", archive, pattern)
+				t.Errorf("%s: the README.md in it describes %s, which is not in it", archive, pattern)
 			}
 		}
 	}
@@ -82,8 +83,9 @@ func patterns(readme string) (all []string) {
 	return all
 }
 
-// members returns the files of an archive. An archive of site/lab/raw.sh is sorted, and has no times and no owners.
-func members(t *testing.T, archive string) (names []string) {
+// members returns the files of an archive, and its README.md. An archive of site/lab/raw.sh is sorted, and has no times
+// and no owners.
+func members(t *testing.T, archive string) (names []string, readme string) {
 	t.Helper()
 	file, err := os.Open(archive)
 	if err != nil {
@@ -101,7 +103,7 @@ func members(t *testing.T, archive string) (names []string) {
 	for reader := tar.NewReader(unzipped); ; {
 		entry, err := reader.Next()
 		if errors.Is(err, io.EOF) {
-			return names
+			return names, readme
 		}
 		if err != nil {
 			t.Fatalf("%s: %v", archive, err)
@@ -118,5 +120,12 @@ func members(t *testing.T, archive string) (names []string) {
 		}
 		last = entry.Name
 		names = append(names, entry.Name)
+		if path.Base(entry.Name) == "README.md" {
+			content, err := io.ReadAll(reader)
+			if err != nil {
+				t.Fatalf("%s: %v", archive, err)
+			}
+			readme = string(content)
+		}
 	}
 }

@@ -54,7 +54,7 @@ func headlines(t *testing.T, module string) []headline {
 		t.Fatalf("%s endings with the guard did harm", none)
 	}
 	turns := endingsInTurns(t, module)
-	body, model := rates(t, module, "All-pairs n-body"), rates(t, module, "Inference of a transformer")
+	body, model := rates(t, module, "nbody"), rates(t, module, "transformer")
 	times := fmt.Sprintf("%.1f", float64(body["overlap 2"])/float64(body["time-slicing"]))
 	return []headline{
 		{"random jobs", `(\d+,\d{3}) jobs, (?:from|simulated)`, []string{jobs}},
@@ -168,22 +168,15 @@ func rates(t *testing.T, module, program string) map[string]int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, found := strings.Cut(string(content), "\n**"+program)
-	_, table, _ = strings.Cut(table, "\n\n| ")
-	table, _, _ = strings.Cut(table, "\n\n")
-	lines := strings.Split(table, "\n")
-	at := slices.Index(strings.Split(strings.TrimSuffix(lines[0], " |"), " | "), "n = 8")
-	if !found || at < 0 {
-		t.Fatalf("%s: no table with n = 8", program)
+	head := regexp.MustCompile(`(?m)^\| all eight ranks \| (.*) \|$`).FindStringSubmatch(string(content))
+	row := regexp.MustCompile(`(?m)^\| ` + program + `, [a-z/]+ \| (.*) \|$`).FindStringSubmatch(string(content))
+	if head == nil || row == nil {
+		t.Fatalf("%s: no row of eight ranks", program)
 	}
-	rate := regexp.MustCompile(`^\**(\d+) `)
-	all := map[string]int{}
-	for _, line := range lines[2:] {
-		cells := strings.Split(strings.Trim(line, "| "), " | ")
-		if m := rate.FindStringSubmatch(cells[at]); m != nil {
-			if all[cells[0]], err = strconv.Atoi(m[1]); err != nil {
-				t.Fatal(err)
-			}
+	all, rules := map[string]int{}, strings.Split(head[1], " | ")
+	for i, rate := range strings.Split(row[1], " | ") {
+		if all[rules[i]], err = strconv.Atoi(rate); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return all

@@ -40,7 +40,7 @@ func run(module string) error {
 
 const head = `# What was tried to break it
 
-Made by ` + "`make reliability`" + ` from [runs.tsv](runs.tsv), whose lines the tests have written; it has the dates, the notes and the lines of each test. What a test holds is its own comment in the source. [raw.tar.gz](raw.tar.gz) has each job of a soak (` + "`reliability/soak-*.txt`" + `), the last line of each fuzzer (` + "`reliability/fuzz.txt`" + `), and tables of all (` + "`reliability/tables.md`" + `). Tries, and how many failed:
+Made by ` + "`make reliability`" + ` from [runs.tsv](runs.tsv), whose lines the tests have written; it has the dates, the notes and the lines of each test. What a test holds is its own comment in the source. [raw.tar.gz](raw.tar.gz) has each job of a soak, the last line of each fuzzer, and tables of all (` + "`reliability/README.md`" + ` there). Tries, and how many failed:
 
 `
 

@@ -2,7 +2,7 @@
 
 // Command report makes the tables of docs/benchmarks.md and of the pages beside the measurements, and the plots. It
 // uses only the committed measurements. Never edit the text between its markers by hand. A test compares the pages
-// with the output of this command.
+// with the output of this command. With -long, it prints the tables that are too long for a page.
 package main
 
 import (
@@ -16,8 +16,13 @@ import (
 
 func main() {
 	docs := flag.String("docs", "docs", "folder of benchmarks.md, measurements and plots")
+	long := flag.Bool("long", false, "print the tables that no page has")
 	flag.Parse()
-	if err := run(*docs); err != nil {
+	work := run
+	if *long {
+		work = printLong
+	}
+	if err := work(*docs); err != nil {
 		fmt.Fprintf(os.Stderr, "report: %v\n", err)
 		os.Exit(1)
 	}
@@ -35,6 +40,17 @@ func run(docs string) error {
 		if err := os.WriteFile(filepath.Join(docs, path), content, 0o644); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func printLong(docs string) error {
+	d, err := readData(filepath.Join(docs, "measurements"))
+	if err != nil {
+		return err
+	}
+	for _, part := range d.long() {
+		fmt.Println(part)
 	}
 	return nil
 }

@@ -135,3 +135,19 @@ func TestEndingsInTurns(t *testing.T) {
 		t.Error("a file that is no record is accepted")
 	}
 }
+
+// The tables that no page has are of the same data.
+func TestLongTables(t *testing.T) {
+	d, err := readData(filepath.Join(docs, "measurements"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Join(d.long(), "\n")
+	for _, want := range []string{
+		"**Saturating FMA kernel**", "| overlap 2 | 95.8 %", "| 1 | nbody | overlap 3 |", "a rank's first call of CUDA", ": 166 shares,",
+	} {
+		if !strings.Contains(long, want) {
+			t.Errorf("the long tables lack %q", want)
+		}
+	}
+}

@@ -15,10 +15,37 @@ import (
 func (d data) parts() map[string]string {
 	bars, missed := d.bars()
 	return map[string]string{
-		"gains": d.gains(), "bars": bars, "missed": missed, "standings": d.standings(standingSets[1]), "standings by set": d.standingsBySet(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
-		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
-		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(), "tune": d.tuned(),
+		"gains": d.gains(), "bars": bars, "missed": missed,
+		"standings":   d.standings(standingSets[1]),
+		"eight ranks": d.eightRanks(), "slurm": d.throughSlurm(),
+		"hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
+		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(),
 	}
+}
+
+// long returns the tables that no page has.
+func (d data) long() []string {
+	return []string{d.throughput(), d.standingsBySet(), d.tuned(), d.moments(), d.swept()}
+}
+
+// eightRanks returns the rates of eight ranks, all together, by program and rule.
+func (d data) eightRanks() string {
+	head := []string{"all eight ranks"}
+	var rows [][]string
+	for _, p := range programs {
+		rows = append(rows, []string{p.name + ", " + p.unit})
+	}
+	for _, rule := range rules {
+		head = append(head, rule)
+		for i, p := range programs {
+			rate := ""
+			if c, _, ok := d.at(p.name, 8, rule); ok {
+				rate = count(record.Median(c.total))
+			}
+			rows[i] = append(rows[i], rate)
+		}
+	}
+	return table(head, rows)
 }
 
 // table returns a Markdown table.
