@@ -53,7 +53,6 @@ var changeRecipes = []changeRecipe{
 		"docs/decisions/043-parts-of-a-gpu.md":                  "what was recorded",
 		"site/slurm/shared.go":                                  "what was recorded",
 		"site/slurm/testdata/shared/README.md":                  "what was recorded",
-		"docs/measurements/reliability/README.md":               "the machines of runs.tsv",
 		"docs/policy.md":                                        "a variable that a release brought",
 		"docs/security.md":                                      "an attack that was tried",
 		"cmd/e2e/hostile/README.md":                             "an attack that was tried",
