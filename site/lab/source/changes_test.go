@@ -81,7 +81,7 @@ var changeRecipes = []changeRecipe{
 }
 
 var (
-	recipeRow  = regexp.MustCompile("(?m)^\\| (`.*?`) \\| (.+) \\|$")
+	recipeRow  = regexp.MustCompile("(?m)^\\* (`.*?`): (.+)$")
 	recipeFile = regexp.MustCompile("`([^`]+)`")
 )
 
