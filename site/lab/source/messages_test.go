@@ -40,7 +40,7 @@ func TestTheMessagesAreThePrograms(t *testing.T) {
 		}
 	}
 	pieces := 0
-	quoted := regexp.MustCompile("(?m)^\\| `([^`]+)` \\|")
+	quoted := regexp.MustCompile("(?m)^\\* `([^`]+)`:")
 	for _, m := range quoted.FindAllStringSubmatch(part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap"), -1) {
 		for _, piece := range varies.Split(m[1], -1) {
 			if piece = strings.Trim(piece, " :()"); len(piece) < 8 {
