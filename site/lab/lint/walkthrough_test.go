@@ -43,8 +43,8 @@ func TestTheWalkthroughsFunctions(t *testing.T) {
 			}
 		}
 	}
-	if walks := strings.Count(string(page), "\n1. "); walks != 4 || steps < 45 {
-		t.Errorf("the page has %d walks with %d steps, want 4 walks and 45 steps", walks, steps)
+	if walks := strings.Count(string(page), "\n1. "); walks != 3 || steps < 38 {
+		t.Errorf("the page has %d walks with %d steps, want 3 walks and 38 steps", walks, steps)
 	}
 }
 

@@ -101,7 +101,7 @@ func TestTheLabsVariables(t *testing.T) {
 // site/lab/README.md has the subject of each package of end-to-end tests, and no subject without a package.
 func TestDevelopmentHasEverySubject(t *testing.T) {
 	subjects := map[string]bool{}
-	row := regexp.MustCompile("(?m)^\\| `cmd/e2e/([a-z]+)` \\|")
+	row := regexp.MustCompile("(?m)^\\* `cmd/e2e/([a-z]+)`: ")
 	for _, m := range row.FindAllStringSubmatch(e2e.Read(t, "../../../docs/development.md"), -1) {
 		subjects[m[1]] = false
 	}
