@@ -203,7 +203,7 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 	store := lease.OpenReadOnly(paths.Run(), boot)
 	l, err := store.Read(job)
 	if errors.Is(err, lease.ErrNotFound) {
-		err = errors.New("it has no MPS on this node: describe it with flags")
+		err = errors.New("it has no MPS on this node, or it has ended: describe it with flags")
 		if ticket, ticketErr := store.ReadTicket(job); ticketErr == nil && ticket.RefusalReason != "" {
 			err = fmt.Errorf("its prolog kept no request: it was refused: %s", ticket.RefusalReason)
 		}

@@ -46,8 +46,7 @@ func (d Diagnostic) String() string {
 
 // Mistake makes a diagnostic.
 func Mistake(where hcl.Range, summary, format string, args ...any) *hcl.Diagnostic {
-	detail := fmt.Sprintf(format, args...)
-	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: detail, Subject: &where}
+	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: fmt.Sprintf(format, args...), Subject: &where}
 }
 
 // maxDiagnostics is more than a person reads. hcl finds thousands in a file that is not HCL.
@@ -80,9 +79,7 @@ func complain(diags hcl.Diagnostics, files []file) error {
 	if len(e.diagnostics) == 0 {
 		return nil
 	}
-	place := func(d Diagnostic) int {
-		return slices.IndexFunc(files, func(f file) bool { return f.name == d.File })
-	}
+	place := func(d Diagnostic) int { return slices.IndexFunc(files, func(f file) bool { return f.name == d.File }) }
 	slices.SortStableFunc(e.diagnostics, func(a, b Diagnostic) int {
 		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})

@@ -76,7 +76,11 @@ func instead(want, got cty.Type, between string) string {
 	if want.IsListType() && got.IsListType() {
 		return "a list of " + plural(want.ElementType()) + ", not of " + plural(got.ElementType())
 	}
-	return aType(want) + between + aType(got)
+	hint := ""
+	if want == cty.Number && got.IsListType() {
+		hint = ": length(…) counts a list"
+	}
+	return aType(want) + between + aType(got) + hint
 }
 
 // oneType joins types. It returns false if one of them does not fit those before it, and which.

@@ -69,7 +69,7 @@ func (n Node) GPUs() ([]site.Device, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("cannot find a GPU: %w: is it a GPU node, and does the job ask for GPUs (--gres=gpu:1)?", errNone)
+		return nil, fmt.Errorf("cannot find a GPU: %w: is it a GPU node (nvidia-smi -L), and does a Slurm job ask for GPUs (--gres=gpu:1)?", errNone)
 	}
 	slices.SortFunc(all, func(a, b site.Device) int { return cmp.Compare(a.BusID, b.BusID) })
 	return all, nil

@@ -131,7 +131,7 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 	}
 	p.Must(0, job, "epilog")
 	result = p.Ctl("policy", "explain", "--job", "7")
-	if want := "mpsctl: cannot explain job 7: it has no MPS on this node: describe it with flags\n"; result.Code != 1 || result.Output != want {
+	if want := "mpsctl: cannot explain job 7: it has no MPS on this node, or it has ended: describe it with flags\n"; result.Code != 1 || result.Output != want {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	p.Clean()

@@ -10,4 +10,4 @@ Error: Wrong type
    4:   grant { ceiling = job.gpus * 10 }
                           ^^^^^^^^
 
-  * takes a number, and this is a list
+  * takes a number, and this is a list: length(…) counts a list

@@ -13,8 +13,9 @@ who="rank $rank"
 [ -z "$rank" ] && who="process $$"
 had=$(cuda-client info -v) && did=$(cuda-client spin -ms 5 -for "${1:-0.5}") ||
     { echo "$who: CUDA fails: $had $did"; exit 1; }
-[[ "$had $did" =~ sm=([0-9]+).*uuid=([^ ]+).*kernels=([0-9]+) ]]
-echo "$who: ${BASH_REMATCH[1]} SMs of ${BASH_REMATCH[2]:0:12}, ${BASH_REMATCH[3]} kernels"
+gpu=${had#*uuid=} # the first GPU, the one that CUDA computes on
+[[ "$had $did" =~ sm=([0-9]+).*kernels=([0-9]+) ]]
+echo "$who: ${BASH_REMATCH[1]} SMs of ${gpu:0:12}, ${BASH_REMATCH[2]} kernels"
 `,
 	"killed": `#!/bin/bash
 # killed [SECONDS]: every rank computes. Then the last one is killed with SIGKILL while its kernel runs, and the others
