@@ -154,9 +154,7 @@ func settings[T any](c *typeChecker, table []attribute[T], body hcl.Body) []sett
 		if attr == nil || !c.typed(expression(attr), a.typ, a.name+" is") {
 			continue
 		}
-		c.checkBranches(expression(attr), func(v cty.Value) (summary, detail string) {
-			return a.set(new(T), v)
-		})
+		c.checkBranches(expression(attr), func(v cty.Value) (summary, detail string) { return a.set(new(T), v) })
 		all = append(all, setting[T]{a, expression(attr)})
 	}
 	return all

@@ -118,6 +118,8 @@ func (b *builder) read(f *file) {
 	for _, diag := range diags {
 		if strings.Contains(diag.Detail, `"variable"`) { // as in Terraform
 			diag.Detail += " Write locals { NAME = VALUE } and local.NAME."
+		} else if diag.Summary == "Unsupported block type" {
+			diag.Detail += " A policy has trigger, locals, defaults and rule."
 		}
 	}
 	b.wrong = append(b.wrong, diags...)
@@ -234,10 +236,20 @@ func readRule(c *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]
 		c.mistake(r.Where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
 	}
 	content, diags := block.Body.Content(ruleSchema)
-	if c.wrong = append(c.wrong, diags...); diags.HasErrors() {
+	for _, diag := range diags {
+		if diag.Summary == "Unsupported block type" {
+			diag.Detail += " A rule has grant."
+		}
+	}
+	c.wrong = append(c.wrong, diags...)
+	if when := content.Attributes["when"]; when != nil {
+		if r.When = expression(when); c.typed(r.When, cty.Bool, "when is") {
+			c.constant(r.When) // a condition that always fails is refused now
+		}
+	}
+	if diags.HasErrors() {
 		return r, false
 	}
-	r.readWhen(c, content.Attributes["when"])
 	deny := content.Attributes["deny"]
 	switch grants := len(content.Blocks); {
 	case grants > 1:
@@ -247,37 +259,27 @@ func readRule(c *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]
 	case deny != nil:
 		r.readDeny(c, deny)
 		if allow := content.Attributes["allow"]; allow != nil {
-			c.mistake(allow.NameRange, "Nothing to allow",
-				"rule %q grants nothing that a user's options could narrow", r.Name)
+			c.mistake(allow.NameRange, "Nothing to allow", "rule %q grants nothing that a user's options could narrow", r.Name)
 		}
 	case grants == 1:
 		r.grant = slices.Concat(defaults, settings(c, grantAttributes, content.Blocks[0].Body))
 		r.readAllow(c, content.Attributes["allow"])
 	default:
-		c.mistake(block.DefRange, "Neither grant nor deny",
-			"rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.Name)
+		c.mistake(block.DefRange, "Neither grant nor deny", "rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.Name)
 	}
 	return r, true
 }
 
-func (r *Rule) readWhen(c *typeChecker, attr *hcl.Attribute) {
-	r.When = expression(attr)
-	if c.typed(r.When, cty.Bool, "when is") {
-		c.constant(r.When) // a condition that always fails is refused now
-	}
-}
-
 func (r *Rule) readDeny(c *typeChecker, attr *hcl.Attribute) {
 	r.deny, r.Denies = expression(attr), true
-	if !c.typed(r.deny, cty.String, "deny is the reason,") {
-		return
+	if c.typed(r.deny, cty.String, "deny is the reason,") {
+		c.checkBranches(r.deny, func(v cty.Value) (summary, detail string) {
+			if v.AsString() == "" {
+				return "No reason", "deny is the reason, which the job is told"
+			}
+			return "", ""
+		})
 	}
-	c.checkBranches(r.deny, func(v cty.Value) (summary, detail string) {
-		if v.AsString() == "" {
-			return "No reason", "deny is the reason, which the job is told"
-		}
-		return "", ""
-	})
 }
 
 func (r *Rule) readAllow(c *typeChecker, attr *hcl.Attribute) {
@@ -291,8 +293,7 @@ func (r *Rule) readAllow(c *typeChecker, attr *hcl.Attribute) {
 	for _, item := range names.AsValueSlice() {
 		name := item.AsString()
 		if !slices.Contains(policy.OptionNames(), name) {
-			known := strings.Join(policy.OptionNames(), ", ")
-			c.mistake(attr.Expr.Range(), "Unknown option", "a user can set %s, not %q", known, name)
+			c.mistake(attr.Expr.Range(), "Unknown option", "a user can set %s, not %q", strings.Join(policy.OptionNames(), ", "), name)
 			continue
 		}
 		r.allow = append(r.allow, name)

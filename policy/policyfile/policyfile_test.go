@@ -384,7 +384,7 @@ func TestComplaints(t *testing.T) {
 		`b.hcl:3:10: Unknown variable: There is no variable named "user". Did you mean job.user?`,
 		"b.hcl:5:15: Unusable value 999: ceiling: want a number from 1 to 100",
 		`a.hcl:3:12: Unsupported attribute: there is no local named "y".`,
-		`a.hcl:5:1: Unsupported block type: Blocks of type "quota" are not expected here.`,
+		`a.hcl:5:1: Unsupported block type: Blocks of type "quota" are not expected here. A policy has trigger, locals, defaults and rule.`,
 	}
 	if !slices.Equal(places, want) || wrong.Error() != wrong.Diagnostics()[0].String() {
 		t.Errorf("got  %q\nwant %q", places, want)

@@ -7,4 +7,4 @@ Error: Unsupported block type
    2: quota "x" {}
       ^^^^^
 
-  Blocks of type "quota" are not expected here.
+  Blocks of type "quota" are not expected here. A policy has trigger, locals, defaults and rule.
