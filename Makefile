@@ -238,8 +238,9 @@ gpu-test: gpu-pack ## the tests that need a GPU
 gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
 	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
-# LAMMPS in turns without MPS, by a daemon by hand and by slurm-mps. LAMMPS is a folder with its source: Debian 13 has
-# it by "apt-get source lammps". Nothing of it is in this repository.
+# LAMMPS, or programs in PyTorch and JAX (CODES_SCRIPT=python.sh), in turns without MPS, by a daemon by hand and by
+# slurm-mps. LAMMPS is a folder with its source: Debian 13 has it by "apt-get source lammps". Nothing of it is in this
+# repository.
 LAMMPS ?= lammps
 CODES_PACK := $(BUILT)/small/gpu
 gpu-codes-pack: gpu-pack ## the files for gpu-codes, in one file
@@ -248,10 +249,10 @@ gpu-codes-pack: gpu-pack ## the files for gpu-codes, in one file
 	cp -r site/lab/codes $(CODES_PACK)/
 	cp -r $$(mpicc.openmpi -showme:incdirs | cut -d' ' -f1) $(CODES_PACK)/mpi/include
 	cp -L $$(mpicc.openmpi -showme:libdirs | cut -d' ' -f1)/libmpi.so $(CODES_PACK)/mpi/lib/
-	cp -r $(addprefix $(LAMMPS)/,src lib bench) $(CODES_PACK)/lammps/
+	test ! -d $(LAMMPS)/src || cp -r $(addprefix $(LAMMPS)/,src lib bench) $(CODES_PACK)/lammps/
 	strip $(CODES_PACK)/bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-codes.tar.xz && rm -rf $(BUILT)/small
-gpu-codes: gpu-codes-pack ## LAMMPS with and without MPS, in turns, on a GPU
+gpu-codes: gpu-codes-pack ## real codes with and without MPS, in turns, on a GPU
 	site/lab/gpu-codes.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
 
 # Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).

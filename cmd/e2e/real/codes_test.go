@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// TestRealCodes runs LAMMPS in jobs in turns: without MPS, by a control daemon that the user starts, and by slurm-mps
-// with the shipped share (site/lab/codes). CODES is the folder with lmp and turn.sh. A line for each run goes into the
-// file CODES_RESULTS; the turns go on until CODES_MINUTES have passed.
+// TestRealCodes runs LAMMPS, or programs in Python, in jobs in turns: without MPS, by a control daemon that the user
+// starts, and by slurm-mps with the shipped share (site/lab/codes). CODES is the folder with the programs, CODES_SCRIPT
+// the script in it that makes a turn, and PYTHON the interpreter. A line for each run goes into the file CODES_RESULTS;
+// the turns go on until CODES_MINUTES have passed.
 func TestRealCodes(t *testing.T) {
 	codes := os.Getenv("CODES")
 	if codes == "" {
-		t.Skip("needs LAMMPS: site/lab/gpu-codes.sh builds it and sets CODES")
+		t.Skip("needs programs: site/lab/gpu-codes.sh has them and sets CODES")
 	}
 	minutes, err := time.ParseDuration(os.Getenv("CODES_MINUTES") + "m")
 	if err != nil {
@@ -39,7 +40,8 @@ func TestRealCodes(t *testing.T) {
 			if mode == "ours" {
 				args = append(args, "--constraint=mps")
 			}
-			script := fmt.Sprintf("export CODES=%s RANKS=%q\n%s/turn.sh %s %d", codes, os.Getenv("RANKS"), codes, mode, turn)
+			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s\n%s/%s %s %d",
+				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
 			out, _ := p.run(script, args...)
 			lines := line.FindAllString(out, -1)
 			if len(lines) == 0 {
