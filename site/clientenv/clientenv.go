@@ -26,7 +26,7 @@ type Environment struct {
 	Rank    int            // in the whole step, -1 if it is none
 	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
 	Job     uint32         // 0 if it is not known
-	JobName string         // cut at 64 bytes, printable
+	JobName string         // with _TASK of a job array, cut at 64 bytes, printable
 	Shards  int            // of the step on this node, 0 for none
 	Unknown string         // why nothing is known
 	Percent policy.Percent // 0 for none
@@ -41,11 +41,10 @@ const (
 	visibleVariable = "CUDA_VISIBLE_DEVICES"
 	jobVariable     = "SLURM_JOB_ID"         // limits nothing
 	nameVariable    = "SLURM_JOB_NAME"       // limits nothing
+	taskVariable    = "SLURM_ARRAY_TASK_ID"  // limits nothing
 	shardsVariable  = "SLURM_SHARDS_ON_NODE" // mpirun-wrap divides them
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 )
-
-const maxJobName = 64
 
 // Read reads the environments of processes that must belong to the job's user, because that user's daemon
 // reports the pids. It returns one for each pid.
@@ -75,8 +74,7 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 			known[users[i]] = without(proc.ErrSilent.Error())
 		}
 	}
-	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable,
-		shardsVariable)
+	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable, taskVariable, shardsVariable)
 	environments := proc.Environments(ctx, procs, names...)
 	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
@@ -95,7 +93,8 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 func environmentIn(variables map[string]string) Environment {
 	var e Environment
 	e.Rank, e.Step = slurm.RankOf(variables)
-	e.JobName = words.Printable(variables[nameVariable][:min(len(variables[nameVariable]), maxJobName)])
+	name := strings.TrimSuffix(variables[nameVariable]+"_"+variables[taskVariable], "_")
+	e.JobName = words.Printable(name[:min(len(name), 64)])
 	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)
 	e.Job = uint32(job)
 	e.Shards, _, _ = slurm.ShardsOnNode(variables)

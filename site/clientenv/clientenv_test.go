@@ -62,6 +62,20 @@ func TestParseLimits(t *testing.T) {
 	}
 }
 
+// A task of a job array has the array's name and its own number, as in Slurm's JOB_TASK.
+func TestJobName(t *testing.T) {
+	for want, variables := range map[string]map[string]string{
+		"":                      {},
+		"relax_":                {nameVariable: "relax_"},
+		"ar.sh_1":               {nameVariable: "ar.sh", taskVariable: "1"},
+		strings.Repeat("x", 64): {nameVariable: strings.Repeat("x", 64), taskVariable: "1"},
+	} {
+		if got := environmentIn(variables).JobName; got != want {
+			t.Errorf("%v: %q, want %q", variables, got, want)
+		}
+	}
+}
+
 // A daemon is its user's, and may name any pid: the environment of a process that is not the user's stays unread.
 func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
 	own := uint32(os.Getuid())
