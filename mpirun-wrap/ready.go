@@ -27,11 +27,7 @@ type unavailableError struct {
 }
 
 func (e *unavailableError) Error() string {
-	text := e.summary()
-	if e.Do != "" {
-		text += ": " + e.Do
-	}
-	return text
+	return strings.TrimSuffix(e.summary()+": "+e.Do, ": ")
 }
 
 // summary is the error without Do.
@@ -51,7 +47,8 @@ func (p *Placement) checkDaemon(giveUp func(error)) error {
 	}
 	if !p.Daemon.Proc.RunningOr(silent) {
 		if !proc.InOwnNamespace("pid") {
-			return p.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", p.Daemon.Proc)
+			return p.off("the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script",
+				"its control daemon (%s) is gone", p.Daemon.Proc)
 		}
 		if err := p.checkSocket(socket); err != nil {
 			return err

@@ -129,7 +129,7 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 	p.Must(0, p.Job(7, "0"), "prolog")
 	d := p.killDaemon()
 	codes, said := p.Launch(1, "echo", "ran").End()
-	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, in which one process alone could use it\n", p.UUID(0), d.Proc)
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, in which one process alone could use it\n", p.UUID(0), d.Proc)
 	if codes[0] != 125 || !slices.Equal(said, []string{want}) {
 		t.Errorf("code %d, %q, want %q", codes[0], said, want)
 	}

@@ -165,7 +165,7 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	}
 	p.Gone(daemon.Proc)
 	result, err := p.Run(p.Ctx, rank, "mpirun-wrap", "true")
-	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again\n",
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script\n",
 		daemon.Devices[0], daemon.Proc)
 	if err != nil || result.Code != 125 || result.Output != want {
 		t.Errorf("got  %+v, %v\nwant %s", result, err, want)

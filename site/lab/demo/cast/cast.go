@@ -50,10 +50,10 @@ const (
 )
 
 // style has the colours of mpsctl (site/command/screen.go): s1 is its code 1, and so on. All animations are off
-// for a viewer who prefers that.
+// on paper, and for a viewer who prefers that.
 const style = `text{white-space:pre}.s1{font-weight:bold;fill:#fff}.s2{fill:#8a8f93}.s31{fill:#ff6b68}.s32{fill:#8cc265}.s33{fill:#e5c07b}
 .c{opacity:0}
-@media (prefers-reduced-motion:reduce){g{animation:none!important}}
+@media print,(prefers-reduced-motion:reduce){g{animation:none!important}}
 `
 
 // painted matches a text in a colour, or a text without colour.

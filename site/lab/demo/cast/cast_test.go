@@ -150,7 +150,7 @@ func TestReducedMotion(t *testing.T) {
 		t.Fatal(err)
 	}
 	still := regexp.MustCompile(`@keyframes \w+\{([^{}]+\{[^{}]*\})+\}`).ReplaceAllString(string(svg), "")
-	for _, want := range []string{"@media (prefers-reduced-motion:reduce){g{animation:none!important}}", ".c{opacity:0}", ".scroll{transform:translateY(-51px)"} {
+	for _, want := range []string{"@media print,(prefers-reduced-motion:reduce){g{animation:none!important}}", ".c{opacity:0}", ".scroll{transform:translateY(-51px)"} {
 		if !strings.Contains(still, want) {
 			t.Errorf("without animations the SVG lacks %q:\n%s", want, still)
 		}
