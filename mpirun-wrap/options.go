@@ -85,7 +85,7 @@ var settings = []Setting{
 		func(o *Options, v string) error { return setNumber(&o.LocalRank, v) }, nil},
 	{"local-size", "N", "how many ranks the node has, with --local-rank",
 		func(o *Options, v string) error { return setNumber(&o.LocalSize, v) }, nil},
-	{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)",
+	{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node; 0: none)",
 		(*Options).setSlots, nil},
 	{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends",
 		(*Options).setSlotsWait, nil},
