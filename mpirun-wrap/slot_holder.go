@@ -142,8 +142,8 @@ func (l *leftovers) add(pid int, prefix string) {
 	}
 }
 
-// A process that a program leaves behind is idle if it has run for idleAge ticks, and has used less than a tenth of a
-// processor since its start. A program that starts is busier: it reads its libraries.
+// A process that a program leaves behind is idle if it has run for idleAge ticks, has used less than a tenth of a
+// processor since its start, and waits for neither a disk nor a processor. A program that starts is busier.
 const idleAge, idlePart = 300, 10
 
 func isIdle(stat proc.Stat) bool {
@@ -153,7 +153,7 @@ func isIdle(stat proc.Stat) bool {
 	}
 	const ticks = 100 // a second, in all of Linux's interfaces
 	age := uint64(now.Nano())/(uint64(time.Second)/ticks) - stat.Start
-	return int64(age) >= idleAge && stat.CPU*idlePart < age && stat.State != 'D'
+	return int64(age) >= idleAge && stat.CPU*idlePart < age && stat.State != 'D' && stat.State != 'R'
 }
 
 // judge decides who has a slot whose file is locked, or whose lock is free. It returns false if the slot is free.

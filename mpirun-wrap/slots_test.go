@@ -239,6 +239,15 @@ func TestWhatKeepsASlot(t *testing.T) {
 	}
 }
 
+// On a node with too little processor time, a process that works is not taken for an idle one.
+func TestIdle(t *testing.T) {
+	for state, want := range map[byte]bool{'S': true, 'T': true, 'R': false, 'D': false} {
+		if got := isIdle(proc.Stat{State: state}); got != want { // since the node's boot
+			t.Errorf("a process in the state %c that has used no processor is idle: %t", state, got)
+		}
+	}
+}
+
 // Many slots are taken for long. A process that waits for one uses little of a processor, and one that waits for its
 // turn names no slot.
 func TestWhatAWaitCosts(t *testing.T) {
