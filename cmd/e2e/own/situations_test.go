@@ -490,7 +490,7 @@ func TestAFullGPUWithGPUUsage(t *testing.T) {
 	if err = errors.Join(err, node.WriteProgram(filepath.Join(n.home, "gpu-usage"), program)); err != nil {
 		t.Fatal(err)
 	}
-	neighbour := n.start(inStep(7, 0, 0, 3), n.spin("20")...)
+	neighbour := n.start(inStep(7, 0, 0, 3), n.spin("600")...)
 	ready(neighbour)
 	big := append(n.wrap(), n.CudaClient(), "spin", "-ms", "50", "-queue", "10", "-for", "20", "-mib", "90000")
 	victim := n.start(inStep(7, 0, 1, 3), big...)
