@@ -310,6 +310,9 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	r.Stop()
 	r.Run()
 	neighbour.Resumes(t, "after the guard's end")
+	if r.state.Pauses != 1 {
+		t.Errorf("the guard has counted %d pauses, want 1", r.state.Pauses)
+	}
 }
 
 // The recorder learns of each pause, with the totals.
