@@ -383,13 +383,19 @@ func TestAJobThatIsNotRecorded(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	p.Facts(`usage_interval = "0s"`)
 	p.Must(0, p.Job(7, "0"), "prolog")
+	client := p.Client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle") // a job with a client leaves a report
 	time.Sleep(1500 * time.Millisecond)
 	if r := p.Recorder(); r.PID != 0 {
 		t.Errorf("%v records", r)
 	}
+	_ = client.Process.Signal(syscall.SIGTERM)
+	_ = client.Wait()
 	p.Must(0, p.Job(7, "0"), "epilog")
 	if _, err := os.Stat(p.keptReport()); err == nil {
 		t.Error("there is a report")
+	}
+	if log := e2e.Read(t, p.Paths().Log()); !strings.Contains(log, `"program":"guard"`) || strings.Contains(log, `"level":"warn"`) {
+		t.Errorf("a recorder was tried:\n%s", log)
 	}
 	p.Quiet()
 }
