@@ -4,6 +4,7 @@ package main
 
 import (
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -71,6 +72,32 @@ func TestFaultsHaveNames(t *testing.T) {
 			t.Errorf("%q: no name of its own, no folder or no test", f.name)
 		}
 		seen[f.name] = true
+	}
+}
+
+// The tests that must notice a fault exist. Otherwise, go test runs nothing and fails for that.
+func TestFaultsNameTests(t *testing.T) {
+	sources := map[string]string{}
+	for _, f := range all(t) {
+		if _, read := sources[f.folder]; !read {
+			files, err := filepath.Glob(filepath.Join(source, f.folder, "*_test.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range files {
+				content, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sources[f.folder] += string(content)
+			}
+		}
+		for _, test := range strings.Fields(f.tests) {
+			name, _, _ := strings.Cut(test, "/")
+			if !strings.Contains(sources[f.folder], "func "+name+"(") {
+				t.Errorf("%s: %s has no %s", f.name, f.folder, name)
+			}
+		}
 	}
 }
 
