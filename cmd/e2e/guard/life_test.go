@@ -256,7 +256,7 @@ func TestAGuardThatDies(t *testing.T) {
 	}
 	before := s.Guard
 	s.Guard = s.Lease(7).Guard
-	if s.Guard == before || !s.Guard.Running() {
+	if s.Guard == before || !e2e.Alive(s.Guard) {
 		t.Fatalf("the guard was %v and is %v", before, s.Guard)
 	}
 	s.Holds(2, e2e.Slack)
@@ -323,7 +323,7 @@ func TestAGuardStartedByHand(t *testing.T) {
 	if out, err := s.AsUser(s.Command("guard", "--job", "7")...).CombinedOutput(); err == nil || !strings.Contains(string(out), "not root") {
 		t.Errorf("the guard as the job's user: %s, %v", out, err)
 	}
-	if !s.Guard.Running() {
+	if !e2e.Alive(s.Guard) {
 		t.Error("the job's own guard has ended")
 	}
 	if _, err := os.Stat(filepath.Join(s.Paths().Run(), "guards/99")); err == nil {
@@ -339,7 +339,7 @@ func TestAGuardWithoutItsLease(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	s.When(func() bool { return !s.Guard.Running() })
+	s.When(func() bool { return !e2e.Alive(s.Guard) })
 	s.Rewrite(path, kept)
 }
 

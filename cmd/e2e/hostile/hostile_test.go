@@ -1205,7 +1205,7 @@ func TestHostileNeighbour(t *testing.T) {
 			t.Errorf("group %d: the control program prints %q", group, out)
 		}
 	}
-	if !daemon.Proc.Running() {
+	if !e2e.Alive(daemon.Proc) {
 		t.Error("the daemon does not run")
 	}
 	if _, err := lease.OpenReadOnly(a.Paths().Run(), e2e.Boot(t)).ReadTicket(7); err != nil {

@@ -110,7 +110,7 @@ func TestAPrologAfterItsDaemonDied(t *testing.T) {
 	}
 	p.Gone(before.Proc)
 	p.Must(0, job, "prolog")
-	if after := p.Ticket(7).Daemons[0]; after.Proc == before.Proc || !after.Proc.Running() {
+	if after := p.Ticket(7).Daemons[0]; after.Proc == before.Proc || !e2e.Alive(after.Proc) {
 		t.Errorf("daemon %v after %v", after.Proc, before.Proc)
 	}
 	p.Must(0, job, "epilog")
@@ -129,7 +129,7 @@ func TestTwoJobsSideBySide(t *testing.T) {
 	if got := p.Modes(); got != "03" {
 		t.Errorf("after the first job: modes %s", got)
 	}
-	if !p.Ticket(8).Daemons[0].Proc.Running() {
+	if !e2e.Alive(p.Ticket(8).Daemons[0].Proc) {
 		t.Error("the other job's daemon is gone")
 	}
 	p.Must(0, eight, "epilog")
@@ -149,7 +149,7 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 		t.Errorf("got %s want %s", out, want)
 	}
 	p.Must(0, p.Job(8, "0"), "epilog")
-	if !p.Ticket(7).Daemons[0].Proc.Running() || p.Modes() != "3" {
+	if !e2e.Alive(p.Ticket(7).Daemons[0].Proc) || p.Modes() != "3" {
 		t.Error("the second job's epilog changed the first job's GPU")
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")

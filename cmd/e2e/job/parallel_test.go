@@ -123,7 +123,7 @@ func (p testNode) has(job uint32, gpus ...int) {
 		}
 	}
 	ticket := p.Ticket(job)
-	if len(ticket.Devices) != len(gpus) || len(ticket.Daemons) != 1 || !ticket.Daemons[0].Proc.Running() {
+	if len(ticket.Devices) != len(gpus) || len(ticket.Daemons) != 1 || !e2e.Alive(ticket.Daemons[0].Proc) {
 		p.T.Errorf("ticket of job %d: %+v", job, ticket)
 	}
 }

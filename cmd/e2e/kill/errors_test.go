@@ -145,7 +145,7 @@ func (p testNode) opened(id uint32) {
 	p.T.Helper()
 	ticket := p.Ticket(id)
 	for _, d := range ticket.Daemons {
-		if !d.Proc.Running() {
+		if !e2e.Alive(d.Proc) {
 			p.T.Errorf("exit 0 without a daemon: %+v\n%s", ticket, p.Log())
 		}
 	}

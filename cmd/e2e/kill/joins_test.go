@@ -65,7 +65,7 @@ func (j joining) ends(p testNode, neighbour *exec.Cmd) {
 	p.Must(0, p.part(7), "epilog")
 	if neighbour != nil {
 		state, err := proc.ReadStat(neighbour.Process.Pid)
-		if err != nil || state.State == 'Z' || !p.Ticket(8).Daemons[0].Proc.Running() {
+		if err != nil || state.State == 'Z' || !e2e.Alive(p.Ticket(8).Daemons[0].Proc) {
 			p.T.Errorf("the other job's client or daemon has ended: %v\n%s", err, p.Log())
 		}
 		_ = neighbour.Process.Signal(syscall.SIGTERM)
@@ -126,7 +126,7 @@ func TestAJoinWhoseEffectsFail(t *testing.T) {
 				p.Booted()
 				neighbour := j.start(p)
 				result := p.failing(p.part(7), j.program, true, f.refuse(p, &reached))
-				if j.program == "prolog" && result.Code == 0 && !p.Ticket(7).Daemons[0].Proc.Running() {
+				if j.program == "prolog" && result.Code == 0 && !e2e.Alive(p.Ticket(7).Daemons[0].Proc) {
 					p.T.Errorf("exit 0 without a daemon\n%s", p.Log())
 				}
 				j.ends(p, neighbour)

@@ -193,7 +193,7 @@ func TestARankInNamespaces(t *testing.T) {
 	if err := daemon.Proc.Kill(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	p.Until("end of the daemon", func() bool { return !daemon.Proc.Running() })
+	p.Until("end of the daemon", func() bool { return !e2e.Alive(daemon.Proc) })
 	if out := run(); !strings.Contains(out, "no control daemon has the socket "+daemon.PipeDir+"/control") {
 		t.Errorf("a rank without a daemon prints %s", out)
 	}

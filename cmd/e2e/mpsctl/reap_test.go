@@ -205,7 +205,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 		t.Errorf("reap changed an open lease: before %q\nafter %q", before, after)
 	}
 	p.reaps(0, actionOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
-	if p.Modes() != "03" || !p.Ticket(otherJob).Daemons[0].Proc.Running() {
+	if p.Modes() != "03" || !e2e.Alive(p.Ticket(otherJob).Daemons[0].Proc) {
 		t.Errorf("reap changed the other job: modes %s", p.Modes())
 	}
 	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
@@ -269,7 +269,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 			path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", job))
 			p.Rewrite(path, strings.Replace(e2e.Read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
 			p.reaps(1, actionOn(job, "leave"), "Slurm has a step")
-			if p.Modes() != "30" || !p.Ticket(job).Daemons[0].Proc.Running() {
+			if p.Modes() != "30" || !e2e.Alive(p.Ticket(job).Daemons[0].Proc) {
 				t.Error("reap changed the job")
 			}
 			end()
@@ -383,7 +383,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 				}
 				c.mend(s)
 			}
-			if !s.daemon.Proc.Running() || s.Ticket(7).Daemons[0].Proc != s.daemon.Proc || s.Modes() != "30" {
+			if !e2e.Alive(s.daemon.Proc) || s.Ticket(7).Daemons[0].Proc != s.daemon.Proc || s.Modes() != "30" {
 				t.Errorf("reap changed job 7: modes %s", s.Modes())
 			}
 			s.Must(0, s.Job(7, "0"), "epilog")
@@ -407,7 +407,7 @@ func TestReapBesideAProlog(t *testing.T) {
 			t.Errorf("%+v", lines)
 		}
 	}, "prolog")
-	if ticket := p.Ticket(goneJob); p.Modes() != "30" || !ticket.Daemons[0].Proc.Running() {
+	if ticket := p.Ticket(goneJob); p.Modes() != "30" || !e2e.Alive(ticket.Daemons[0].Proc) {
 		t.Errorf("the prolog's job: modes %s, %+v", p.Modes(), ticket)
 	}
 	p.atGate(func() {
@@ -519,7 +519,7 @@ func TestReapUnderSlurm(t *testing.T) {
 	if lines := p.runReap(1); actions(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
 		t.Errorf("%+v", lines)
 	}
-	if !p.Ticket(uint32(id)).Daemons[0].Proc.Running() {
+	if !e2e.Alive(p.Ticket(uint32(id)).Daemons[0].Proc) {
 		t.Error("reap ended the daemon of an allocation")
 	}
 	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {

@@ -408,7 +408,7 @@ func TestDefaultDirectory(t *testing.T) {
 	}
 	lives(p)
 	n.Until("end of the daemon", func() bool { return len(n.daemons()) == 0 })
-	if !theirs[0].Running() || !theirs[1].Running() {
+	if !e2e.Alive(theirs[0]) || !e2e.Alive(theirs[1]) {
 		t.Error("the other daemon has ended")
 	}
 	ends(0, n.start(other, "sh", "-c", "echo quit | nvidia-cuda-mps-control"))

@@ -149,7 +149,7 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	ends(0, rank)
 	keeper := n.one("--own-keep")
 	wait.Sleep(n.Ctx, time.Second)
-	if !keeper.Running() || len(n.daemons()) != 2 {
+	if !e2e.Alive(keeper) || len(n.daemons()) != 2 {
 		t.Fatalf("the keeper has ended\n%s", n.state())
 	}
 	if err := os.WriteFile(out+".go", []byte("go\n"), 0); err != nil {
@@ -185,7 +185,7 @@ func TestAClientThatOutlivesItsRank(t *testing.T) {
 	}
 	keeper := keepers[0]
 	wait.Sleep(n.Ctx, time.Second)
-	if !keeper.Running() || strings.Contains(e2e.Read(t, out), "err=") {
+	if !e2e.Alive(keeper) || strings.Contains(e2e.Read(t, out), "err=") {
 		t.Errorf("the keeper runs: %v; the client prints %s", keeper.Running(), e2e.Read(t, out))
 	}
 	pid := readyPID.FindStringSubmatch(e2e.Read(t, out))
@@ -233,7 +233,7 @@ func TestAnOrphansKeeper(t *testing.T) {
 	kill(keeper)
 	n.Until("end of the first step", func() bool { return len(n.of("--own-keep")) == 1 && len(n.daemons()) == len(theirs) })
 	for _, p := range theirs {
-		if !p.Running() {
+		if !e2e.Alive(p) {
 			t.Errorf("%v of the other step has ended", p)
 		}
 	}

@@ -177,7 +177,7 @@ func TestAPolicyThatDeniesLater(t *testing.T) {
 	before := p.Ticket(7)
 	p.Write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
 	p.Must(0, p.Job(7, "0"), "prolog")
-	if after := p.Ticket(7); after.RefusalReason != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !after.Daemons[0].Proc.Running() {
+	if after := p.Ticket(7); after.RefusalReason != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !e2e.Alive(after.Daemons[0].Proc) {
 		t.Errorf("the ticket is %+v, and was %+v", after, before)
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")

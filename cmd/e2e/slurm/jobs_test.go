@@ -195,7 +195,7 @@ func TestSlurmdKilledInMidJob(t *testing.T) {
 	if err := c.StartNode("n1"); err != nil {
 		t.Fatal(err)
 	}
-	if after := c.First().Ticket(uint32(id)).Daemons[0].Proc; after != before || !after.Running() {
+	if after := c.First().Ticket(uint32(id)).Daemons[0].Proc; after != before || !e2e.Alive(after) {
 		t.Errorf("the daemon was %v and is %v", before, after)
 	}
 	c.Ended(id)

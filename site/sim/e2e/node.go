@@ -523,6 +523,10 @@ func (p Node) Again(t *testing.T) Node {
 	return Node{p.Node, t, ctx, p.Conf}
 }
 
+// Alive reports whether a process runs. One that does not answer on a busy machine is not dead, as it would be for
+// proc.Process.Running.
+func Alive(p proc.Process) bool { return len(proc.Left([]proc.Process{p})) == 1 }
+
 // Gone waits until a process has ended.
 func (p Node) Gone(proc proc.Process) {
 	p.T.Helper()
