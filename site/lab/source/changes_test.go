@@ -54,6 +54,7 @@ var changeRecipes = []changeRecipe{
 		"site/slurm/shared.go":                                  "what was recorded",
 		"site/slurm/testdata/shared/README.md":                  "what was recorded",
 		"docs/policy.md":                                        "a variable that a release brought",
+		"docs/measurements/README.md":                           "a night's page",
 		"docs/security.md":                                      "an attack that was tried",
 		"cmd/e2e/hostile/README.md":                             "an attack that was tried",
 		"site/lease/lease.go":                                   "a field that a release brought",
