@@ -12,7 +12,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -61,12 +60,11 @@ var parts = []part{
 // result is what became of a part at a commit. Code is 124 for a part that took too long, as timeout(1) has it. Again
 // has the tests that ran again.
 type result struct {
-	part         `json:"-"`
-	Commit, Name string
-	Code         int
-	Began        time.Time
-	Took         time.Duration
-	Again        []string
+	Commit, Name, Line string
+	Code               int
+	Began              time.Time
+	Took               time.Duration
+	Again              []string
 }
 
 func main() {
@@ -127,7 +125,6 @@ func night(ctx context.Context, names []string) error {
 				return err
 			}
 		}
-		r.part = p
 		results = append(results, r)
 		fmt.Fprintf(os.Stderr, "nightly: %s: %d after %s\n", p.name, r.Code, minutes(r.Took))
 		if err := os.WriteFile(filepath.Join(folder, "page.md"), []byte(page(at, results)), 0o644); err != nil {
@@ -144,9 +141,9 @@ func night(ctx context.Context, names []string) error {
 // passedAt returns the last results of parts that have passed at a commit, by name. A tree with changes has none.
 func passedAt(commit string, lines []byte) (map[string]result, error) {
 	passed := map[string]result{}
-	for scan := bufio.NewScanner(bytes.NewReader(lines)); scan.Scan(); {
+	for line := range bytes.Lines(lines) {
 		var r result
-		if err := json.Unmarshal(scan.Bytes(), &r); err != nil {
+		if err := json.Unmarshal(line, &r); err != nil {
 			return nil, err
 		}
 		if r.Commit == commit && r.Code == 0 && !strings.HasSuffix(commit, "-dirty") {
@@ -191,7 +188,7 @@ func (p part) run(ctx context.Context, folder, commit string) (result, error) {
 	cmd.WaitDelay = 10 * time.Second
 	began := time.Now()
 	err = cmd.Run()
-	r := result{part: p, Commit: commit, Name: p.name, Began: began.UTC(), Took: time.Since(began)}
+	r := result{Commit: commit, Name: p.name, Line: p.line, Began: began.UTC(), Took: time.Since(began)}
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
@@ -243,13 +240,13 @@ func page(commit string, results []result) string {
 	for _, r := range results {
 		total += r.Took
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %d | %s | %d |\n",
-			r.name, r.line, r.Began.Format("2006-01-02 15:04"), r.Code, minutes(r.Took), len(r.Again))
+			r.Name, r.Line, r.Began.Format("2006-01-02 15:04"), r.Code, minutes(r.Took), len(r.Again))
 	}
 	fmt.Fprintf(&b, "| sum | | | | %s | |\n", minutes(total))
 	for _, r := range results {
 		for i, a := range r.Again {
 			if i == 0 {
-				fmt.Fprintf(&b, "\nFailed, and passed alone, in %q:\n\n", r.name)
+				fmt.Fprintf(&b, "\nFailed, and passed alone, in %q:\n\n", r.Name)
 			}
 			fmt.Fprintf(&b, "* %s\n", a)
 		}
