@@ -117,10 +117,7 @@ func sum(t *testing.T, module, title string) (tried, failed string) {
 	if i < 0 {
 		t.Fatalf("%s has no section %q", raw, title)
 	}
-	var all, wrong int
-	for _, r := range sections[i].rows {
-		all, wrong = all+r.tried, wrong+r.failed
-	}
+	all, wrong := sections[i].counts()
 	return thousands(all), thousands(wrong)
 }
 

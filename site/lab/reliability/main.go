@@ -56,10 +56,7 @@ func compose(module string) (string, error) {
 func list(sections []section) string {
 	var text strings.Builder
 	for _, s := range sections {
-		tried, failed := 0, 0
-		for _, r := range s.rows {
-			tried, failed = tried+r.tried, failed+r.failed
-		}
+		tried, failed := s.counts()
 		fmt.Fprintf(&text, "* %s (GPUs: %s): %s, %d\n", s.title, s.facts["GPUs"], thousands(tried), failed)
 	}
 	return text.String()

@@ -14,20 +14,25 @@ import (
 type section struct {
 	title string
 	facts map[string]string // by their names, as in factNames
-	notes []string
 	rows  []row
 }
 
 // factNames are the names in the lines "# NAME: ..." of a section. Each section has GPUs ("simulated", or the model)
 // and on.
-var factNames = []string{"GPUs", "on", "data"}
+var factNames = []string{"GPUs", "on"}
 
 // row is the sum of all lines of one test.
 type row struct {
-	test                   string
-	lines                  int
-	tried, failed, seconds int
-	remarks                []string
+	test          string
+	tried, failed int
+}
+
+// counts returns how often something was tried in the section, and how often it failed.
+func (s section) counts() (tried, failed int) {
+	for _, r := range s.rows {
+		tried, failed = tried+r.tried, failed+r.failed
+	}
+	return tried, failed
 }
 
 func readAll(path string) ([]section, error) {
@@ -54,7 +59,9 @@ func read(content string) (section, error) {
 		case ok && s.title == "":
 			s.title = about
 		case ok:
-			s.note(about)
+			if name, value, ok := strings.Cut(about, ": "); ok && slices.Contains(factNames, name) {
+				s.facts[name] = value
+			}
 		default:
 			if err := s.add(line); err != nil {
 				return s, fmt.Errorf("line %d: %w", n+1, err)
@@ -65,15 +72,6 @@ func read(content string) (section, error) {
 		return s, fmt.Errorf("it does not begin with a title and the lines %q and %q", "# GPUs: ...", "# on: ...")
 	}
 	return s, nil
-}
-
-// note adds a line about the section, which is a fact or a sentence.
-func (s *section) note(line string) {
-	if name, value, ok := strings.Cut(line, ": "); ok && slices.Contains(factNames, name) {
-		s.facts[name] = value
-		return
-	}
-	s.notes = append(s.notes, line)
 }
 
 // add adds a line to the row of its test. The lines of subtests add up to one row.
@@ -99,10 +97,7 @@ func (s *section) add(line string) error {
 	if at < 0 {
 		s.rows, at = append(s.rows, row{test: test}), len(s.rows)
 	}
-	r := &s.rows[at]
-	r.lines, r.tried, r.failed, r.seconds = r.lines+1, r.tried+numbers[0], r.failed+numbers[1], r.seconds+numbers[2]
-	if len(fields) == 5 {
-		r.remarks = append(r.remarks, fields[4])
-	}
+	s.rows[at].tried += numbers[0]
+	s.rows[at].failed += numbers[1]
 	return nil
 }
