@@ -528,11 +528,11 @@ func (p Node) Again(t *testing.T) Node {
 func Alive(p proc.Process) bool { return len(proc.Left([]proc.Process{p})) == 1 }
 
 // Gone waits until a process has ended.
-func (p Node) Gone(proc proc.Process) {
+func (p Node) Gone(ending proc.Process) {
 	p.T.Helper()
-	for began := time.Now(); proc.Running(); {
+	for began := time.Now(); Alive(ending); {
 		if !wait.Sleep(p.Ctx, lab.Pause(look, began, time.Now())) {
-			p.T.Fatalf("%v does not end", proc)
+			p.T.Fatalf("%v does not end", ending)
 		}
 	}
 }
