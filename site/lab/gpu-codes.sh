@@ -11,7 +11,7 @@ export CODES_SCRIPT=${CODES_SCRIPT:-turn.sh} PYTHON=${PYTHON:-$(command -v pytho
 if [ "$CODES_SCRIPT" = turn.sh ] && [ ! -x "$CODES/lmp" ]; then
     "$pack/codes/build.sh" "$pack/lammps" "$pack/mpi" "$CODES" || exit 1
 fi
-mkdir -p "$CODES" && cp "$pack"/codes/{turn.sh,python.sh,python.py} "$CODES/" && chmod -R go+rX "$CODES" || exit 1
+mkdir -p "$CODES" && cp "$pack"/codes/* "$CODES/" && chmod -R go+rX "$CODES" || exit 1
 "$pack/real.test" -test.run '^TestRealCodes$' -test.v -test.timeout 590s 2>&1 | tee "$results/codes-log.txt"
 [ "${PIPESTATUS[0]}" = 0 ] || failed=1
 leave "$results/codes-machine.txt" '/lmp -in |codes/python'

@@ -20,6 +20,14 @@ def program(make):
     return make
 
 
+def train(optimizer, loss):
+    """A step of an optimizer of PyTorch. It returns the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 @program
 def resnet18():
     """A training step of ResNet-18, 16 images of 224 x 224, in bfloat16."""
@@ -34,10 +42,7 @@ def resnet18():
     def step():
         with torch.autocast("cuda", torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(net(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return train(optimizer, loss)
 
     return step
 
@@ -74,11 +79,7 @@ def gnn():
     labels = torch.randint(16, (2000,), device="cuda")
 
     def step():
-        loss = torch.nn.functional.cross_entropy(net(nodes, edges), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return train(optimizer, torch.nn.functional.cross_entropy(net(nodes, edges), labels))
 
     return step
 
@@ -106,11 +107,7 @@ def gaussian_process():
     likely = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
 
     def step():
-        optimizer.zero_grad()
-        loss = -likely(model(points), values)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return train(optimizer, -likely(model(points), values))
 
     return step
 

@@ -4,17 +4,11 @@
 # line for each: the steps a second of all processes. MODE is slices (no MPS), bare (a control daemon by hand, 100/n
 # percent) or ours (slurm-mps). CODES is the folder with python.py, RANKS the numbers of processes, which have a core
 # each.
-mode=$1 turn=$2
-cd "$(mktemp -d)" || exit 1
+. "$CODES/mode.sh" "$1"
+turn=$2
 export OMP_NUM_THREADS=1
-wrapper=
-if [ "$mode" = ours ]; then wrapper=mpirun-wrap; fi
-if [ "$mode" = bare ]; then
-    export CUDA_MPS_PIPE_DIRECTORY=$PWD/pipe CUDA_MPS_LOG_DIRECTORY=$PWD/log
-    mkdir pipe log && nvidia-cuda-mps-control -d || exit 1
-fi
 for n in $RANKS; do
-    [ "$mode" != bare ] || export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / n))
+    divide "$n"
     rm -rf meet member.* && mkdir meet
     seq "$n" | timeout 100 xargs -P "$n" -I{} sh -c \
         "taskset -c \$(({} - 1)) ${wrapper:+$wrapper --slots=$n} ${PYTHON:-python3} $CODES/python.py $PWD/meet $n >member.{} 2>error.{} || echo \"{}: \$?\" >>failed"
@@ -22,4 +16,3 @@ for n in $RANKS; do
         END {for (p in sum) print head, p, n, runs[p] == n ? sum[p] : "failed"}' member.*
     if [ -e failed ]; then cat failed && tail -n 3 error.* && rm failed; fi
 done
-if [ "$mode" = bare ]; then echo quit | nvidia-cuda-mps-control; fi

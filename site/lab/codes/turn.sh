@@ -3,16 +3,10 @@
 # turn.sh MODE TURN: runs LAMMPS on each input with 1 to 16 ranks on one GPU, in a job of Slurm, and prints a line for
 # each run: LAMMPS' own steps a second. MODE is slices (no MPS), bare (a control daemon by hand, 100/n percent) or ours
 # (slurm-mps). CODES is the folder with lmp and its inputs, RANKS the numbers of ranks. Ranks have a core each.
-mode=$1 turn=$2
-cd "$(mktemp -d)" || exit 1
+. "$CODES/mode.sh" "$1"
+turn=$2
 cp "$CODES"/in.* "$CODES"/data.rhodo "$CODES"/Cu_u3.eam . || exit 1
 export OMPI_MCA_plm_rsh_agent=/bin/true
-wrapper=
-if [ "$mode" = ours ]; then wrapper=mpirun-wrap; fi
-if [ "$mode" = bare ]; then
-    export CUDA_MPS_PIPE_DIRECTORY=$PWD/pipe CUDA_MPS_LOG_DIRECTORY=$PWD/log
-    mkdir pipe log && nvidia-cuda-mps-control -d || exit 1
-fi
 
 # lammps INPUT STEPS NAME [FLAG...]: one run for each number of ranks
 lammps() {
@@ -20,7 +14,7 @@ lammps() {
     shift 3
     sed "s/^run.*/run $steps/" "in.$input" >"run.$name"
     for n in $RANKS; do
-        [ "$mode" != bare ] || export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / n))
+        divide "$n"
         timeout 60 mpirun.openmpi -np "$n" --bind-to core --map-by core $wrapper "$CODES/lmp" -in "run.$name" "$@" \
             -sf gpu -pk gpu 1 -log none >out 2>err
         awk -v head="$turn $mode $name $n" '/^Loop time of/ {print head, $(NF-4) / $4; ok=1}
@@ -34,7 +28,7 @@ ensemble() {
     local n
     sed "s/^run.*/run $1/" in.lj >run.members
     for n in $RANKS; do
-        [ "$mode" != bare ] || export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$((100 / n))
+        divide "$n"
         rm -f member.*
         seq "$n" | OMPI_MCA_ess_singleton_isolated=1 timeout 60 xargs -P "$n" -I{} sh -c \
             "exec taskset -c \$(({} - 1)) ${wrapper:+$wrapper --slots=$n} $CODES/lmp -in run.members -sf gpu -pk gpu 1 -log none >member.{} 2>&1"
@@ -48,4 +42,3 @@ lammps lj 500 lj-256k -v x 2 -v y 2 -v z 2
 lammps eam 700 eam-32k
 [ -z "${BIG:-}" ] || lammps lj "$BIG" lj-2M -v x 4 -v y 4 -v z 4
 ensemble 2000
-if [ "$mode" = bare ]; then echo quit | nvidia-cuda-mps-control; fi
