@@ -170,9 +170,15 @@ lint: check ## check, and golangci-lint if it is installed
 fuzz: ## run every fuzzer for FUZZTIME
 	FUZZTIME=$(or $(FUZZTIME),10m) site/lab/fuzz.sh $(BUILT)/fuzz
 
-bench: setup build ## measure the cost of prolog, epilog and wrapper
+# With PAIRS it measures the slowest of so many prologs and epilogs, alone and beside load. Each pair is a line of
+# .build/tail.jsonl.
+bench: setup build ## measure the cost of prolog, epilog and wrapper; PAIRS=N: the slowest of N hooks
+ifdef PAIRS
+	go run -C $(BENCH) . -only tail -pairs $(PAIRS) -json $(BUILT)/tail.jsonl
+else
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/state
 	go run -C $(BENCH) .
+endif
 
 # Makes the tables of docs/benchmarks.md, and docs/plots, from docs/measurements.
 benchmarks: ## make docs/benchmarks.md from its data

@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // guarded shows what a job's guard adds to its prolog and its epilog. The values are milliseconds, one for each
@@ -42,7 +40,7 @@ func guards(built string, real bool, trials int) (g guarded, err error) {
 		for _, name := range []string{"guard", "no guard"} {
 			b := benches[name]
 			b.settle()
-			job := testnode.Job{ID: uint32(10_000 + trial), UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
+			job := b.job(uint32(10_000+trial), 1)
 			prolog, err := b.timed(ctx, job, "prolog")
 			if err != nil {
 				return g, err

@@ -59,15 +59,22 @@ type set struct {
 func main() {
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
+	pairs := flag.Int("pairs", 1000, "pairs of hooks of -only tail, alone and as many beside load")
 	only := flag.String("only", "",
-		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; growth: only ranks at once, on simulated GPUs; "+
+		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; "+
+			"growth: only ranks at once, on simulated GPUs; "+
+			"ends: the epilog of a job whose clients were killed; idle: context switches of an idle guard; "+
+			"tail: the slowest of many hooks, with a line of -json for each pair; "+
 			"trace: a picture of where the time goes, into the folder of -json, with perf")
 	flag.Parse()
-	if flag.Arg(0) == "floor" {
+	switch flag.Arg(0) {
+	case "floor":
 		floorMain()
 		return
+	case "load":
+		loadMain()
 	}
-	if err := run(*trials, *out, *only); err != nil {
+	if err := run(*trials, *pairs, *out, *only); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
@@ -83,9 +90,11 @@ type result struct {
 	Wrapper *wrapping `json:"wrapper,omitempty"`
 	Growth  *growth   `json:"growth,omitempty"`
 	Guard   *guarded  `json:"guard,omitempty"`
+	Ends    []ended   `json:"ends,omitempty"`
+	Idle    idling    `json:"idle,omitempty"`
 }
 
-func run(trials int, out, only string) error {
+func run(trials, pairs int, out, only string) error {
 	shared, err := testnode.Shared()
 	if err != nil {
 		return err
@@ -94,9 +103,23 @@ func run(trials int, out, only string) error {
 	if err != nil {
 		return err
 	}
-	r := result{Date: time.Now().Format(time.DateOnly), Real: testnode.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
-	if only == "trace" {
+	real := testnode.RealGPUs() > 0
+	r := result{Date: time.Now().Format(time.DateOnly), Real: real, CPUs: runtime.NumCPU(), Trials: trials}
+	switch only {
+	case "trace":
 		return traceHooks(built, out)
+	case "tail":
+		return tails(built, r.Real, pairs, out)
+	case "ends":
+		if r.Ends, err = ends(built, r.Real, trials, endClients); err != nil {
+			return err
+		}
+		printEnds(r.Ends)
+	case "idle":
+		if r.Idle, err = idle(built, r.Real, trials); err != nil {
+			return err
+		}
+		r.Idle.print()
 	}
 	if only == "" || only == "acts" {
 		if r.Sets, err = acts(built, r.Real, trials); err != nil {
@@ -139,8 +162,12 @@ func run(trials int, out, only string) error {
 
 // acts measures prolog and epilog on every kind of node and job.
 func acts(built string, real bool, trials int) ([]set, error) {
-	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"}, {GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
-		{GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 8, Scope: "job"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
+	sets := []set{
+		{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"},
+		{GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
+		{GPUs: 8, Leases: 1, Scope: "gpu"},
+		{GPUs: 1, Leases: 8, Scope: "job"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"},
+	}
 	if real {
 		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > testnode.RealGPUs() || s.Leases == 8 })
 	}
@@ -270,7 +297,7 @@ func (b bench) trial(s *set, id uint32) error {
 	if err := os.Remove(b.node.Paths().Log()); err != nil && len(s.Prolog) > 0 {
 		return err
 	}
-	job := testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions(s.GPUs), Features: "mps", Conf: b.conf}
+	job := b.job(id, s.GPUs)
 	prolog, err := b.timed(ctx, job, "prolog")
 	if err != nil {
 		return err
@@ -300,6 +327,11 @@ func (b bench) trial(s *set, id uint32) error {
 	s.Floor, s.Quit = append(s.Floor, start), append(s.Quit, quit)
 	s.Prolog, s.Epilog = append(s.Prolog, prolog), append(s.Epilog, epilog)
 	return nil
+}
+
+// job is a job with the node's first GPUs that asks for MPS.
+func (b bench) job(id uint32, gpus int) testnode.Job {
+	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions(gpus), Features: "mps", Conf: b.conf}
 }
 
 // positions are Slurm's numbers of a job's GPUs.
@@ -357,6 +389,8 @@ func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
 }
 
 func (b bench) timed(ctx context.Context, job testnode.Job, program string) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	began := time.Now()
 	result, err := b.node.Run(ctx, job.Environment(program+"_slurmd"), program)
 	if err == nil && result.Code != 0 {

@@ -61,7 +61,7 @@ const schedEvents = "sched:sched_switch,sched:sched_process_exec,sched:sched_pro
 func traceHooks(built, folder string) error {
 	for _, gpus := range []int{1, 8} {
 		name := filepath.Join(folder, fmt.Sprintf("trace-%d", gpus))
-		err := onNode(built, set{GPUs: gpus, Scope: "job"}, func(ctx context.Context, b bench) error {
+		err := onNode(built, false, set{GPUs: gpus, Scope: "job"}, func(ctx context.Context, b bench) error {
 			for id := uint32(7); id < 9; id++ { // these fill the caches
 				if _, err := b.traceJob(ctx, gpus, id); err != nil {
 					return err
@@ -87,8 +87,8 @@ func traceHooks(built, folder string) error {
 	return nil
 }
 
-// onNode makes a simulated node, and calls use there.
-func onNode(built string, s set, use func(context.Context, bench) error) error {
+// onNode makes a node, and calls use there.
+func onNode(built string, real bool, s set, use func(context.Context, bench) error) error {
 	dir, err := os.MkdirTemp("/tmp", "bench")
 	if err != nil {
 		return err
@@ -98,11 +98,11 @@ func onNode(built string, s set, use func(context.Context, bench) error) error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
-	b, err := newBench(dir, built, false, s)
+	b, err := newBench(dir, built, real, s)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 12*time.Hour)
 	defer cancel()
 	return use(ctx, b)
 }
@@ -110,7 +110,7 @@ func onNode(built string, s set, use func(context.Context, bench) error) error {
 // traceJob runs the hooks of a job beside perf.
 func (b bench) traceJob(ctx context.Context, gpus int, id uint32) (trace, error) {
 	t := trace{GPUs: gpus, Hooks: map[string]act{}}
-	job := testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions(gpus), Features: "mps", Conf: b.conf}
+	job := b.job(id, gpus)
 	for _, hook := range []string{"prolog", "epilog"} {
 		a, err := b.traceHook(ctx, job, hook)
 		if err != nil {

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
-	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // ranks is the number of ranks that start at once. It is the maximum number of clients that MPS serves on a GPU.
@@ -95,7 +94,7 @@ func withJob(built string, real bool, measure func(context.Context, lines) error
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	job := testnode.Job{ID: 7, UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
+	job := b.job(7, 1)
 	if _, err := b.timed(ctx, job, "prolog"); err != nil {
 		return err
 	}

@@ -428,12 +428,12 @@ func (s Node) Processes() ([]int, error) {
 	for _, p := range below {
 		pids = append(pids, p.PID)
 	}
-	guards, err2 := s.guards()
+	guards, err2 := s.Guards()
 	return append(pids, guards...), errors.Join(err, err2)
 }
 
-// guards returns the living guards of the root's jobs.
-func (s Node) guards() (pids []int, err error) {
+// Guards returns the living guards of the root's jobs.
+func (s Node) Guards() (pids []int, err error) {
 	all, err := proc.PIDs()
 	var named []proc.Process
 	for _, pid := range all {

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+)
+
+// endClients is the number of clients of a job whose end is measured.
+const endClients = 8
+
+// ended is the end of a job whose clients were killed directly before its epilog, as Slurm kills the processes of a
+// cancelled job. Quit is the daemon's own `quit` with an idle server, in turns with the epilog. Milliseconds.
+type ended struct {
+	GPUs    int       `json:"gpus"`
+	Clients int       `json:"clients"`
+	Quit    []float64 `json:"quit_ms"`
+	Epilog  []float64 `json:"epilog_ms"`
+}
+
+// ends measures the end of jobs with these numbers of clients on one and on two GPUs.
+func ends(built string, real bool, trials int, clients ...int) (all []ended, err error) {
+	for _, gpus := range []int{1, 2} {
+		if real && gpus > testnode.RealGPUs() {
+			break
+		}
+		err := onNode(built, real, set{GPUs: gpus, Scope: "job"}, func(ctx context.Context, b bench) error {
+			own := make([]ended, len(clients))
+			for trial := range trials * len(clients) {
+				e := &own[trial%len(clients)]
+				e.GPUs, e.Clients = gpus, clients[trial%len(clients)]
+				if err := b.end(ctx, e, uint32(10_000+trial)); err != nil {
+					return err
+				}
+			}
+			all = append(all, own...)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// end measures one `quit` and one epilog.
+func (b bench) end(ctx context.Context, e *ended, id uint32) error {
+	b.settle()
+	_, quit, err := b.floor.measure(ctx)
+	if err != nil {
+		return err
+	}
+	b.settle()
+	j, err := b.openJob(ctx, id, e.GPUs, e.Clients)
+	if err != nil {
+		return err
+	}
+	j.kill()
+	epilog, err := b.timed(ctx, j.job, "epilog")
+	if err != nil {
+		return err
+	}
+	e.Quit, e.Epilog = append(e.Quit, quit), append(e.Epilog, epilog)
+	return nil
+}
+
+// opened is an open job with clients.
+type opened struct {
+	job     testnode.Job
+	clients []*exec.Cmd
+}
+
+// openJob runs a job's prolog, and starts clients through the wrapper that have a context and compute nothing. It
+// returns when the guard holds their files.
+func (b bench) openJob(ctx context.Context, id uint32, gpus, clients int) (j opened, err error) {
+	j.job = b.job(id, gpus)
+	if _, err := b.timed(ctx, j.job, "prolog"); err != nil {
+		return j, err
+	}
+	if err := b.serverReady(ctx, id); err != nil || clients == 0 {
+		return j, err
+	}
+	for i := range clients {
+		client, err := b.startClient(ctx, id, gpus, i, clients)
+		if err != nil {
+			j.kill()
+			return j, err
+		}
+		j.clients = append(j.clients, client)
+	}
+	if err := b.held(ctx, id, clients); err != nil {
+		j.kill()
+		return j, err
+	}
+	return j, nil
+}
+
+// kill kills the clients, and returns when they have ended.
+func (j opened) kill() {
+	for _, c := range j.clients {
+		_ = c.Process.Kill()
+	}
+	for _, c := range j.clients {
+		_ = c.Wait() // it ends by the signal
+	}
+}
+
+func (b bench) startClient(ctx context.Context, job uint32, gpus, i, n int) (*exec.Cmd, error) {
+	wrapper, err := b.copied("mpirun-wrap")
+	if err != nil {
+		return nil, err
+	}
+	client, libraries := filepath.Join(filepath.Dir(b.node.Bin), "sim", "bin", "cuda-client"), os.Getenv("LD_LIBRARY_PATH")
+	if b.node.Sim != nil {
+		client, libraries = b.node.Sim.Program("cuda-client"), b.node.Sim.Libraries()
+	}
+	cmd := rank(ctx, []string{wrapper, "--root", b.node.Root, client, "spin", "-ms", "0", "-for", "3600"}, i, n)
+	cmd.Env = append(cmd.Env, fmt.Sprintf("SLURM_JOB_ID=%d", job),
+		"SLURM_STEP_GPUS="+positions(gpus), fmt.Sprintf("SLURM_GPUS_ON_NODE=%d", gpus), "LD_LIBRARY_PATH="+libraries)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start client: %w", err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err == nil && !strings.Contains(line, "ready") {
+		err = fmt.Errorf("it prints %q", line)
+	}
+	if err != nil {
+		_ = cmd.Process.Kill()
+		return nil, errors.Join(fmt.Errorf("cannot start client: %w", err), cmd.Wait())
+	}
+	return cmd, nil
+}
+
+// copied copies a program to the node's folder, which the job's user can reach, once.
+func (b bench) copied(name string) (string, error) {
+	to := filepath.Join(b.dir, name)
+	if _, err := os.Stat(to); err == nil {
+		return to, nil
+	}
+	content, err := os.ReadFile(filepath.Join(b.node.Bin, name))
+	if err != nil {
+		return "", err
+	}
+	return to, os.WriteFile(to, content, 0o755)
+}
+
+// held waits until the guard holds the files of so many clients. The guard writes its state once a second.
+func (b bench) held(ctx context.Context, job uint32, clients int) error {
+	boot, err := proc.BootID()
+	if err != nil {
+		return err
+	}
+	store := lease.OpenReadOnly(b.node.Paths().Run(), boot)
+	for {
+		state, err := store.ReadGuard(job)
+		if err == nil && state.Clients == clients && state.Files >= 2*clients && state.Unheld == 0 {
+			return nil
+		}
+		if !wait.Sleep(ctx, 50*time.Millisecond) {
+			err = errors.Join(err, ctx.Err())
+			return fmt.Errorf("the guard does not hold the files of %d clients: %+v, %w", clients, state, err)
+		}
+	}
+}
+
+// printEnds compares the epilogs with the daemon's `quit`, and with the first line of the same number of GPUs.
+func printEnds(all []ended) {
+	fmt.Println("\ngpus clients     quit  epilog  ratio   more than the first   (medians in ms)")
+	first := 0
+	for i, e := range all {
+		if e.GPUs != all[first].GPUs {
+			first = i
+		}
+		quit, epilog := median(e.Quit), median(e.Epilog)
+		more := epilog - median(all[first].Epilog)
+		fmt.Printf("%4d %7d  %7.1f %7.1f %6.2f %21.1f\n", e.GPUs, e.Clients, quit, epilog, epilog/quit, more)
+	}
+}

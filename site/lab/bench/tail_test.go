@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestPercentiles(t *testing.T) {
+	thousand := make([]float64, 1000)
+	for i := range thousand {
+		thousand[i] = float64(i + 1)
+	}
+	for p, want := range map[float64]float64{50: 500, 99: 990, 99.9: 999, 100: 1000, 0: 1} {
+		if got := percentile(thousand, p); got != want {
+			t.Errorf("percentile %v of 1 to 1000 is %v, want %v", p, got, want)
+		}
+	}
+	if got := percentile([]float64{7}, 99.9); got != 7 {
+		t.Errorf("percentile of one value is %v", got)
+	}
+}
+
+// A hook that takes more than three times the median is printed with the time and what the machine did.
+func TestOutliers(t *testing.T) {
+	began := time.Date(2026, 11, 28, 3, 0, 0, 0, time.UTC)
+	var all []pair
+	for i := range 9 {
+		at := began.Add(time.Duration(i) * time.Second)
+		all = append(all, pair{Began: at, Load: true, Prolog: hook{MS: 10}, Epilog: hook{MS: 30}})
+	}
+	all[3].Prolog = hook{MS: 30} // not more than three times
+	all[7].Prolog = hook{MS: 31, meanwhile: meanwhile{Busy: 80, Wait: 20, Steal: 120, Load: "3.50"}}
+	var printed strings.Builder
+	printTails(&printed, all)
+	want := `prolog  load             9   10.0    31.0    31.0    31.0
+  prolog of the pair at 2026-11-28 03:00:07.000: 31.0 ms; processors 80 % busy, 120 ms stolen, ` +
+		`20 ms waited for disks, load 3.50
+epilog  load             9   30.0    30.0    30.0    30.0
+`
+	if printed.String() != want {
+		t.Errorf("got\n%swant\n%s", printed.String(), want)
+	}
+}
+
+func TestWhatTheMachineDid(t *testing.T) {
+	read := func(line string) moment {
+		read, err := parseTicks(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return moment{read, "1.25"}
+	}
+	// user nice system idle iowait irq softirq steal guest guest_nice
+	before := read("cpu  100 1 50 1000 10 2 3 4 0 0\ncpu0 1 2 3\n")
+	after := read("cpu  110 2 55 1010 12 3 5 11 0 0\n")
+	if got, want := after.since(before), (meanwhile{Busy: 68, Wait: 20, Steal: 70, Load: "1.25"}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := after.since(after); got.Busy != 0 {
+		t.Errorf("no time is %d %% busy", got.Busy)
+	}
+	for _, bad := range []string{"", "cpu 1 2 3", "intr 1 2 3 4 5 6 7 8 9", "cpu 1 2 3 4 5 6 7 x"} {
+		if _, err := parseTicks(bad); err == nil {
+			t.Errorf("%q is no error", bad)
+		}
+	}
+}
