@@ -63,7 +63,8 @@ func main() {
 	only := flag.String("only", "",
 		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; "+
 			"growth: only ranks at once, on simulated GPUs; "+
-			"ends: the epilog of a job whose clients were killed; idle: context switches of an idle guard; "+
+			"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
+			"idle: context switches of an idle guard; "+
 			"tail: the slowest of many hooks, with a line of -json for each pair; "+
 			"trace: a picture of where the time goes, into the folder of -json, with perf")
 	flag.Parse()
@@ -110,8 +111,12 @@ func run(trials, pairs int, out, only string) error {
 		return traceHooks(built, out)
 	case "tail":
 		return tails(built, r.Real, pairs, out)
-	case "ends":
-		if r.Ends, err = ends(built, r.Real, trials, endClients); err != nil {
+	case "closes", "ends":
+		clients := []int{endClients}
+		if only == "closes" {
+			clients = []int{0, 3, endClients}
+		}
+		if r.Ends, err = ends(built, r.Real, trials, clients...); err != nil {
 			return err
 		}
 		printEnds(r.Ends)
