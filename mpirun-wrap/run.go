@@ -112,8 +112,7 @@ func (r *run) readTicket() (err error) {
 	if err = r.findTicket(); err == nil || r.MPS == nil || !r.Options.OwnDaemon {
 		return err
 	}
-	var none noTicketError
-	if !errors.As(err, &none) {
+	if _, none := errors.AsType[noTicketError](err); !none {
 		return err
 	}
 	return r.join()

@@ -39,8 +39,7 @@ func nameAll(groups []uint32) ([]string, error) {
 	for i, id := range groups {
 		names[i] = strconv.FormatUint(uint64(id), 10)
 		group, err := user.LookupGroupId(names[i])
-		var unknown user.UnknownGroupIdError
-		if errors.As(err, &unknown) {
+		if _, ok := errors.AsType[user.UnknownGroupIdError](err); ok {
 			continue
 		}
 		if err != nil {
@@ -73,8 +72,7 @@ func (daemons) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) 
 func lookUpGroups(job lease.Job) ([]uint32, error) {
 	groups := []uint32{job.GID}
 	u, err := user.LookupId(strconv.FormatUint(uint64(job.UID), 10))
-	var unknown user.UnknownUserIdError
-	if errors.As(err, &unknown) {
+	if _, ok := errors.AsType[user.UnknownUserIdError](err); ok {
 		return groups, nil
 	}
 	if err != nil {

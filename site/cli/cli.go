@@ -5,10 +5,13 @@
 package cli
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
@@ -82,4 +85,48 @@ func commitOf(linked string, info *debug.BuildInfo) string {
 		return unknown
 	}
 	return version
+}
+
+// RuntimeError is a failure of a program that was called correctly. If a program has both kinds, any other error is a
+// mistake in the call.
+type RuntimeError struct{ Err error }
+
+func (f RuntimeError) Error() string { return f.Err.Error() }
+
+func (f RuntimeError) Unwrap() error { return f.Err }
+
+// ErrFindings ends a program that has found something wrong and has printed it. Nothing more is printed.
+var ErrFindings = errors.New("found")
+
+// ExitFindings is the exit code of ErrFindings and of RuntimeError.
+const ExitFindings = 1
+
+// HelpColumns is the width of help texts and man pages.
+const HelpColumns = 80
+
+// Wrap breaks text into lines with an indentation and at most this number of columns. A word that is longer is not
+// broken.
+func Wrap(indent, text string, columns int) string {
+	var b strings.Builder
+	line := indent
+	for word := range strings.FieldsSeq(text) {
+		if len(line) > len(indent) && len([]rune(line))+1+len([]rune(word)) > columns {
+			b.WriteString(line + "\n")
+			line = indent
+		}
+		if len(line) > len(indent) {
+			line += " "
+		}
+		line += word
+	}
+	b.WriteString(line + "\n")
+	return b.String()
+}
+
+// WriteJSON writes a value in one line, for programs. It does not escape characters for HTML, because a finding holds
+// commands, and a reader copies "&&" from them.
+func WriteJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
 }

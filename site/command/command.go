@@ -72,14 +72,12 @@ var typeNames = map[string]string{
 
 func flagError(c *cobra.Command, err error) error {
 	advice := "see " + c.CommandPath() + " --help"
-	var invalid *pflag.InvalidValueError
-	if errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f := invalid.GetFlag()
 		return fmt.Errorf("cannot read --%s: it is %q: want %s: %s",
 			f.Name, invalid.GetValue(), typeNames[f.Value.Type()], advice)
 	}
-	var unknown *pflag.NotExistError
-	if errors.As(err, &unknown) {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		var known []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
 		name := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())

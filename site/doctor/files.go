@@ -74,8 +74,7 @@ func look(name, file string) installed {
 
 // cause returns an error without the path, which the report names.
 func cause(err error) error {
-	var wrapped *fs.PathError
-	if errors.As(err, &wrapped) {
+	if wrapped, ok := errors.AsType[*fs.PathError](err); ok {
 		return wrapped.Err
 	}
 	return err

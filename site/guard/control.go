@@ -58,8 +58,7 @@ func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lea
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	lock, err := c.Store.LockGuard(bound, job)
-	var busy *lease.BusyError
-	if errors.As(err, &busy) {
+	if busy, ok := errors.AsType[*lease.BusyError](err); ok {
 		return nil, busy.Holder, nil
 	}
 	return lock, proc.Process{}, err

@@ -160,8 +160,7 @@ func (s *Store) purgeOne(ctx context.Context, id uint32) error {
 	bound, cancel := context.WithTimeout(ctx, newSharedWait)
 	defer cancel()
 	lock, err := s.Lock(bound, id)
-	var busy *BusyError
-	if errors.As(err, &busy) {
+	if _, ok := errors.AsType[*BusyError](err); ok {
 		return nil
 	}
 	if err != nil {

@@ -138,8 +138,7 @@ func (r *Reaper) close(ctx context.Context, job uint32) Result {
 	locking, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
 	release, err := r.Executor.Lock(locking, job)
-	var busy *lease.BusyError
-	if errors.As(err, &busy) {
+	if busy, ok := errors.AsType[*lease.BusyError](err); ok {
 		return r.busy(job, busy.Holder)
 	}
 	if err != nil {
