@@ -3,9 +3,11 @@
 package mpirunwrap
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -31,19 +33,89 @@ func notRun(path string, err error) error {
 	return &execError{code, fmt.Errorf("cannot run %s: %w%s", path, err, repair(path, err))}
 }
 
-// repair says what to do about an error of exec whose words do not tell.
+// repair says what the words of exec's error do not tell: the cause, and what to do.
 func repair(path string, err error) string {
-	var st unix.Stat_t
-	there := unix.Stat(path, &st) == nil
+	var fs unix.Statfs_t
+	if !slices.Contains([]error{unix.ENOENT, unix.EACCES, unix.ENOEXEC}, err) || unix.Statfs(path, &fs) != nil {
+		return ""
+	}
+	head := headOf(path)
+	needs, isELF := interpreter(head)
+	var missing error
+	refused := unix.Access(path, unix.X_OK) != nil
+	if needs != "" && err != unix.ENOEXEC && !refused {
+		missing = executable(needs)
+	}
 	switch {
-	case there && err == unix.ENOENT:
-		return ": the file is there, but not the interpreter of its first line (#!), or the loader of the binary"
-	case there && err == unix.EACCES && st.Mode&0o111 == 0:
+	case missing != nil && strings.HasSuffix(needs, "\r"):
+		return `: its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ` + path
+	case err == unix.EACCES && fs.Flags&unix.ST_NOEXEC != 0:
+		return ": its file system is mounted noexec: copy it to another one"
+	case err == unix.EACCES && refused:
 		return ": make it executable: chmod +x " + path
+	case missing != nil && isELF:
+		return ": it needs the loader " + needs + ", which is not there: build it for this node, or run it in its container"
+	case missing != nil:
+		return ": its first line (#!) needs an interpreter: " + missing.Error()
+	case err == unix.ENOENT:
+		return ": the file is there, but not the loader or interpreter that it needs"
+	case isELF && machine(head) != machine(headOf("/proc/self/exe")):
+		return ": it is a binary for " + machine(head) + ", and this node is " + machine(headOf("/proc/self/exe")) + ": build it for this node"
+	case isELF:
+		return ": the binary is damaged, or no program: build it again"
+	case strings.HasPrefix(head, "\xef\xbb\xbf") || strings.HasPrefix(head, "\xff\xfe"):
+		return ": it begins with a byte order mark (BOM): save it as UTF-8 without one"
 	case err == unix.ENOEXEC:
-		return ": a script begins with a line like #!/bin/sh, and a binary must be made for this machine"
+		return ": it is no binary, and has no first line like #!/bin/sh: add one"
 	}
 	return ""
+}
+
+// headOf returns the begin of a file, which has all that exec reads of nearly all programs. It is "" if this user may
+// not read the file.
+func headOf(path string) string {
+	var head [4096]byte
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	n, _ := unix.Pread(fd, head[:], 0)
+	return string(head[:max(n, 0)])
+}
+
+// interpreter returns the program that the kernel starts for a script, or the loader for a binary, as elf(5) has it
+// for 64 bits: "" for none. Package debug/elf would make each rank's program larger by a tenth.
+func interpreter(head string) (path string, isELF bool) {
+	if line, script := strings.CutPrefix(head, "#!"); script {
+		line, _, _ = strings.Cut(line, "\n")
+		path, _, _ = strings.Cut(strings.Trim(line, " \t"), " ")
+		path, _, _ = strings.Cut(path, "\t")
+		return path, false
+	}
+	if len(head) < 64 || !strings.HasPrefix(head, "\x7fELF\x02\x01") {
+		return "", len(head) >= 20 && strings.HasPrefix(head, "\x7fELF")
+	}
+	const entry, isInterpreter = 56, 3
+	at := func(offset uint64) uint64 { return binary.LittleEndian.Uint64([]byte(head[offset:])) }
+	for h, n := at(32), at(56)&0xffff; n > 0 && h <= uint64(len(head)-entry); h, n = h+entry, n-1 {
+		if begin, size := at(h+8), at(h+32); uint32(at(h)) == isInterpreter && begin < uint64(len(head)) && size < uint64(len(head))-begin {
+			return strings.TrimRight(head[begin:begin+size], "\x00"), true
+		}
+	}
+	return "", true
+}
+
+// machine is the machine of a binary, by its number in elf.h.
+func machine(head string) string {
+	if len(head) < 20 {
+		return "an unknown machine"
+	}
+	number := int(head[18]) + int(head[19])<<8
+	if name := map[int]string{3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}[number]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("machine %d", number)
 }
 
 const notFound = 127

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -213,9 +215,9 @@ func TestTheProgramsExitIsTheRanks(t *testing.T) {
 			"make it executable: chmod +x /etc/passwd\n"},
 		{[]string{""}, 127, "mpirun-wrap: cannot run a program: its name is empty\n"},
 		{[]string{"./text"}, 126, "mpirun-wrap: cannot run ./text: exec format error: " +
-			"a script begins with a line like #!/bin/sh, and a binary must be made for this machine\n"},
+			"it is no binary, and has no first line like #!/bin/sh: add one\n"},
 		{[]string{"./orphan"}, 127, "mpirun-wrap: cannot run ./orphan: no such file or directory: " +
-			"the file is there, but not the interpreter of its first line (#!), or the loader of the binary\n"},
+			"its first line (#!) needs an interpreter: cannot run /nonexistent/interpreter: no such file or directory\n"},
 		{[]string{"./"}, 126, "mpirun-wrap: cannot run ./: it is a directory\n"},
 		{nil, 125, "mpirun-wrap: cannot run a program: none is given: see mpirun-wrap --help\n"},
 	} {
@@ -240,6 +242,83 @@ func TestTheProgramsExitIsTheRanks(t *testing.T) {
 			t.Errorf("code %d and %q", code, r.said)
 		}
 	})
+}
+
+// Each reason why a program does not run is named, with what to do.
+func TestWhyAProgramDoesNotRun(t *testing.T) {
+	ours := e2e.Read(t, "/proc/self/exe")[:4096]
+	foreign, name := ours[:18]+"\xb7\x00"+ours[20:], "aarch64"
+	if runtime.GOARCH == "arm64" {
+		foreign, name = ours[:18]+"\x3e\x00"+ours[20:], "x86_64"
+	}
+	linked := e2e.Read(t, "/bin/sh")
+	loader := regexp.MustCompile(`/lib[-/.\w]*/ld-[-.\w]+\x00`).FindString(linked)
+	if loader == "" {
+		t.Skip("needs a /bin/sh with a loader")
+	}
+	other := "/lib/none" + strings.Repeat("x", len(loader)-len("/lib/none")-1)
+	for _, c := range []struct {
+		name, content, cause, says string
+		mode                       os.FileMode
+	}{
+		{"dos", "#!/bin/sh\r\ntrue\r\n", "no such file or directory", `its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ./dos`, 0o755},
+		{"option", "#! /nonexistent/python3\t-u\n", "no such file or directory", "its first line (#!) needs an interpreter: cannot run /nonexistent/python3: no such file or directory", 0o755},
+		{"locked", "#!/etc/passwd\n", "permission denied", "its first line (#!) needs an interpreter: cannot run /etc/passwd: permission denied: make it executable: chmod +x /etc/passwd", 0o755},
+		{"folder", "#!/etc\n", "permission denied", "its first line (#!) needs an interpreter: cannot run /etc: it is a directory", 0o755},
+		{"bom", "\xef\xbb\xbf#!/bin/sh\n", "exec format error", "it begins with a byte order mark (BOM): save it as UTF-8 without one", 0o755},
+		{"utf16", "\xff\xfe#\x00!\x00", "exec format error", "it begins with a byte order mark (BOM): save it as UTF-8 without one", 0o755},
+		{"empty", "", "exec format error", "it is no binary, and has no first line like #!/bin/sh: add one", 0o755},
+		{"plain", "#!/bin/sh\n", "permission denied", "make it executable: chmod +x ./plain", 0o644},
+		{"loop", "#!./loop\n", "permission denied", "make it executable: chmod +x ./loop", 0o644},
+		{"foreign", foreign, "exec format error", "it is a binary for " + name + ", and this node is " + machine(ours) + ": build it for this node", 0o755},
+		{"damaged", ours[:16] + "\x01" + ours[17:], "exec format error", "the binary is damaged, or no program: build it again", 0o755},
+		{"alien", strings.Replace(linked, loader, other+"\x00", 1), "no such file or directory",
+			"it needs the loader " + other + ", which is not there: build it for this node, or run it in its container", 0o755},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRank(t)
+			path := filepath.Join(r.dir, c.name)
+			must(t, errors.Join(node.WriteProgram(path, []byte(c.content)), os.Chmod(path, c.mode)))
+			r.start(r.wrapper("./" + c.name)...)
+			code := 126
+			if strings.HasPrefix(c.cause, "no such") {
+				code = 127
+			}
+			want := fmt.Sprintf("mpirun-wrap: cannot run ./%s: %s: %s\n", c.name, c.cause, c.says)
+			if got := r.code(); got != code || r.said.String() != want {
+				t.Errorf("code %d and %q, want %d and %q", got, r.said, code, want)
+			}
+		})
+	}
+	t.Run("noexec", func(t *testing.T) {
+		r := newRank(t)
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, "size=64k"); err != nil {
+			t.Skipf("cannot mount a file system: %v", err)
+		}
+		defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+		must(t, node.WriteProgram(filepath.Join(dir, "app"), []byte("#!/bin/sh\n")))
+		r.start(r.wrapper(dir + "/app")...)
+		want := "mpirun-wrap: cannot run " + dir + "/app: permission denied: its file system is mounted noexec: copy it to another one\n"
+		if code := r.code(); code != 126 || r.said.String() != want {
+			t.Errorf("code %d and %q, want %q", code, r.said, want)
+		}
+	})
+}
+
+// A binary can be cut off anywhere, or be another's: its head is read with care.
+func TestInterpreterOfAnyHead(t *testing.T) {
+	linked := e2e.Read(t, "/bin/sh")[:4096]
+	for n := range linked {
+		interpreter(linked[:n])
+		machine(linked[:n])
+		interpreter(linked[:n] + strings.Repeat("\xff", 4096-n))
+	}
+	for head, want := range map[string]string{"#!": "", "#!\n/bin/sh": "", "#!  /bin/sh  -e\n": "/bin/sh", "#!/bin/sh": "/bin/sh", "# /bin/sh": ""} {
+		if path, isELF := interpreter(head); path != want || isELF {
+			t.Errorf("%q: %q, %v", head, path, isELF)
+		}
+	}
 }
 
 // A signal to a rank has the same effect as on the program, and the parent sees the program's exit status.
