@@ -60,7 +60,7 @@ func repair(path string, err error) string {
 	case err == unix.ENOENT:
 		return ": the file is there, but not the loader or interpreter that it needs"
 	case isELF && machine(head) != machine(headOf("/proc/self/exe")):
-		return ": it is a binary for " + machine(head) + ", and this node is " + machine(headOf("/proc/self/exe")) + ": build it for this node"
+		return ": it is a binary for " + machine(head) + ": build it for " + machine(headOf("/proc/self/exe")) + ", as this node is"
 	case isELF:
 		return ": the binary is damaged, or no program: build it again"
 	case strings.HasPrefix(head, "\xef\xbb\xbf") || strings.HasPrefix(head, "\xff\xfe"):
@@ -85,21 +85,21 @@ func headOf(path string) string {
 }
 
 // interpreter returns the program that the kernel starts for a script, or the loader for a binary, as elf(5) has it
-// for 64 bits: "" for none. Package debug/elf would make each rank's program larger by a tenth.
+// for 64 bits (PT_INTERP is 3): "" for none. Package debug/elf would make each rank's program larger by a tenth.
 func interpreter(head string) (path string, isELF bool) {
 	if line, script := strings.CutPrefix(head, "#!"); script {
 		line, _, _ = strings.Cut(line, "\n")
-		path, _, _ = strings.Cut(strings.Trim(line, " \t"), " ")
-		path, _, _ = strings.Cut(path, "\t")
+		path, _, _ = strings.Cut(strings.Trim(strings.ReplaceAll(line, "\t", " "), " "), " ")
 		return path, false
 	}
 	if len(head) < 64 || !strings.HasPrefix(head, "\x7fELF\x02\x01") {
 		return "", len(head) >= 20 && strings.HasPrefix(head, "\x7fELF")
 	}
-	const entry, isInterpreter = 56, 3
+	all := uint64(len(head))
 	at := func(offset uint64) uint64 { return binary.LittleEndian.Uint64([]byte(head[offset:])) }
-	for h, n := at(32), at(56)&0xffff; n > 0 && h <= uint64(len(head)-entry); h, n = h+entry, n-1 {
-		if begin, size := at(h+8), at(h+32); uint32(at(h)) == isInterpreter && begin < uint64(len(head)) && size < uint64(len(head))-begin {
+	for h, n := at(32), at(56)&0xffff; n > 0 && h <= all-56; h, n = h+56, n-1 { // an entry has 56 bytes
+		begin, size := at(h+8), at(h+32)
+		if uint32(at(h)) == 3 && begin < all && size < all-begin {
 			return strings.TrimRight(head[begin:begin+size], "\x00"), true
 		}
 	}

@@ -257,31 +257,35 @@ func TestWhyAProgramDoesNotRun(t *testing.T) {
 		t.Skip("needs a /bin/sh with a loader")
 	}
 	other := "/lib/none" + strings.Repeat("x", len(loader)-len("/lib/none")-1)
-	for _, c := range []struct {
-		name, content, cause, says string
-		mode                       os.FileMode
-	}{
-		{"dos", "#!/bin/sh\r\ntrue\r\n", "no such file or directory", `its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ./dos`, 0o755},
-		{"option", "#! /nonexistent/python3\t-u\n", "no such file or directory", "its first line (#!) needs an interpreter: cannot run /nonexistent/python3: no such file or directory", 0o755},
-		{"locked", "#!/etc/passwd\n", "permission denied", "its first line (#!) needs an interpreter: cannot run /etc/passwd: permission denied: make it executable: chmod +x /etc/passwd", 0o755},
-		{"folder", "#!/etc\n", "permission denied", "its first line (#!) needs an interpreter: cannot run /etc: it is a directory", 0o755},
-		{"bom", "\xef\xbb\xbf#!/bin/sh\n", "exec format error", "it begins with a byte order mark (BOM): save it as UTF-8 without one", 0o755},
-		{"utf16", "\xff\xfe#\x00!\x00", "exec format error", "it begins with a byte order mark (BOM): save it as UTF-8 without one", 0o755},
-		{"empty", "", "exec format error", "it is no binary, and has no first line like #!/bin/sh: add one", 0o755},
-		{"plain", "#!/bin/sh\n", "permission denied", "make it executable: chmod +x ./plain", 0o644},
-		{"loop", "#!./loop\n", "permission denied", "make it executable: chmod +x ./loop", 0o644},
-		{"foreign", foreign, "exec format error", "it is a binary for " + name + ", and this node is " + machine(ours) + ": build it for this node", 0o755},
-		{"damaged", ours[:16] + "\x01" + ours[17:], "exec format error", "the binary is damaged, or no program: build it again", 0o755},
-		{"alien", strings.Replace(linked, loader, other+"\x00", 1), "no such file or directory",
-			"it needs the loader " + other + ", which is not there: build it for this node, or run it in its container", 0o755},
+	const none, denied, format = "no such file or directory", "permission denied", "exec format error"
+	const script = "its first line (#!) needs an interpreter: cannot run "
+	for _, c := range []struct{ name, content, cause, says string }{
+		{"dos", "#!/bin/sh\r\ntrue\r\n", none,
+			`its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ./dos`},
+		{"option", "#! /nonexistent/python3\t-u\n", none, script + "/nonexistent/python3: " + none},
+		{"locked", "#!/etc/passwd\n", denied, script + "/etc/passwd: " + denied + ": make it executable: chmod +x /etc/passwd"},
+		{"folder", "#!/etc\n", denied, script + "/etc: it is a directory"},
+		{"bom", "\xef\xbb\xbf#!/bin/sh\n", format, "it begins with a byte order mark (BOM): save it as UTF-8 without one"},
+		{"utf16", "\xff\xfe#\x00!\x00", format, "it begins with a byte order mark (BOM): save it as UTF-8 without one"},
+		{"empty", "", format, "it is no binary, and has no first line like #!/bin/sh: add one"},
+		{"plain", "#!/bin/sh\n", denied, "make it executable: chmod +x ./plain"},
+		{"loop", "#!./loop\n", denied, "make it executable: chmod +x ./loop"},
+		{"foreign", foreign, format,
+			"it is a binary for " + name + ": build it for " + machine(ours) + ", as this node is"},
+		{"damaged", ours[:16] + "\x01" + ours[17:], format, "the binary is damaged, or no program: build it again"},
+		{"alien", strings.Replace(linked, loader, other+"\x00", 1), none,
+			"it needs the loader " + other + ", which is not there: build it for this node, or run it in its container"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRank(t)
 			path := filepath.Join(r.dir, c.name)
-			must(t, errors.Join(node.WriteProgram(path, []byte(c.content)), os.Chmod(path, c.mode)))
+			must(t, node.WriteProgram(path, []byte(c.content)))
+			if c.name == "plain" || c.name == "loop" {
+				must(t, os.Chmod(path, 0o644))
+			}
 			r.start(r.wrapper("./" + c.name)...)
 			code := 126
-			if strings.HasPrefix(c.cause, "no such") {
+			if c.cause == none {
 				code = 127
 			}
 			want := fmt.Sprintf("mpirun-wrap: cannot run ./%s: %s: %s\n", c.name, c.cause, c.says)
@@ -299,7 +303,8 @@ func TestWhyAProgramDoesNotRun(t *testing.T) {
 		defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
 		must(t, node.WriteProgram(filepath.Join(dir, "app"), []byte("#!/bin/sh\n")))
 		r.start(r.wrapper(dir + "/app")...)
-		want := "mpirun-wrap: cannot run " + dir + "/app: permission denied: its file system is mounted noexec: copy it to another one\n"
+		want := "mpirun-wrap: cannot run " + dir + "/app: " + denied +
+			": its file system is mounted noexec: copy it to another one\n"
 		if code := r.code(); code != 126 || r.said.String() != want {
 			t.Errorf("code %d and %q, want %q", code, r.said, want)
 		}
@@ -314,7 +319,8 @@ func TestInterpreterOfAnyHead(t *testing.T) {
 		machine(linked[:n])
 		interpreter(linked[:n] + strings.Repeat("\xff", 4096-n))
 	}
-	for head, want := range map[string]string{"#!": "", "#!\n/bin/sh": "", "#!  /bin/sh  -e\n": "/bin/sh", "#!/bin/sh": "/bin/sh", "# /bin/sh": ""} {
+	for head, want := range map[string]string{"#!": "", "#!\n/bin/sh": "", "# /bin/sh": "",
+		"#!  /bin/sh  -e\n": "/bin/sh", "#!/bin/sh": "/bin/sh"} {
 		if path, isELF := interpreter(head); path != want || isELF {
 			t.Errorf("%q: %q, %v", head, path, isELF)
 		}
