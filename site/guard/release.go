@@ -27,9 +27,6 @@ const (
 	// newcomerHold is the time for which files are held beside a newer client if the use of the GPU is not known, as
 	// with MIG.
 	newcomerHold = 2 * time.Second
-	// knowBy is the time after a death by which the use of the GPU must be known, if it had no plenty of room before.
-	// gpu-usage answers within 10 ms, and later on an overloaded node.
-	knowBy = 100 * time.Millisecond
 	// pauseAfter is the time after a death before the neighbours are paused. If one rank dies, a launcher often ends
 	// the others, and then no pause is needed. A newer client is paused at once, before it allocates memory: that is
 	// 80 ms after it has opened its first file, or later (measured on an H200).
@@ -56,7 +53,6 @@ type situation struct {
 	noContext  bool          // the driver lists no context of it
 	tight      bool          // places or host memory are not plentiful, whatever the GPUs' memory is
 	roomy      bool          // at least half of the GPUs' places and memory is free, and the host has memory
-	roomBefore bool          // it was so by the last answer before the death, and there is no answer since
 	short      bool          // a program may need the room that dead clients take
 	paused     bool          // a pause is not allowed, or one after hold has ended without an idle GPU
 }
@@ -71,7 +67,7 @@ func (s situation) releaseReason(hold time.Duration) string {
 		return workDone
 	case s.inOrder && s.noContext:
 		return noContext
-	case s.inOrder && !s.roomy && (s.tight || !s.pending || s.age >= knowBy && !s.roomBefore):
+	case s.inOrder && !s.roomy && (s.tight || !s.pending):
 		return endedWell
 	case !s.neighbours && !s.pending && (!s.gpuKnown || s.age >= hold):
 		return noNeighbour

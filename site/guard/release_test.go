@@ -56,15 +56,12 @@ func TestReleaseReason(t *testing.T) {
 		{"in order, with room", beside(func(s *situation) { s.inOrder = true }), "", false},
 		{"in order, with less than half of the room", beside(func(s *situation) { s.inOrder, s.roomy = true, false }), endedWell, false},
 		{"in order, and the room is known soon", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = 0, true, false, true }), "", false},
-		{"in order, and the room is not known in time",
-			beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = knowBy, true, false, true }), endedWell, false},
-
-		{"in order, and the room was there before, and is not known in time", beside(func(s *situation) {
-			s.age, s.inOrder, s.roomy, s.pending, s.roomBefore = knowBy, true, false, true, true
-		}), "", false},
-		{"in order, and the room was there before, and is never known", beside(func(s *situation) {
-			s.age, s.inOrder, s.roomy, s.roomBefore = usageStart, true, false, true
-		}), endedWell, false},
+		{"in order, and the room is known late",
+			beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = usageStart-1, true, false, true }), "", false},
+		{"in order, and the room is never known",
+			beside(func(s *situation) { s.age, s.inOrder, s.roomy = usageStart, true, false }), endedWell, false},
+		{"in order, and the room is known late, and places are few",
+			beside(func(s *situation) { s.inOrder, s.roomy, s.tight, s.pending = true, false, true, true }), endedWell, false},
 
 		{"in order, and the room is needed, and known soon", beside(func(s *situation) {
 			s.age, s.newer, s.pending, s.inOrder, s.roomy, s.short = 0, true, true, true, false, true

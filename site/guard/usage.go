@@ -207,7 +207,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		return
 	}
 	if u.asOf.Before(c.died) {
-		s.roomBefore, s.roomy = s.roomy && g.wereRoomy(c), false
+		s.roomy = false
 		return
 	}
 	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !c.namespaced && !u.lists(c)
@@ -232,17 +232,4 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		s.hopeless = s.hopeless || shared.hopeless(g.pauses.left(g.Pause, now), now)
 	}
 	s.idle = s.idle && s.gpuKnown
-}
-
-// wereRoomy reports whether a dead client's GPUs had plenty of memory by the last answer.
-func (g *Guard) wereRoomy(c *client) bool {
-	for i, usage := range g.usage.gpus {
-		if !c.mayUse(1 << i) {
-			continue
-		}
-		if roomy, _ := judge(usage, g.demandOf(i)); !roomy || !usage.Known {
-			return false
-		}
-	}
-	return len(g.usage.gpus) > 0
 }
