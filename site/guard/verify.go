@@ -64,6 +64,10 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 		g.scans.by(now)
 	}
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
+	if errors.Is(err, proc.ErrSilent) {
+		c.verify = now.Add(verifyAgain)
+		return
+	}
 	if err != nil || c.inherits() {
 		return // the process has ended, or is a fork whose parent is checked
 	}
