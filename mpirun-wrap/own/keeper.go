@@ -211,11 +211,19 @@ func (k *keeper) end(g *guard.Guard) (err error) {
 	if g != nil {
 		g.Stop()
 	}
-	if started != nil && started.Running() {
-		err = errors.Join(err, started.Kill(unix.SIGKILL))
+	if started == nil {
+		return err
+	}
+	for range endTries {
+		if err = started.Kill(unix.SIGKILL); !errors.Is(err, proc.ErrSilent) {
+			break
+		}
 	}
 	return err
 }
+
+// endTries limits how often a daemon is killed that does not answer for a second each time.
+const endTries = 10
 
 // endOrphan kills the daemon of an earlier keeper. The supervisor is its parent now.
 func endOrphan(dir string) error {
@@ -285,7 +293,7 @@ func (k *keeper) open(env slurm.Env) (*guard.Guard, error) {
 // start: a child of a killed keeper may have become a daemon with these folders after serve had looked for one.
 func (k *keeper) startDaemon() error {
 	err := k.startOnce()
-	if started := k.process.Load(); err == nil || started != nil && started.Running() {
+	if started := k.process.Load(); err == nil || started != nil && alive(*started) {
 		return err
 	}
 	if left := endDaemon(k.folders); left != nil {
@@ -342,7 +350,10 @@ func waitServers(ctx context.Context, pipes string) {
 	}
 }
 
-// waitEnd waits for the end of a process. It reports false if ctx ends first.
+// alive reports whether a daemon that has answered before lives. One that is late to answer has not ended.
+func alive(daemon proc.Process) bool { return len(proc.Left([]proc.Process{daemon})) > 0 }
+
+// waitEnd waits for the end of a daemon. It reports false if ctx ends first.
 func waitEnd(ctx context.Context, p proc.Process) bool {
 	const look = 50 // ms
 	fd, err := unix.PidfdOpen(p.PID, 0)
@@ -350,7 +361,7 @@ func waitEnd(ctx context.Context, p proc.Process) bool {
 		defer unix.Close(fd)
 	}
 	for ctx.Err() == nil {
-		if !p.Running() {
+		if !alive(p) {
 			return true
 		}
 		if err != nil {
@@ -496,9 +507,9 @@ func (k *keeper) hasClient() bool {
 	clients, err := k.askClients()
 	lives := func(c site.Client) bool {
 		stat, err := proc.ReadStat(c.PID)
-		return err == nil && stat.Running()
+		return errors.Is(err, proc.ErrSilent) || err == nil && stat.Running()
 	}
-	return err != nil && k.process.Load().Running() || slices.ContainsFunc(clients, lives)
+	return err != nil && alive(*k.process.Load()) || slices.ContainsFunc(clients, lives)
 }
 
 // askClients asks the daemon for its clients.

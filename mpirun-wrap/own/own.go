@@ -183,7 +183,7 @@ func (m *member) enter(ctx context.Context, step step) error {
 }
 
 func serves(ticket lease.Ticket) bool {
-	return len(ticket.Daemons) > 0 && ticket.Daemons[0].Proc.Running()
+	return len(ticket.Daemons) > 0 && alive(ticket.Daemons[0].Proc)
 }
 
 // keep starts the step's keeper if none runs. The keeper inherits the lock, so there is no moment without.

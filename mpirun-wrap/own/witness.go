@@ -25,9 +25,6 @@ const (
 	firstLook, lastLook = 100 * time.Millisecond, 2 * time.Second
 )
 
-// execTime is longer than a process has no environment in the middle of an exec.
-const execTime = 10 * time.Millisecond
-
 // leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in
 // the background, in a session of its own and without the lock's file, and it may open CUDA at any time.
 func (k *keeper) leftBehind() bool {
@@ -42,11 +39,13 @@ func (k *keeper) leftBehind() bool {
 		return true
 	})
 	found, unknown := k.have(procs)
-	if found || len(unknown) == 0 {
-		return found
+	for _, line := range proc.CommandLines(context.Background(), unknown) {
+		// In the middle of an exec: the next look shows more.
+		found = found || errors.Is(line.Err, proc.ErrLate) || line.Err == nil && line.Args[0] == ""
 	}
-	time.Sleep(execTime)
-	found, _ = k.have(unknown)
+	if !found {
+		found, _ = k.have(unknown) // those that still have no environment never had one
+	}
 	return found
 }
 
@@ -61,7 +60,7 @@ func (k *keeper) have(procs []proc.Process) (found bool, unknown []proc.Process)
 			continue
 		}
 		status, err := proc.ReadStatus(procs[i].PID)
-		if err == nil && status.Running() && status.Parent != os.Getpid() { // the keeper's own have no variables
+		if err == nil && status.State != 'Z' && status.Parent != os.Getpid() { // the keeper's own have no variables
 			unknown = append(unknown, procs[i])
 		}
 	}
@@ -95,6 +94,10 @@ func (k *keeper) unguarded(p proc.Process, why error, certain bool) bool {
 // of another daemon.
 func (k *keeper) outside(p proc.Process) string {
 	environment := proc.Variables(context.Background(), p, pipeVariable)
+	for errors.Is(environment.Err, proc.ErrLate) && alive(p) {
+		time.Sleep(lastLook)
+		environment = proc.Variables(context.Background(), p, pipeVariable)
+	}
 	value, set := environment.Values[pipeVariable]
 	switch {
 	case environment.Err != nil:
