@@ -129,7 +129,7 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 				s := e2e.NewShared(t, `hold = "10s"`)
 				neighbour := s.Neighbour()
 				for _, ending := range tried {
-					victim := way.start(s, slices.Concat([]string{s.CudaClient(), "spin", "-for", "60", "-end", ending}, load.args))
+					victim := way.start(s, slices.Concat([]string{s.CudaClient(), "spin", "-for", "900", "-end", ending}, load.args))
 					victim.Ends()
 					s.Works()
 					// Otherwise the queued kernels add up, and the next client makes the guard close the files.
@@ -138,9 +138,7 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 						t.Fatalf("after %s\n%s\n%s", ending, s.ServerLog(7), s.Log())
 					}
 				}
-				newcomer := s.Fills()
-				s.Holds(4, 30*time.Second) // the files of the two clients that live
-				s.Lives(neighbour, newcomer)
+				s.Lives(s.Fill(neighbour)...)
 				s.Knows(len(tried) + 2)
 			})
 		}
@@ -159,13 +157,13 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 		{"one of four signals each", []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGSEGV, syscall.SIGABRT}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := e2e.NewShared(t, `hold = "8s"`)
+			s := e2e.NewShared(t, `hold = "5m"`)
 			neighbour := s.Neighbour()
 			var victims []*e2e.Running
 			for range 8 {
-				victims = append(victims, s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60"))
+				victims = append(victims, s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900"))
 			}
-			s.Holds(18, 10*time.Second)
+			s.Holds(18)
 			for i, victim := range victims {
 				_ = victim.Process.Signal(c.signals[i%len(c.signals)])
 			}
@@ -173,10 +171,8 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 				victim.Ends()
 			}
 			wait.Sleep(s.Ctx, 7*time.Second) // the clients' kernels take 6 s, one after the other
-			s.Holds(18, 0)
-			newcomer := s.Fills()
-			s.Holds(4, 30*time.Second)
-			s.Lives(neighbour, newcomer)
+			s.HoldsNow(18)
+			s.Lives(s.Fill(neighbour)...)
 		})
 	}
 }
@@ -194,7 +190,7 @@ func TestClientsThatEndWithoutAGuardHarmTheirNeighbour(t *testing.T) {
 				}
 				s.Gone(s.Guard)
 				neighbour := s.Neighbour()
-				s.Start(slices.Concat([]string{"spin", "-for", "60", "-end", ending}, load.args)...).Ends()
+				s.Start(slices.Concat([]string{"spin", "-for", "900", "-end", ending}, load.args)...).Ends()
 				if said := neighbour.Ends(); !strings.Contains(said, "err=700") {
 					t.Errorf("the neighbour prints %q", said)
 				}

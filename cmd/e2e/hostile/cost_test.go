@@ -46,8 +46,9 @@ func spent(t *testing.T, guard int) map[string]time.Duration {
 	return total
 }
 
-// reserve is the maximum time until the guard's reserve is used up.
-const reserve = 90 * time.Second
+// reserve is the maximum time until the guard's reserve is used up, and it keeps its bound twice in succession. On a
+// busy machine one of its turns may take longer than others.
+const reserve = 3 * time.Minute
 
 // costs returns the processor time of the guard and its children in ten seconds, by day in five.
 func (w *watch) costs() (used, took time.Duration) {
@@ -129,14 +130,18 @@ func TestHostileProcessorTime(t *testing.T) {
 			one.Lock() // the rows share the processors
 			defer one.Unlock()
 			neighbour := w.Start("spin", "-ms", "5", "-queue", "100", "-for", "600") // the GPU is at work
-			w.Holds(2, e2e.Slack)
+			w.Holds(2)
 			c.try(w)
-			used, took := w.costs()
-			for began := time.Now(); used > took/25 && time.Since(began) < reserve; { // an ordinary job never gets there
-				used, took = w.costs()
+			used, took, calm := time.Duration(0), time.Duration(0), 0
+			for began := time.Now(); calm < 2 && time.Since(began) < reserve; {
+				if used, took = w.costs(); used > took/25 { // an ordinary job never gets there
+					calm = 0
+				} else {
+					calm++
+				}
 			}
-			if used, took = w.costs(); used > took/25 {
-				t.Errorf("%v of processor time in %v, want %v at most", used, took, took/25)
+			if calm < 2 {
+				t.Errorf("%v of processor time in %v, want %v at most, %v after the attack", used, took, took/25, reserve)
 			}
 			if held := w.State().Dead; held < c.dead {
 				t.Errorf("%d dead clients are held, want %d: %+v", held, c.dead, w.State().Released)

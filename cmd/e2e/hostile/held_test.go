@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,7 +64,10 @@ func TestHostileMemoryThatNoOneFinds(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if _, reap := a.MpsctlAs(0, "reap"); strings.Contains(reap, "file system") || used() > 0 {
+	if !e2e.Comes(func() bool {
+		_, reap = a.MpsctlAs(0, "reap")
+		return !strings.Contains(reap, "file system") && used() == 0
+	}) {
 		t.Errorf("%d MiB; %s", used(), reap)
 	}
 	a.closes(job)
@@ -92,11 +94,7 @@ func TestHostileLocksInAJobsFolder(t *testing.T) {
 	a.opens(next)
 	a.withstands(next, "epilog")
 	stop()
-	for end := time.Now().Add(20 * time.Second); used() > 0 && time.Now().Before(end); {
-		wait.Sleep(t.Context(), 100*time.Millisecond)
-		a.MpsctlAs(0, "reap")
-	}
-	if used() > 0 {
+	if !e2e.Comes(func() bool { a.MpsctlAs(0, "reap"); return used() == 0 }) {
 		t.Errorf("%d MiB stay", used())
 	}
 	a.MpsctlAs(0, "reap")

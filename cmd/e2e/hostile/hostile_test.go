@@ -3,7 +3,6 @@
 package hostile_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -95,7 +94,7 @@ func (a attack) account(top string) string {
 // as returns a command of a user. Its environment has no variable of Slurm.
 func (a attack) as(user uint32, line ...string) *exec.Cmd {
 	cmd := exec.CommandContext(a.Ctx, line[0], line[1:]...)
-	cmd.WaitDelay = time.Second // a process that it leaves behind may hold its output
+	cmd.WaitDelay = 10 * time.Second // a process that it leaves behind may hold its output
 	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{user}}}
 	return cmd
@@ -103,7 +102,9 @@ func (a attack) as(user uint32, line ...string) *exec.Cmd {
 
 // does runs a command of a user to its end. It ignores an error, because a refusal is a good result.
 func (a attack) does(user uint32, line ...string) string {
-	out, _ := a.as(user, line...).CombinedOutput()
+	cmd := a.as(user, line...)
+	defer e2e.EndAfter(cmd)()
+	out, _ := cmd.CombinedOutput()
 	return string(out)
 }
 
@@ -129,7 +130,7 @@ func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 		a.T.Fatal(err)
 	}
 	a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+	if line, err := e2e.LinesOf(a.T, out).Next(); err != nil || line != "ready\n" {
 		a.T.Fatalf("the attack %q prints %q, %v", cmd.Args, line, err)
 	}
 	return cmd
@@ -169,19 +170,24 @@ type hookRun struct {
 func (a attack) runHook(job testnode.Job, program string, before ...string) hookRun {
 	a.T.Helper()
 	line := append(before, a.Command(program)...)
-	cmd := exec.CommandContext(a.Ctx, line[0], line[1:]...)
+	ctx, cancel := e2e.Limited()
+	defer cancel()
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Dir, cmd.Env = "/", job.Environment(program+"_slurmd")
 	began := time.Now()
 	out, _ := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
-		a.T.Fatalf("%s does not start: %v", program, a.Ctx.Err())
+		a.T.Fatalf("%s does not start", program)
 	}
 	usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	return hookRun{cmd.ProcessState.ExitCode(), string(out), time.Since(began), int(usage.Maxrss / 1024)}
 }
 
-// tooLong is far above every deadline that these tests set, and below the minute that a testNode may take.
-const tooLong = 40 * time.Second
+// tooLong is far above every deadline that these tests set, on a busy machine too, and below e2e.WaitLimit.
+const tooLong = 2 * time.Minute
+
+// fileSystemLife is far above the time for which a test needs a file system that does not answer.
+const fileSystemLife = 10 * time.Minute
 
 // withstands checks what must hold for every prolog and epilog, whatever the user did. There is no drain, no endless
 // wait, no memory or output without end, and the log contains only its own lines.
@@ -788,11 +794,10 @@ func TestHostileDaemonThatLooksDead(t *testing.T) {
 	a.opens(a.Job(7, "0"))
 	daemon := a.Ticket(7).Daemons[0].Proc
 	a.does(e2e.UID, "kill", "-USR1", strconv.Itoa(daemon.PID))
-	for stat, err := proc.ReadStat(daemon.PID); stat.State != 'Z'; stat, err = proc.ReadStat(daemon.PID) {
-		if err != nil || !wait.Sleep(a.Ctx, time.Millisecond) {
-			t.Fatalf("the attack itself fails: %+v, %v", stat, err)
-		}
-	}
+	a.Until("daemon that looks dead", func() bool {
+		stat, _ := proc.ReadStat(daemon.PID)
+		return stat.State == 'Z'
+	})
 	if !a.works(daemon.PID) {
 		t.Fatal("the attack itself fails: no thread runs")
 	}
@@ -807,7 +812,7 @@ func TestHostileDaemonThatLooksDead(t *testing.T) {
 // error, and no read after that. stop ends the file system, and the processes that wait for it.
 func (a attack) fileSystem(errors int) (dir string, stop func()) {
 	a.T.Helper()
-	return a.fileSystemOf(e2e.UID, errors, 100*time.Second)
+	return a.fileSystemOf(e2e.UID, errors, fileSystemLife)
 }
 
 // fileSystemOf mounts a file system of any user, which ends by itself after a time.

@@ -45,10 +45,10 @@ func TestHostileOpeningsCostLittle(t *testing.T) {
 	wait.Sleep(s.Ctx, window)
 	s.Until("attack", func() bool { return opened.Load()-first >= least }) // on a busy machine it takes longer
 	used, took := computed(t, s.Guard.PID)-before, time.Since(began)
-	client := s.Start("spin", "-ms", "5", "-for", "60")
-	s.Holds(2, time.Second)
+	client := s.Start("spin", "-ms", "5", "-for", "900")
+	s.Holds(2)
 	t.Logf("%d openings, %v of processor time in %v", opened.Load()-first, used, took)
-	if used > took/10 {
+	if used > took/3 { // a guard that looks at each opening takes all of a core
 		t.Errorf("%v of processor time in %v", used, took)
 	}
 	client.Kill()

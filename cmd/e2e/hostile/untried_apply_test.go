@@ -3,12 +3,10 @@
 package hostile_test
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -46,7 +44,7 @@ func TestAPolicyInAFolderOfOthers(t *testing.T) {
 			if err := os.Lchown(planted, e2e.OtherUID, e2e.OtherUID); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(p.Ctx, 5*time.Second)
+			ctx, cancel := e2e.Limited()
 			defer cancel()
 			result, err := p.Run(ctx, nil, "mpsctl", "policy", "apply", filepath.Join(dir, "policy.hcl"))
 			if err != nil || ctx.Err() != nil || result.Code != 1 || !strings.Contains(result.Output, c.want) {

@@ -94,10 +94,12 @@ func (p testNode) answer() {
 // stop stops every MPS process on the node, daemons and servers.
 func (p testNode) stop() {
 	p.T.Helper()
-	pids, err := p.Processes()
-	if err != nil || len(pids) < 2 {
-		p.T.Fatalf("processes %v, %v: want a daemon and a server", pids, err)
-	}
+	var pids []int
+	p.Until("daemon and server that answer", func() bool {
+		var err error
+		pids, err = p.Processes()
+		return err == nil && len(pids) >= 2
+	})
 	for _, pid := range pids {
 		stat, err := proc.ReadStat(pid)
 		if err == nil {
@@ -177,7 +179,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 func TestAnEpilogEndsInTime(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	everythingStopped := func(p testNode) {
-		cmd := p.Client(7, "spin", "-ms", "5", "-for", "100")
+		cmd := p.Client(7, "spin", "-ms", "5", "-for", "900")
 		p.stop()
 		_ = cmd.Process.Signal(syscall.SIGSTOP)
 	}

@@ -10,13 +10,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // another checks that the next job can open and close.
@@ -167,7 +165,11 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 			points := p.Points(job, "epilog")
 			sweep(t, s, some(t, s, points, 12), func(p testNode, at e2e.Point) bool {
 				job := s.job(p)
-				reached := p.Killed(job, "epilog", at, func() { p.Booted(); p.Must(0, job, "prolog") })
+				reached := p.Killed(job, "epilog", at, func() {
+					p.Booted()
+					p.Must(0, job, "prolog")
+					p.Until("server that logs", func() bool { return strings.Contains(p.ServerLog(job.ID), "\n") })
+				})
 				p.keepsLease()
 				p.Must(0, job, "epilog")
 				p.Quiet()
@@ -300,18 +302,14 @@ func daemonsBirth(points []e2e.Point) e2e.Point {
 
 // waitsForLock waits until an epilog has opened the file of job 7's lock, which another process holds.
 func (p testNode) waitsForLock() {
-	for {
+	if !e2e.Comes(func() bool {
 		files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
-		for _, file := range files {
+		return slices.ContainsFunc(files, func(file string) bool {
 			target, _ := os.Readlink(file)
 			program, _ := os.Readlink(filepath.Join(filepath.Dir(filepath.Dir(file)), "exe"))
-			if target == p.Paths().Run()+"/locks/7" && filepath.Base(program) == "epilog" {
-				return
-			}
-		}
-		if !wait.Sleep(p.Ctx, time.Millisecond) {
-			p.T.Error("the epilog does not open the file of the job's lock")
-			return
-		}
+			return target == p.Paths().Run()+"/locks/7" && filepath.Base(program) == "epilog"
+		})
+	}) {
+		p.T.Error("the epilog does not open the file of the job's lock")
 	}
 }

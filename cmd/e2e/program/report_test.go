@@ -253,7 +253,7 @@ func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 	s := e2e.OpenShared(p.Node)
 	neighbours := []*e2e.Running{s.Neighbour(), s.Neighbour()}
 	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
-	s.Holds(6, e2e.Slack)
+	s.Holds(6)
 	victim.Kill()
 	wait.Sleep(s.Ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
 	s.Lives(neighbours...)

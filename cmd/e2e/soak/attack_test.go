@@ -223,7 +223,7 @@ func ofSoak(stranger string) bool {
 // rootsLeft are root's processes of our programs after all jobs have ended. They get a moment to end.
 func (s *soak) rootsLeft() (found []string) {
 	bin := s.First().Bin
-	for deadline := time.Now().Add(e2e.LateGuardEnds); ; time.Sleep(50 * time.Millisecond) {
+	e2e.Comes(func() bool {
 		found = nil
 		for _, p := range roots() {
 			taker := p.exe == filepath.Join(bin, "guard") && strings.HasSuffix(p.line, " --take ")
@@ -231,8 +231,7 @@ func (s *soak) rootsLeft() (found []string) {
 				found = append(found, p.pid+" "+p.line)
 			}
 		}
-		if len(found) == 0 || time.Now().After(deadline) {
-			return found
-		}
-	}
+		return len(found) == 0
+	})
+	return found
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // Cluster is a real Slurm whose hooks are the production binaries. Every node has its own test node, so that the nodes
@@ -215,7 +214,9 @@ func (c *Cluster) Output(id int) string {
 // Ended waits for a job and for its epilog on every node.
 func (c *Cluster) Ended(id int) lab.Job {
 	c.T.Helper()
-	job, err := c.WaitJob(c.Ctx, id)
+	ctx, cancel := Limited()
+	defer cancel()
+	job, err := c.WaitJob(ctx, id)
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, c.Log())
 	}
@@ -225,25 +226,18 @@ func (c *Cluster) Ended(id int) lab.Job {
 // Running waits until the job's ranks print that they run on their GPUs.
 func (c *Cluster) Running(id int) {
 	c.T.Helper()
-	ctx, cancel := context.WithTimeout(c.Ctx, 20*time.Second)
-	defer cancel()
-	for strings.Count(c.Output(id), " ready") < 4 {
-		if !wait.Sleep(ctx, 20*time.Millisecond) {
-			c.T.Fatalf("the ranks do not run:\n%s\n%s", c.Output(id), c.Log())
-		}
+	if !Comes(func() bool { return strings.Count(c.Output(id), " ready") >= 4 }) {
+		c.T.Fatalf("the ranks do not run:\n%s\n%s", c.Output(id), c.Log())
 	}
 }
 
 // Quiet waits until nothing of any job is left, and reports what remains. It checks that no node is drained.
 func (c *Cluster) Quiet() {
 	c.T.Helper()
-	ctx, cancel := context.WithTimeout(c.Ctx, 20*time.Second)
-	defer cancel()
 	for name, s := range c.TestNodes {
-		for left := s.Leftovers(); len(left) > 0; left = s.Leftovers() {
-			if !wait.Sleep(ctx, 20*time.Millisecond) {
-				c.T.Fatalf("left behind on %s: %q\n%s", name, left, c.Log())
-			}
+		var left []string
+		if !Comes(func() bool { left = s.Leftovers(); return len(left) == 0 }) {
+			c.T.Fatalf("left behind on %s: %q\n%s", name, left, c.Log())
 		}
 	}
 	for _, name := range c.Nodes() {

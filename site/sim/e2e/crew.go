@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
@@ -57,8 +58,8 @@ func (c Crew) End() (codes []int, lines []string) {
 	for i, ended := range c.ended {
 		select {
 		case <-ended:
-		case <-c.p.Ctx.Done():
-			c.p.T.Fatalf("rank %d still runs", i)
+		case <-time.After(WaitLimit):
+			c.p.T.Fatalf("rank %d still runs after %v", i, WaitLimit)
 		}
 		codes = append(codes, c.ranks[i].ProcessState.ExitCode())
 		for line := range strings.Lines(c.said[i].String()) {

@@ -129,7 +129,7 @@ func (g MemoryGroup) remove() {
 			if err == nil || errors.Is(err, syscall.ENOENT) {
 				break
 			}
-			if time.Since(began) > 10*time.Second {
+			if time.Since(began) > WaitLimit {
 				g.t.Errorf("cannot remove %s: %v", group, err)
 				return
 			}

@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -62,8 +63,63 @@ var Built = sync.OnceValues(func() (string, error) {
 	return testnode.Build(shared)
 })
 
-// testLimit is the time for a test with a node. A few take a minute, and on a machine that is busy all take longer.
-const testLimit = 4 * time.Minute
+// testLimit bounds what a test starts and does not wait for. It is far above the time of any test: each wait has a
+// limit of its own.
+const testLimit = 15 * time.Minute
+
+// WaitLimit bounds each wait of a test, however much time the test has used before. Only a hang takes as long, on a
+// machine with too little processor time too.
+const WaitLimit = 3 * time.Minute
+
+// Limited is a context for one call of a test, which ends after WaitLimit.
+func Limited() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), WaitLimit)
+}
+
+// Comes waits until a condition holds. It reports false if that takes longer than WaitLimit.
+func Comes(is func() bool) bool {
+	ctx, cancel := Limited()
+	defer cancel()
+	for began := time.Now(); ; {
+		at := time.Now()
+		if is() {
+			return true
+		}
+		if !wait.Sleep(ctx, lab.Pause(look, began, at)) {
+			return false
+		}
+	}
+}
+
+// Lines reads what a process prints. A process that prints nothing for WaitLimit is an error, so that no read of a test
+// lasts for ever.
+type Lines struct {
+	file *os.File
+	*bufio.Reader
+}
+
+// LinesOf are the lines of a pipe of a command.
+func LinesOf(t *testing.T, pipe io.Reader) Lines {
+	t.Helper()
+	file, ok := pipe.(*os.File)
+	if !ok {
+		t.Fatalf("%T is no pipe", pipe)
+	}
+	return Lines{file, bufio.NewReader(file)}
+}
+
+// Next waits for the next line.
+func (l Lines) Next() (string, error) {
+	_ = l.file.SetReadDeadline(time.Now().Add(WaitLimit))
+	return l.ReadString('\n')
+}
+
+// Rest waits until every process that has the pipe open has ended, and returns what they have printed.
+func (l Lines) Rest() (string, error) {
+	_ = l.file.SetReadDeadline(time.Now().Add(WaitLimit))
+	rest, err := io.ReadAll(l.Reader)
+	return string(rest), err
+}
 
 // NewNode returns a simulated node with these GPUs under a policy; "" is the default policy. The test runs beside
 // others.
@@ -211,7 +267,9 @@ func (p Node) Job(id uint32, gpus string) testnode.Job {
 // Must runs a binary and checks its exit code.
 func (p Node) Must(code int, job testnode.Job, program string) string {
 	p.T.Helper()
-	result, err := p.Run(p.Ctx, job.Environment(program+"_slurmd"), program)
+	ctx, cancel := Limited()
+	defer cancel()
+	result, err := p.Run(ctx, job.Environment(program+"_slurmd"), program)
 	if err != nil {
 		p.T.Fatal(err)
 	}
@@ -225,9 +283,11 @@ func (p Node) Must(code int, job testnode.Job, program string) string {
 // tests have daemons on this machine.
 func (p Node) Ctl(args ...string) (result testnode.Result) {
 	p.T.Helper()
-	for range 5 {
+	for range 50 {
+		ctx, cancel := Limited()
 		var err error
-		if result, err = p.Run(p.Ctx, nil, "mpsctl", args...); err != nil {
+		result, err = p.Run(ctx, nil, "mpsctl", args...)
+		if cancel(); err != nil {
 			p.T.Fatal(err)
 		}
 		if !strings.Contains(result.Output, "the pipe folders of ") {
@@ -265,10 +325,10 @@ func (p Node) Ready(cmd *exec.Cmd) *exec.Cmd {
 		p.T.Fatal(err)
 	}
 	p.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	lines := bufio.NewReader(out)
-	line, err := lines.ReadString('\n')
+	lines := LinesOf(p.T, out)
+	line, err := lines.Next()
 	if strings.HasPrefix(line, "mpirun-wrap: another process") { // the other process has the whole GPU too
-		line, err = lines.ReadString('\n')
+		line, err = lines.Next()
 	}
 	if err != nil || !strings.Contains(line, "ready") {
 		p.T.Fatalf("the client prints %q, %v\n%s", line, err, p.Log())
@@ -402,17 +462,12 @@ func (p Node) Quiet() {
 	}
 }
 
-// LateGuardEnds is the time in which a guard ends that has started after its job's epilog. It finds no lease.
-const LateGuardEnds = 3 * time.Second
-
 // awaitLateGuard waits until no guard runs that a killed prolog has started. On a busy machine such a guard may begin to
-// run after the epilog. A guard that does not end is found by quiet.
+// run after the epilog. It finds no lease. A guard that does not end is found by quiet.
 func (p Node) awaitLateGuard() {
 	p.T.Helper()
 	late := func(left string) bool { return strings.Contains(left, "/guard --job ") }
-	for deadline := time.Now().Add(LateGuardEnds); time.Now().Before(deadline) && slices.ContainsFunc(p.Leftovers(), late); {
-		time.Sleep(20 * time.Millisecond)
-	}
+	Comes(func() bool { return !slices.ContainsFunc(p.Leftovers(), late) })
 }
 
 // Strangers are living processes of any kind that have the folder of the test node in their command line or
@@ -530,10 +585,8 @@ func Alive(p proc.Process) bool { return len(proc.Left([]proc.Process{p})) == 1 
 // Gone waits until a process has ended.
 func (p Node) Gone(ending proc.Process) {
 	p.T.Helper()
-	for began := time.Now(); Alive(ending); {
-		if !wait.Sleep(p.Ctx, lab.Pause(look, began, time.Now())) {
-			p.T.Fatalf("%v does not end", ending)
-		}
+	if !Comes(func() bool { return !Alive(ending) }) {
+		p.T.Fatalf("%v does not end", ending)
 	}
 }
 
@@ -545,7 +598,7 @@ func (p Node) KillLeft() {
 			_ = stat.Kill(9)
 		}
 	}
-	for deadline := time.Now().Add(time.Second); p.LoseGroups() != nil && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(10 * time.Second); p.LoseGroups() != nil && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond) // the group of a process that is ending is busy
 	}
 }
@@ -556,14 +609,8 @@ const look = 2 * time.Millisecond
 // Until waits until a condition holds.
 func (p Node) Until(what string, done func() bool) {
 	p.T.Helper()
-	for began := time.Now(); ; {
-		at := time.Now()
-		if done() {
-			return
-		}
-		if !wait.Sleep(p.Ctx, lab.Pause(look, began, at)) {
-			p.T.Fatalf("no %s", what)
-		}
+	if !Comes(done) {
+		p.T.Fatalf("no %s within %v", what, WaitLimit)
 	}
 }
 

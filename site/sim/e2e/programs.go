@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,15 +14,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,20 +27,14 @@ import (
 // driver does.
 func (p Node) SleepsInDriver(pid int) {
 	p.T.Helper()
-	for began := time.Now(); ; {
-		at := time.Now()
+	p.Until("call of the driver", func() bool {
 		calls, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
-		for _, call := range calls {
+		return slices.ContainsFunc(calls, func(call string) bool {
 			text, _ := os.ReadFile(call)
 			_, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json"))
-			if strings.HasPrefix(string(text), fmt.Sprint(unix.SYS_CLOCK_NANOSLEEP)+" ") && err == nil {
-				return
-			}
-		}
-		if !wait.Sleep(p.Ctx, lab.Pause(look, began, at)) {
-			p.T.Fatal("the prolog does not call the driver")
-		}
-	}
+			return strings.HasPrefix(string(text), fmt.Sprint(unix.SYS_CLOCK_NANOSLEEP)+" ") && err == nil
+		})
+	})
 }
 
 // HoldsDaemon checks everything that the contract requires of a daemon's process.
@@ -137,7 +127,9 @@ func (p Node) Audit() []Finding {
 func (p Node) MpsctlAs(user uint32, args ...string) (code int, out string) {
 	p.T.Helper()
 	line := p.Command("mpsctl", args...)
-	cmd := exec.CommandContext(p.Ctx, line[0], line[1:]...)
+	ctx, cancel := Limited()
+	defer cancel()
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Dir, cmd.Env = "/", []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	said, err := cmd.CombinedOutput()
@@ -174,7 +166,7 @@ func (p Node) Recorder() proc.Process {
 // Rank is a client that has printed that it is ready.
 type Rank struct {
 	Cmd   *exec.Cmd
-	Out   *bufio.Reader
+	Out   Lines
 	Ready string
 }
 
@@ -199,10 +191,10 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 			p.T.Fatal(err)
 		}
 		p.T.Cleanup(func() { _ = cmd.Process.Kill() })
-		all[rank] = Rank{Cmd: cmd, Out: bufio.NewReader(out)}
+		all[rank] = Rank{Cmd: cmd, Out: LinesOf(p.T, out)}
 	}
 	for rank := range all {
-		line, err := all[rank].Out.ReadString('\n')
+		line, err := all[rank].Out.Next()
 		if err != nil || !strings.Contains(line, "ready") {
 			p.T.Fatalf("rank %d prints %q, %v", rank, line, err)
 		}

@@ -3,11 +3,8 @@
 package e2e
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -67,7 +63,7 @@ func OpenSharedOf(p Node, user, group uint32) *Shared {
 type Running struct {
 	*exec.Cmd
 	s     *Shared
-	lines *bufio.Reader
+	lines Lines
 	name  string
 	Pid   int // the client's pid in its own pid namespace
 }
@@ -116,7 +112,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 	if err := cmd.Start(); err != nil {
 		s.T.Fatal(err)
 	}
-	r := &Running{cmd, s, bufio.NewReader(out), strings.Join(cmd.Args, " "), 0}
+	r := &Running{cmd, s, LinesOf(s.T, out), strings.Join(cmd.Args, " "), 0}
 	s.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
 	return r
 }
@@ -124,7 +120,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 // Ready waits until a client is ready.
 func (r *Running) Ready() {
 	r.s.T.Helper()
-	first, err := r.lines.ReadString('\n')
+	first, err := r.lines.Next()
 	if _, bad := fmt.Sscanf(first, "pid=%d ready", &r.Pid); err != nil || bad != nil {
 		r.s.T.Fatalf("%s prints %q, %v\n%s", r.name, first, err, r.s.Log())
 	}
@@ -133,19 +129,12 @@ func (r *Running) Ready() {
 // Ends waits until every process that has the client's output open has ended. It returns what the client printed.
 func (r *Running) Ends() string {
 	r.s.T.Helper()
-	printed := make(chan string, 1)
-	go func() {
-		rest, _ := io.ReadAll(r.lines)
-		printed <- string(rest)
-	}()
-	select {
-	case rest := <-printed:
-		_ = r.Wait()
-		return rest
-	case <-time.After(30 * time.Second):
-		r.s.T.Fatalf("%s still runs after 30 s\n%s", r.name, r.s.Log())
-		return ""
+	rest, err := r.lines.Rest()
+	if err != nil {
+		r.s.T.Fatalf("%s still runs after %v\n%s", r.name, WaitLimit, r.s.Log())
 	}
+	_ = r.Wait()
+	return rest
 }
 
 // Held counts how many open files of a device a process has.
@@ -160,12 +149,18 @@ func (p Node) Held(pid int, device string) (count int) {
 }
 
 // Holds waits until the guard holds a given number of open files of the memory device.
-func (s *Shared) Holds(want int, within time.Duration) {
+func (s *Shared) Holds(want int) {
 	s.T.Helper()
-	for began := time.Now(); s.Held(s.Guard.PID, "/nvidia-uvm") != want; {
-		if time.Since(began) > within || !wait.Sleep(s.Ctx, lab.Pause(time.Millisecond, began, time.Now())) {
-			s.T.Fatalf("the guard holds %d files of nvidia-uvm, want %d\n%s", s.Held(s.Guard.PID, "/nvidia-uvm"), want, s.Log())
-		}
+	if !Comes(func() bool { return s.Held(s.Guard.PID, "/nvidia-uvm") == want }) {
+		s.HoldsNow(want)
+	}
+}
+
+// HoldsNow checks how many open files of the memory device the guard holds.
+func (s *Shared) HoldsNow(want int) {
+	s.T.Helper()
+	if held := s.Held(s.Guard.PID, "/nvidia-uvm"); held != want {
+		s.T.Fatalf("the guard holds %d files of nvidia-uvm, want %d\n%s", held, want, s.Log())
 	}
 }
 
@@ -185,21 +180,46 @@ func (s *Shared) Lives(neighbours ...*Running) {
 // Works checks that a new client of the job works.
 func (s *Shared) Works() {
 	s.T.Helper()
-	if out, err := s.AsUser(s.CudaClient(), "info").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "err=0") {
-		s.T.Errorf("a new client: %s, %v\n%s", out, err, s.ServerLog(7))
+	if out, works := s.info(); !works {
+		s.T.Errorf("a new client prints %s\n%s", out, s.ServerLog(7))
 	}
+}
+
+// info returns what a new client of the job prints, and whether it works.
+func (s *Shared) info() (out []byte, works bool) {
+	cmd := s.AsUser(s.CudaClient(), "info")
+	defer EndAfter(cmd)()
+	out, err := cmd.CombinedOutput()
+	return out, err == nil && strings.HasPrefix(string(out), "err=0")
+}
+
+// EndAfter kills a command that does not end within WaitLimit, until the returned function is called.
+func EndAfter(cmd *exec.Cmd) (ended func() bool) {
+	return time.AfterFunc(WaitLimit, func() { _ = cmd.Process.Kill() }).Stop
 }
 
 // Neighbour starts a client that computes until it is asked to end or a call fails.
 func (s *Shared) Neighbour() *Running {
 	s.T.Helper()
-	return s.Start("spin", "-ms", "1", "-for", "100", "-exit-idle")
+	return s.Start("spin", "-ms", "1", "-for", "900", "-exit-idle")
 }
 
-// Fills starts a neighbour that takes nearly all memory that dead clients leave. So the guard closes their files.
-func (s *Shared) Fills() *Running {
+// Fill starts a neighbour that takes nearly all memory that dead clients leave, and neighbours that may need as much,
+// until the guard has closed the files of all dead clients. It returns all clients that live. For the guard, a client may
+// grow for 10 s after its start, which on a busy machine pass before it looks.
+func (s *Shared) Fill(living ...*Running) []*Running {
 	s.T.Helper()
-	return s.Start("spin", "-ms", "1", "-for", "100", "-exit-idle", "-mib", fmt.Sprint(s.Free()-2000))
+	living = append(living, s.Start("spin", "-ms", "1", "-for", "900", "-exit-idle", "-mib", fmt.Sprint(s.Free()-2000)))
+	for range 5 {
+		living = append(living, s.Neighbour())
+		for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(10 * time.Millisecond) {
+			if s.Held(s.Guard.PID, "/nvidia-uvm") == 2*len(living) {
+				return living
+			}
+		}
+	}
+	s.Holds(2 * len(living))
+	return living
 }
 
 // ShellWords quotes a command line for a shell.
@@ -218,15 +238,9 @@ func (s *Shared) Ended(neighbour *Running) bool {
 // It waits, because the guard writes its state once a second.
 func (s *Shared) Knows(seen int) {
 	s.T.Helper()
-	for began := time.Now(); ; {
-		state := s.State()
-		if state.ClientsSeen >= seen && state.Unheld == 0 {
-			return
-		}
-		if time.Since(began) > 5*time.Second || !wait.Sleep(s.Ctx, 50*time.Millisecond) {
-			s.T.Errorf("the guard's state is %+v, want at least %d clients", state, seen)
-			return
-		}
+	var state lease.GuardState
+	if !Comes(func() bool { state = s.State(); return state.ClientsSeen >= seen && state.Unheld == 0 }) {
+		s.T.Errorf("the guard's state is %+v, want at least %d clients", state, seen)
 	}
 }
 
@@ -244,9 +258,6 @@ func (s *Shared) State() lease.GuardState {
 	return state
 }
 
-// Slack is how long an operation of a few milliseconds may take on a busy machine.
-const Slack = 10 * time.Second
-
 // Kill ends a client with SIGKILL and waits until it has ended.
 func (r *Running) Kill() {
 	r.s.T.Helper()
@@ -259,10 +270,8 @@ func (r *Running) Kill() {
 // When waits until a condition holds, and returns that time.
 func (s *Shared) When(is func() bool) time.Time {
 	s.T.Helper()
-	for !is() {
-		if !wait.Sleep(s.Ctx, time.Millisecond) {
-			s.T.Fatalf("the condition did not become true in time\n%s", s.Log())
-		}
+	if !Comes(is) {
+		s.T.Fatalf("the condition did not become true within %v\n%s", WaitLimit, s.Log())
 	}
 	return time.Now()
 }
@@ -270,10 +279,10 @@ func (s *Shared) When(is func() bool) time.Time {
 // Free returns the free memory of the GPU that a new client sees, in MiB.
 func (s *Shared) Free() (mib int) {
 	s.T.Helper()
-	out, err := s.AsUser(s.CudaClient(), "info").Output()
+	out, works := s.info()
 	_, rest, found := strings.Cut(string(out), "free=")
-	if _, bad := fmt.Sscanf(rest, "%dMiB", &mib); err != nil || !found || bad != nil {
-		s.T.Fatalf("%q, %v", out, err)
+	if _, bad := fmt.Sscanf(rest, "%dMiB", &mib); !works || !found || bad != nil {
+		s.T.Fatalf("a new client prints %q", out)
 	}
 	return mib
 }
@@ -281,7 +290,9 @@ func (s *Shared) Free() (mib int) {
 // Released checks that the guard has closed a client's files for a given reason.
 func (s *Shared) Released(why string) {
 	s.T.Helper()
-	s.When(func() bool { return s.State().Released[why] > 0 })
+	if !Comes(func() bool { return s.State().Released[why] > 0 }) {
+		s.T.Fatalf("no client is let go for the reason %q: %+v\n%s", why, s.State(), s.Log())
+	}
 }
 
 // HeldFor returns for how long the guard held a dead client's files, from the guard's log. The test itself may notice
@@ -299,7 +310,9 @@ func (s *Shared) HeldFor(client *Running) time.Duration {
 // ByHand runs a guard until it exits.
 func (s *Shared) ByHand(args ...string) (code int, output string) {
 	s.T.Helper()
-	result, err := s.Run(s.Ctx, nil, "guard", args...)
+	ctx, cancel := Limited()
+	defer cancel()
+	result, err := s.Run(ctx, nil, "guard", args...)
 	if err != nil {
 		s.T.Fatal(err)
 	}
@@ -351,23 +364,9 @@ func (s *Shared) Outsiders(command string) map[int]string {
 	return found
 }
 
-const (
-	// Soon is the time in which a GPU or a control group has room again after a death, and new clients work.
-	Soon = 10 * time.Second
-	// HitBy is the time in which neighbours are hit after files were closed too early: 130 to 190 ms (measured), more
-	// on a busy machine.
-	HitBy = 500 * time.Millisecond
-)
-
-// Rounds returns how often a test repeats a death, and gives the test 30 s for each.
-func (s *Shared) Rounds(variable string, usual int) int {
-	s.T.Helper()
-	n := Number(s.T, variable, usual)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n)*30*time.Second)
-	s.T.Cleanup(cancel)
-	s.Ctx = ctx
-	return n
-}
+// HitBy is the time in which neighbours are hit after files were closed too early: 130 to 190 ms (measured), more
+// on a busy machine.
+const HitBy = 500 * time.Millisecond
 
 // Together starts clients at the same time and waits until each is ready.
 func (s *Shared) Together(n int, args ...string) (clients []*Running) {
@@ -384,7 +383,7 @@ func (s *Shared) Together(n int, args ...string) (clients []*Running) {
 // Neighbours starts n clients at the same time. They compute until they are asked to end, and each has MiB of memory.
 func (s *Shared) Neighbours(n, mib int) []*Running {
 	s.T.Helper()
-	return s.Together(n, "spin", "-ms", "5", "-for", "100", "-exit-idle", "-mib", fmt.Sprint(mib))
+	return s.Together(n, "spin", "-ms", "5", "-for", "900", "-exit-idle", "-mib", fmt.Sprint(mib))
 }
 
 // Alive counts the clients that have not ended.
@@ -407,15 +406,9 @@ func (s *Shared) Wrapped(args ...string) *exec.Cmd {
 // RoomSoon waits until a new client works. It is a plain program, which cannot wait for room itself.
 func (s *Shared) RoomSoon() {
 	s.T.Helper()
-	for began := time.Now(); ; {
-		out, err := s.AsUser(s.CudaClient(), "info").CombinedOutput()
-		if err == nil && strings.HasPrefix(string(out), "err=0") {
-			return
-		}
-		if time.Since(began) > Soon || !wait.Sleep(s.Ctx, 50*time.Millisecond) {
-			s.T.Errorf("%v after the death, a new client prints %s", Soon, out)
-			return
-		}
+	var out []byte
+	if !Comes(func() (works bool) { out, works = s.info(); return works }) {
+		s.T.Errorf("%v after the death, a new client prints %s", WaitLimit, out)
 	}
 }
 

@@ -122,7 +122,7 @@ func Nth[P any](points []P, every int) []P {
 }
 
 // pointDeadline limits the time at one point.
-const pointDeadline = 3 * time.Minute
+const pointDeadline = 3 * WaitLimit
 
 // Number reads a number from a variable of the environment.
 func Number(t *testing.T, variable string, otherwise int) int {

@@ -52,9 +52,9 @@ func inject(pid int, path, arg string) error {
 	return errors.Join(syscall.PtraceDetach(child), syscall.PtraceDetach(pid))
 }
 
-// stopped waits until a traced process has stopped, for at most five seconds.
+// stopped waits until a traced process has stopped, for at most a minute.
 func stopped(pid int) error {
-	for range 500 {
+	for range 6000 {
 		var status syscall.WaitStatus
 		got, err := syscall.Wait4(pid, &status, syscall.WNOHANG|syscall.WALL, nil)
 		if err != nil || got == pid && status.Stopped() {
