@@ -211,10 +211,7 @@ func (k *keeper) end(g *guard.Guard) (err error) {
 	if g != nil {
 		g.Stop()
 	}
-	if started == nil {
-		return err
-	}
-	for range endTries {
+	for tries := 0; started != nil && tries < endTries; tries++ {
 		if err = started.Kill(unix.SIGKILL); !errors.Is(err, proc.ErrSilent) {
 			break
 		}
