@@ -35,8 +35,8 @@ type Guards interface {
 	End(ctx context.Context, job uint32) error
 }
 
-// ControlGroups is what the epilog needs of the node's control groups. Every call ends by ctx's deadline.
-type ControlGroups interface {
+// controlGroups is what the epilog needs of the node's control groups. Every call ends by ctx's deadline.
+type controlGroups interface {
 	Empty(ctx context.Context, dir string) (ended int, err error)
 }
 
@@ -51,7 +51,7 @@ type Epilog struct {
 	Store   *lease.Store
 	Daemons Daemons
 	Guards  Guards
-	Groups  ControlGroups
+	Groups  controlGroups
 	GPUs    GPUs
 	Log     zerolog.Logger
 	Logs    string // the folder of the logs that outlive their job

@@ -55,7 +55,7 @@ func newNode(t *testing.T) *node {
 func (n *node) epilog() Epilog {
 	n.log.Reset()
 	return Epilog{
-		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Logs: n.logs,
+		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: fakeGroups{n}, GPUs: gpus{n}, Logs: n.logs,
 		Log:          zerolog.New(zerolog.SyncWriter(&n.log)),
 		RerunCommand: func(job lease.Job) string { return fmt.Sprintf("epilog of job %d", job.ID) },
 	}
@@ -182,9 +182,9 @@ func (n *node) has(event string) bool {
 	return slices.ContainsFunc(n.Events, func(done string) bool { return strings.HasPrefix(done, event+":") })
 }
 
-type controlGroups struct{ n *node }
+type fakeGroups struct{ n *node }
 
-func (c controlGroups) Empty(_ context.Context, dir string) (int, error) {
+func (c fakeGroups) Empty(_ context.Context, dir string) (int, error) {
 	return 0, c.n.Event("empty %s", dir)
 }
 

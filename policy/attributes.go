@@ -128,7 +128,6 @@ func number(name string, field func(*Grant) *float64, highest float64) Attribute
 	}
 }
 
-// count is an attribute whose value is a whole number.
 func count(name string, field func(*Grant) *int, lowest, highest int) Attribute {
 	return Attribute{
 		Name: name, Kind: Count, Lowest: float64(lowest), Highest: float64(highest),
@@ -162,7 +161,6 @@ func duration(name string, field func(*Grant) *time.Duration, longest time.Durat
 	}
 }
 
-// above compares numbers.
 func above[T cmp.Ordered](field func(*Grant) *T) func(g, given Grant) bool {
 	return func(g, given Grant) bool { return *field(&g) > *field(&given) }
 }
@@ -184,7 +182,6 @@ func priority() Attribute {
 	}
 }
 
-// priorityText returns Grant.Low as a policy writes it.
 func priorityText(low bool) string {
 	if low {
 		return "low"

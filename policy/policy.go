@@ -121,7 +121,6 @@ func (t Trigger) commented(r Request) (options string, ok bool) {
 	return strings.CutPrefix(rest, ":")
 }
 
-// howToAsk lists the ways in which a job can ask.
 func (t Trigger) howToAsk() string {
 	var ways []string
 	if t.Constraint != "" {

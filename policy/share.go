@@ -66,7 +66,6 @@ func ParseShare(s string) (ShareRule, error) {
 	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, PCT%% or a list like 3:1", s)
 }
 
-// cutPercent removes the sign of a percentage.
 func cutPercent(s string) (number string, found bool) {
 	if number, found = strings.CutSuffix(s, "%"); !found {
 		number, found = strings.CutSuffix(s, "pct")

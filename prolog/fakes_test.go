@@ -62,7 +62,7 @@ func newNode(t *testing.T) *node {
 // prolog is a prolog on this node.
 func (n *node) prolog() Prolog {
 	return Prolog{
-		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
+		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: fakeGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
 		Undo: n.undo, Site: n.site, Log: zerolog.Nop(), Clock: time.Now,
 		JobFiles:   n.jobFiles,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
@@ -184,12 +184,12 @@ func (g guards) Start(context.Context, uint32) (proc.Process, error) {
 
 func (g guards) Running(uint32) (proc.Process, error) { return g.n.guard, nil }
 
-type controlGroups struct{ n *node }
+type fakeGroups struct{ n *node }
 
-func (c controlGroups) Of(job uint32, k int) (string, error) {
+func (c fakeGroups) Of(job uint32, k int) (string, error) {
 	return fmt.Sprintf("group-%d-%d", job, k), nil
 }
-func (c controlGroups) Make(dir string) error { return c.n.Event("make %s", dir) }
+func (c fakeGroups) Make(dir string) error { return c.n.Event("make %s", dir) }
 
 type gpus struct{ n *node }
 

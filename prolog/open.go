@@ -23,7 +23,6 @@ import (
 // undoTime bounds the undo of a prolog that failed. The undo may go on when the prolog's own time is over.
 const undoTime = 30 * time.Second
 
-// makeLease makes the lease, or a ticket that refuses the job.
 func (p Prolog) makeLease(ctx context.Context, a admission, l lease.Lease, devices []site.Device) (Outcome, error) {
 	refusal, err := p.serve(ctx, a, l, devices)
 	if refusal != "" {
@@ -190,7 +189,6 @@ func (p Prolog) settings(grant policy.Grant, found resolution) (lease.Settings, 
 	return s, nil
 }
 
-// daemons returns the daemons of a lease as they will be.
 func (p Prolog) daemons(id uint32, s lease.Settings) (all []lease.Daemon) {
 	for n, limits := range s.Limits {
 		dir := p.Store.DaemonDir(id, n)
@@ -340,7 +338,6 @@ func (p Prolog) noJobFile(err error) {
 	p.Log.Warn().Err(err).Msg("cannot write dcgm-exporter's job file")
 }
 
-// groupOf returns the control group for a job's n-th daemon.
 func (p Prolog) groupOf(job uint32, n int) string {
 	group, err := p.Groups.Of(job, n)
 	if err != nil {
@@ -349,7 +346,6 @@ func (p Prolog) groupOf(job uint32, n int) string {
 	return group
 }
 
-// noGroup logs that a daemon has no control group.
 func (p Prolog) noGroup(err error) {
 	p.Log.Warn().Err(err).Msg("a daemon has no control group: processes that its user starts through it may outlive the job")
 }
@@ -406,7 +402,6 @@ func limits(devices []site.Device, ceiling, part policy.Percent) lease.Limits {
 	return limits
 }
 
-// step runs one step and logs its time.
 func (p Prolog) step(name string, act func() error) error {
 	began := p.Clock()
 	err := act()

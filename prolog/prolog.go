@@ -36,8 +36,8 @@ type Guards interface {
 	Running(job uint32) (proc.Process, error)
 }
 
-// ControlGroups is what the prolog needs of the node's control groups.
-type ControlGroups interface {
+// controlGroups is what the prolog needs of the node's control groups.
+type controlGroups interface {
 	Of(job uint32, n int) (dir string, err error)
 	Make(dir string) error
 }
@@ -65,7 +65,7 @@ type Prolog struct {
 	Store      *lease.Store
 	Daemons    Daemons
 	Guards     Guards
-	Groups     ControlGroups
+	Groups     controlGroups
 	GPUs       GPUs
 	Slurm      Slurm
 	GroupNames func(context.Context, []uint32) ([]string, error) // the names of groups
@@ -103,13 +103,11 @@ func (p Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (O
 	return p.logging(a.verdict.Rule).admit(ctx, a)
 }
 
-// logging returns a prolog that logs the rule, too.
 func (p Prolog) logging(rule string) Prolog {
 	p.Log = p.Log.With().Str("rule", rule).Logger()
 	return p
 }
 
-// admit makes the lease while it holds the job's lock.
 func (p Prolog) admit(ctx context.Context, a admission) (Outcome, error) {
 	lock, err := p.Store.Lock(ctx, a.job.ID)
 	if err != nil {
@@ -152,7 +150,6 @@ func isDirty(err error) bool {
 	return errors.As(err, &dirty)
 }
 
-// onFailure returns the outcome of a failure.
 func (p Prolog) onFailure(a admission, failure error) (Outcome, error) {
 	if a.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
 		return Failed, failure

@@ -96,11 +96,20 @@ func ProgramPath(program string) string {
 	return path
 }
 
+// Flag returns the flag of a command for these paths, after a space; "" for the usual ones.
+func (p Paths) Flag() string {
+	if p.Root == "" {
+		return ""
+	}
+	return " --root " + p.Root
+}
+
 // ReapCommand returns the command that reaps one job.
 func (p Paths) ReapCommand(job uint32) string {
-	command := fmt.Sprintf("mpsctl reap --job %d", job)
-	if p.Root != "" {
-		command += " --root " + p.Root
-	}
-	return command
+	return fmt.Sprintf("mpsctl reap --job %d", job) + p.Flag()
+}
+
+// IfGone returns the repair of a lease that its job's epilog has not closed.
+func (p Paths) IfGone(job uint32) string {
+	return fmt.Sprintf("if squeue -j %d shows that the job is gone: %s", job, p.ReapCommand(job))
 }

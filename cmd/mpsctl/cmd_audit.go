@@ -29,7 +29,6 @@ A finding was seen twice.
 It exits with 0 if everything was seen and nothing was found, with 1 otherwise, and with 2 for a wrong flag. Only root
 can see everything.`
 
-// auditCommand is mpsctl audit.
 func auditCommand(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "audit", Short: "find what uses this node's GPUs past the policy", Long: auditHelp,
@@ -45,7 +44,6 @@ func auditCommand(call *command.Invocation) *cobra.Command {
 	}
 }
 
-// auditReport is the result of an audit.
 type auditReport struct {
 	Node     string          `json:"node"`
 	Time     time.Time       `json:"time"`
@@ -55,7 +53,6 @@ type auditReport struct {
 	Unseen   []string        `json:"errors"`
 }
 
-// seen counts the parts that were read.
 type seen struct {
 	GPUs      int `json:"gpus"`
 	Jobs      int `json:"jobs"`
@@ -107,7 +104,6 @@ func printAudit(call *command.Invocation, r auditReport) error {
 	return call.PrintFindings("audit", r, r.text, len(r.Findings) > 0 || !r.Complete)
 }
 
-// text is the report for people.
 func (r auditReport) text(screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),

@@ -30,7 +30,6 @@ It exits with 0 if everything was seen and there is no fault, with 1 otherwise, 
 leave it at 0, so that Slurm's HealthCheckProgram can use it. With --strict they make it 1. -v lists what was checked.
 Only root can see everything.`
 
-// doctorCommand is mpsctl doctor.
 func doctorCommand(call *command.Invocation) *cobra.Command {
 	var conf, name, slurmd string
 	var strict, verbose bool

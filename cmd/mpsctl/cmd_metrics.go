@@ -42,7 +42,6 @@ It exits with 0 if it could print, with 1 if it could not, and with 2 for a wron
 // lookTime bounds all reads. The unit that writes the metrics is ended after a minute, when the next one starts.
 const lookTime = 20 * time.Second
 
-// metricsCommand is mpsctl metrics.
 func metricsCommand(call *command.Invocation) *cobra.Command {
 	var out string
 	c := &cobra.Command{
@@ -109,7 +108,6 @@ func readTotals(path string) (totals, error) {
 	return ended, nil
 }
 
-// family is a metric with its samples.
 type family struct {
 	name, kind, help string
 	samples          []sample
@@ -121,7 +119,6 @@ type sample struct {
 	value  float64
 }
 
-// metricsText returns all metrics in Prometheus' text form.
 func metricsText(families []family) string {
 	var b strings.Builder
 	for _, f := range families {
@@ -145,7 +142,6 @@ func labelled(labels []string) string {
 	return "{" + strings.Join(pairs, ",") + "}"
 }
 
-// nodeMetrics returns the metrics of the node's present state.
 func nodeMetrics(n state.Node, found []state.Finding) []family {
 	jobs, daemons, findings := counts{string(state.Opened): 0}, counts{string(state.Serves): 0}, counts{}
 	clients := family{name: "gpu_clients", kind: "gauge", help: "Clients of MPS on a GPU."}
@@ -182,7 +178,6 @@ func nodeMetrics(n state.Node, found []state.Finding) []family {
 	}
 }
 
-// counts are numbers by the value of a label.
 type counts map[string]int
 
 func (c counts) samples(label string) (all []sample) {

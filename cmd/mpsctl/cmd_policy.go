@@ -16,7 +16,6 @@ import (
 
 const policyHelp = `policy works on the files that define who gets what: policy.hcl and policy.d/*.hcl beside it. See docs/policy.md.`
 
-// policyCommand is mpsctl policy.
 func policyCommand(call *command.Invocation) *cobra.Command {
 	c := &cobra.Command{
 		Use: "policy", Short: "check, apply, explain and test the policy", Long: policyHelp,
@@ -36,7 +35,6 @@ func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error
 	return policyfile.LoadFiles(paths...)
 }
 
-// wrong lists the mistakes in a policy's text.
 type wrong struct {
 	OK         bool                    `json:"ok"`
 	Complaints []policyfile.Diagnostic `json:"diagnostics"`

@@ -30,7 +30,6 @@ touches a job with a Slurm step on this node.
 It exits with 0 if nothing is left to do, with 1 if something failed or you must decide, and with 2 for a wrong flag.
 Only root can run it.`
 
-// reapCommand is mpsctl reap.
 func reapCommand(call *command.Invocation) *cobra.Command {
 	var job uint32
 	var dry bool
@@ -78,7 +77,6 @@ func runReap(call *command.Invocation, job uint32, dry bool) error {
 	return call.PrintFindings("reaping", report, report.text, slices.ContainsFunc(results, undone))
 }
 
-// reapReport is the result of a reaping.
 type reapReport struct {
 	DryRun  bool           `json:"dry_run"`
 	Results []state.Result `json:"results"`

@@ -53,7 +53,6 @@ and no energy. A value that is not known is printed as -.
 
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
 
-// reportCommand is mpsctl report.
 func reportCommand(call *command.Invocation) *cobra.Command {
 	var html string
 	c := &cobra.Command{
@@ -165,7 +164,6 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		"see whether it ran here with a client of MPS, for a second at least and in the last 30 days", job)
 }
 
-// reportText returns a report as text for people.
 func reportText(r judge.Job, screen command.Screen, now time.Time) string {
 	var b strings.Builder
 	ended, until := "runs", now
@@ -217,7 +215,6 @@ func reportText(r judge.Job, screen command.Screen, now time.Time) string {
 	return b.String() + "\n" + legend(r.Report, screen)
 }
 
-// figuresTable returns the means of each GPU.
 func figuresTable(r usage.Report, screen command.Screen) string {
 	lines := [][]string{{"GPU"}}
 	for _, f := range usage.All {
@@ -241,7 +238,6 @@ func figuresTable(r usage.Report, screen command.Screen) string {
 	return screen.Faint(head) + "\n" + rest
 }
 
-// legend returns the meanings of the figures.
 func legend(r usage.Report, screen command.Screen) string {
 	const column = 13
 	text := ""

@@ -24,14 +24,14 @@ and the job that holds it. It asks each daemon for 2 s at most, and changes noth
 work. A client's rank and step are from its environment.
 
 If the node differs from a lease, the line is marked with !, and a finding below names the difference, its place and its
-repair. A finding was seen twice.
+repair. A finding was seen twice. A lease without a step is one only if PrologFlags has Contain, in the slurm.conf that
+doctor reads.
 
 A client's percentage and memory are those that its environment had when it started. Its SMs follow from these and from
 the percentage of its server. If you are not root, you see only your own jobs, and a list of what you cannot see.
 
 It exits with 0 if lease and node agree, with 1 if they do not or root could not see everything, and with 2 for a wrong flag.`
 
-// statusCommand is mpsctl status.
 func statusCommand(call *command.Invocation) *cobra.Command {
 	var silent bool
 	c := &cobra.Command{
@@ -56,7 +56,7 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 func look(
 	call *command.Invocation, name string, ask bool, limit time.Duration, reported func([]state.Finding) []state.Finding,
 ) (state.Node, []state.Finding, error) {
-	reader, err := state.Open(call.Paths, ask)
+	reader, err := state.Open(call.Paths, state.SlurmConf(call.Variable("SLURM_CONF")), ask)
 	if err != nil {
 		return state.Node{}, nil, cli.RuntimeError{Err: err}
 	}
@@ -75,7 +75,6 @@ func look(
 	return n, found, nil
 }
 
-// statusReport is the JSON of the command.
 type statusReport struct {
 	state.Node
 	Findings []state.Finding `json:"findings"`

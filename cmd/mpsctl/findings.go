@@ -11,7 +11,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
-// findingsText prints findings for people, with their number.
 func findingsText(found []state.Finding, screen command.Screen) string {
 	if len(found) == 0 {
 		return ""
@@ -29,7 +28,6 @@ func findingText(f state.Finding, screen command.Screen) string {
 	return head + screen.Wrap("    ", f.What) + fixText(f.Fix)
 }
 
-// mark is the sign of a finding.
 func mark(level state.Level, screen command.Screen) string {
 	if level == state.Warning {
 		return screen.Yellow("~")
@@ -56,7 +54,6 @@ func fixText(fix string) string {
 	return b.String()
 }
 
-// unseenText prints for people the parts that could not be seen.
 func unseenText(unseen []string, screen command.Screen) string {
 	if len(unseen) == 0 {
 		return ""

@@ -16,7 +16,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// jobTotals are the metrics of a running job.
 var jobTotals = []struct {
 	name, help string
 	of         func(usage.Totals) float64

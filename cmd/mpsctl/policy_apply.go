@@ -48,7 +48,6 @@ func apply(call *command.Invocation) *cobra.Command {
 	return c
 }
 
-// applied is the result of apply.
 type applied struct {
 	Applied bool   `json:"applied"`
 	File    string `json:"file"` // the file that was written

@@ -80,7 +80,6 @@ func explain(call *command.Invocation) *cobra.Command {
 	return c
 }
 
-// query is the question.
 type query struct {
 	policy, constraint, gpu string
 	job                     uint32
@@ -218,7 +217,6 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 	return r, l.Rule, nil
 }
 
-// place plans the placements that a grant gives.
 func (q query) place(a *answer, driver string) error {
 	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
 		return nil
@@ -238,7 +236,6 @@ func (q query) place(a *answer, driver string) error {
 	return err
 }
 
-// modelNames are the names of known GPUs, as one word each.
 func modelNames() (names []string) {
 	for _, m := range policy.Models() {
 		names = append(names, strings.ReplaceAll(m.Name, " ", "-"))
@@ -272,7 +269,6 @@ func placedText(q plan.Request, ranks []plan.Rank) string {
 	return b.String()
 }
 
-// memoryText prints a limit of memory.
 func memoryText(mib *int) string {
 	if mib == nil {
 		return "no limit"
@@ -320,7 +316,6 @@ func (a answer) rule(b *strings.Builder, s command.Screen, rule lint.RuleTrace) 
 	}
 }
 
-// withoutMPS is the effect of a refusal.
 const withoutMPS = "the job runs without MPS, and mpirun-wrap prints the reason: "
 
 func (a answer) verdict(b *strings.Builder, s command.Screen) {

@@ -61,7 +61,6 @@ func testAll(call *command.Invocation, files, paths []string) error {
 	return call.PrintFindings("policy", all, all.text, all.Failed > 0)
 }
 
-// tested is the results of all cases.
 type tested struct {
 	Results []lint.Result `json:"results"`
 	Failed  int           `json:"failed"`

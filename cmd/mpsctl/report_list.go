@@ -23,7 +23,6 @@ import (
 // maxListed is the number of ended jobs in the list: the latest ones.
 const maxListed = 20
 
-// listed is a job in the list, as JSON.
 type listed struct {
 	Job       uint32     `json:"job"`
 	Name      string     `json:"name,omitempty"`
@@ -92,7 +91,6 @@ func latestFirst(folder string) (paths []string) {
 	return paths
 }
 
-// reportsText returns the list as text for people.
 func reportsText(all []usage.Report, screen command.Screen) string {
 	if len(all) == 0 {
 		return screen.Wrap("", "This node has no report that you may read. "+

@@ -28,7 +28,6 @@ type view struct {
 
 func (v *view) line(format string, args ...any) { fmt.Fprintf(v, format+"\n", args...) }
 
-// statusText returns the state of a node as text for people.
 func statusText(n state.Node, found []state.Finding, screen command.Screen) string {
 	v := &view{Node: n, found: found, screen: screen}
 	v.head()
@@ -104,7 +103,6 @@ func pausesOf(j state.Job) usage.Totals {
 	return j.Report.Totals
 }
 
-// guard appends the line of a job's guard.
 func (v *view) guard(j state.Job, g state.Guard) {
 	life := v.screen.Green("running")
 	switch {
@@ -300,7 +298,6 @@ func (v *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
 	return fmt.Sprintf("%-13s %-17s %-11s %7s %6s", gpu, mode, holder, clients, others)
 }
 
-// gpus appends every GPU with its mode and its job.
 func (v *view) gpus() {
 	if len(v.GPUs) == 0 {
 		return
@@ -341,7 +338,6 @@ func (v *view) processMarks(j state.Job, pid int) string {
 	return v.marks(func(f state.Finding) bool { return f.Job == j.ID && f.PID == pid && f.GPU == "" })
 }
 
-// marks returns the kinds of the findings of a place.
 func (v *view) marks(here func(state.Finding) bool) string {
 	var kinds []string
 	for _, f := range v.found {

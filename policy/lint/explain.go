@@ -98,7 +98,6 @@ func Explain(c *policyfile.Compiled, r policy.Request) Explanation {
 	return x
 }
 
-// attributes lists the attributes of the grant of a rule.
 func attributes(rule policyfile.Rule, g policy.Grant, e *policyfile.Evidence) (all []AttributeTrace) {
 	usual := policy.DefaultGrant().Settings()
 	for i, setting := range g.Settings() {
@@ -147,7 +146,6 @@ func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expressi
 	return []hclsyntax.Expression{e}
 }
 
-// sourceOf returns an expression as it was written.
 func sourceOf(c *policyfile.Compiled, e hclsyntax.Expression) string {
 	where := e.Range()
 	for _, f := range c.Sources() {
@@ -182,10 +180,8 @@ func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) (all []variableVa
 	return all
 }
 
-// maxSpelled bounds a value in an explanation.
 const maxSpelled = 200
 
-// spell writes a value as in a policy.
 func spell(v cty.Value) string {
 	switch t := v.Type(); {
 	case v.IsNull() || !v.IsWhollyKnown():

@@ -99,10 +99,8 @@ func wholeWithin[T any](name string, lowest, highest float64, set func(*T, int))
 	}}
 }
 
-// decimal writes a number in plain decimal form.
 func decimal(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// switched is an attribute whose value is true or false.
 func switched[T any](name string, set func(*T, bool)) attribute[T] {
 	return attribute[T]{name, cty.Bool, func(into *T, v cty.Value) (summary, detail string) {
 		set(into, v.True())
@@ -133,7 +131,6 @@ func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
 	return schema
 }
 
-// setting is an attribute that a block sets.
 type setting[T any] struct {
 	attribute[T]
 	expr hclsyntax.Expression

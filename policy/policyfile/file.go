@@ -17,7 +17,6 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// file is one file of a policy.
 type file struct {
 	name   string
 	source []byte
@@ -51,7 +50,6 @@ var operatorHints = map[string]string{
 	"or":  " It is written ||.",
 }
 
-// parse reads a file's syntax.
 func parse(f *file) hcl.Diagnostics {
 	if len(f.source) > maxFile {
 		return tooLarge(f, maxFile, "bytes")
@@ -202,7 +200,6 @@ func ruleFiles(dir string, names []string) (paths []string) {
 	return paths
 }
 
-// source is a file of a policy with its text.
 type source struct {
 	Name string `json:"name"`
 	Text string `json:"text"`

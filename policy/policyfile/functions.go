@@ -18,7 +18,6 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// builtin is a function of the language.
 type builtin struct {
 	takes []cty.Type
 	more  bool // the last argument may be repeated
@@ -50,7 +49,6 @@ var builtins = map[string]builtin{
 
 type types []cty.Type
 
-// functions returns the builtins in hcl's form.
 var functions = sync.OnceValue(func() map[string]function.Function {
 	all := map[string]function.Function{}
 	for name, b := range builtins {

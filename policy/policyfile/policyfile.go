@@ -138,7 +138,6 @@ func (b *builder) read(f *file) {
 	}
 }
 
-// triggerAttributes is the table of the trigger block.
 var triggerAttributes = []attribute[policy.Trigger]{
 	stringAttribute("constraint", word, func(t *policy.Trigger, s string) { t.Constraint = s }),
 	stringAttribute("comment", word, func(t *policy.Trigger, s string) { t.Comment = s }),

@@ -11,7 +11,6 @@ import (
 
 type config = site.Config
 
-// configAttributes is the table of site.hcl.
 var configAttributes = []attribute[config]{
 	stringAttribute("nvml_library", absolute, func(c *config, s string) { c.NVMLLibrary = s }),
 	stringAttribute("mps_control", absolute, func(c *config, s string) { c.Control = s }),

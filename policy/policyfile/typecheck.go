@@ -36,7 +36,6 @@ func newTypeChecker() *typeChecker {
 	return &typeChecker{locals: map[string]*local{}, fixed: map[string]cty.Value{}, functions: functions()}
 }
 
-// local is an entry of a locals block.
 type local struct {
 	name  string
 	expr  hclsyntax.Expression

@@ -140,7 +140,6 @@ func float(v cty.Value) float64 {
 	return f
 }
 
-// variableNamed finds a row.
 func variableNamed(root, name string) (v variable, known bool) {
 	i := slices.IndexFunc(namespaces[root], func(v variable) bool { return v.name == name })
 	if i >= 0 {

@@ -81,16 +81,12 @@ func (n node) epilog() epilog.Epilog {
 	}
 }
 
-// groups returns the control groups of the jobs' daemons.
 func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
 
 // again returns the command with which an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {
-	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, site.ProgramPath("epilog"))
-	if n.paths.Root != "" {
-		command += " --root " + n.paths.Root
-	}
-	return command
+	const command = "SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s%s"
+	return fmt.Sprintf(command, job.ID, site.ProgramPath("epilog"), n.paths.Flag())
 }
 
 // Gres reads the GRES of the job's node from gres.conf and slurm.conf.
@@ -139,7 +135,6 @@ func command(name, short, long string, run func(site.Paths) error) *cobra.Comman
 	return c
 }
 
-// checkCaller checks the flags, and that the caller is root.
 func checkCaller(paths site.Paths) error {
 	if err := paths.Check(); err != nil {
 		return err
@@ -150,7 +145,6 @@ func checkCaller(paths site.Paths) error {
 	return nil
 }
 
-// execute runs a program and returns its exit code.
 func execute(p cli.Process, c *cobra.Command) int {
 	c.SetArgs(p.Args)
 	c.SetOut(p.Out)

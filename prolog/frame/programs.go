@@ -23,7 +23,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Prolog is the program prolog.
 func Prolog(p cli.Process) int {
 	return execute(p, command("prolog", "make this node ready for a job's MPS",
 		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes,\ncontrol daemon, ticket.",

@@ -33,15 +33,12 @@ type Question struct {
 	Slurmd string // its path; "": find it, "none": do not run it
 }
 
-// slurmConfs are the files that a slurmd reads: the site's own, or the copy of a node without one.
-var slurmConfs = []string{"/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"}
-
 // driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
 const driverTimeout = 15 * time.Second
 
 // gather reads the state of a node. If a part cannot be read, it records that and continues.
 func gather(ctx context.Context, q Question) node {
-	q.Conf = cmp.Or(q.Conf, firstExisting(slurmConfs), slurmConfs[0])
+	q.Conf = state.SlurmConf(q.Conf)
 	n := node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
 	if !n.Root {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
@@ -217,7 +214,7 @@ func askGPUs(nvml *gpu.NVML) (*driverState, error) {
 
 // findLeftovers reads the node as mpsctl status does, with the same NVML.
 func (n *node) findLeftovers(ctx context.Context, nvml *gpu.NVML) {
-	reader, err := state.Open(n.Paths, true)
+	reader, err := state.Open(n.Paths, n.Conf, true)
 	if err != nil {
 		n.Unseen = append(n.Unseen, "leftovers of jobs: "+err.Error())
 		return

@@ -211,7 +211,7 @@ func (d *diagnosis) programsAgree() {
 }
 
 func (d *diagnosis) policyLoads() {
-	d.unreadable("policy", d.Paths.Policy(), "mpsctl policy check"+d.rooted(), d.Policy.FileStatus,
+	d.unreadable("policy", d.Paths.Policy(), "mpsctl policy check"+d.Paths.Flag(), d.Policy.FileStatus,
 		"jobs that ask for MPS fail, and drain the node")
 }
 
@@ -225,14 +225,6 @@ const (
 	shipped  = "/usr/share/slurm-mps/"              // policy.hcl and site.hcl as they were shipped
 	examples = "/usr/share/doc/slurm-mps/examples/" // lines for Slurm's files
 )
-
-// rooted is the flag that changes the root of the commands' files.
-func (n node) rooted() string {
-	if n.Paths.Root == "" {
-		return ""
-	}
-	return " --root " + n.Paths.Root
-}
 
 // unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning.
 func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfile.FileStatus, without string) {
@@ -454,7 +446,7 @@ func (d *diagnosis) stateRoom() {
 var usersDoing = []state.Kind{
 	state.DaemonGone, state.DaemonReplaced, state.DaemonNotServing, state.DaemonNoAnswer,
 	state.DaemonUnclear, state.ServerFault, state.CeilingLifted, state.FilesUnheld,
-	state.GuardStalled, state.TakersStuck, state.MemoryHeld, state.ClientsUnguarded,
+	state.GuardStalled, state.LeaseWithoutStep, state.TakersStuck, state.MemoryHeld, state.ClientsUnguarded,
 }
 
 // nothingLeft returns the findings of mpsctl status.
@@ -469,6 +461,6 @@ func (d *diagnosis) nothingLeft() {
 		}
 	}
 	for _, hidden := range d.Hidden {
-		d.warning("not-seen", "jobs", "look again: mpsctl status"+d.rooted(), "%s", hidden)
+		d.warning("not-seen", "jobs", "look again: mpsctl status"+d.Paths.Flag(), "%s", hidden)
 	}
 }

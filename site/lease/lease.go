@@ -180,16 +180,6 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// InUseError means that another job holds a device.
-type InUseError struct {
-	UUID site.UUID
-	Job  uint32
-}
-
-func (e *InUseError) Error() string {
-	return fmt.Sprintf("cannot claim %s: %s holds it: its epilog has not closed it", e.UUID, Name(e.Job))
-}
-
 // BusyError means that another process holds a lock: a job's lock or the store's. It names the holder if it is known.
 type BusyError struct {
 	Path    string

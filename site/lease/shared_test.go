@@ -131,8 +131,7 @@ func TestASharerWhoseLeaseCannotBeReadHoldsItsDevice(t *testing.T) {
 	if err := errors.Join(j.Create(ctx, sharer), os.WriteFile(j.leasePath(8), []byte("{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	var used *InUseError
-	if err := j.Create(ctx, leaseOf(9, gpuA)); !errors.As(err, &used) || used.Job != 8 {
+	if err := j.Create(ctx, leaseOf(9, gpuA)); !inUse(err, gpuA, "job 8 holds") {
 		t.Errorf("a job with the whole GPU: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -159,7 +160,7 @@ func (s *Store) Read(job uint32) (Lease, error) {
 }
 
 // Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of
-// it again and returns an *InUseError.
+// it again and returns an error with the repair.
 func (s *Store) Create(ctx context.Context, l Lease) error {
 	for _, gpu := range l.GPUs {
 		if !gpu.UUID.Valid() {
@@ -240,14 +241,14 @@ func (s *Store) claimOne(complete string, uuid site.UUID, job uint32, shared boo
 	return nil
 }
 
-// claimable returns an *InUseError if another job holds a device, unless both share it.
+// claimable returns an error if another job holds a device, unless both share it.
 func (s *Store) claimable(uuid site.UUID, job uint32, shared bool) error {
 	holder, held, err := s.Owner(uuid)
 	if err != nil {
 		return err
 	}
 	if held && holder != job {
-		return &InUseError{uuid, holder}
+		return s.inUse(uuid, holder)
 	}
 	if shared {
 		return nil
@@ -258,10 +259,19 @@ func (s *Store) claimable(uuid site.UUID, job uint32, shared bool) error {
 	}
 	for _, holder := range sharers {
 		if holder != job {
-			return &InUseError{uuid, holder}
+			return s.inUse(uuid, holder)
 		}
 	}
 	return nil
+}
+
+// inUse is the error for a device that another job holds. If that job has ended, every next job would drain the node.
+func (s *Store) inUse(uuid site.UUID, holder uint32) error {
+	repair := site.Paths{Root: strings.TrimSuffix(s.dir, site.Paths{}.Run())}.IfGone(holder)
+	if IsShared(holder) {
+		repair = "mpsctl status names the jobs that use it"
+	}
+	return fmt.Errorf("cannot claim %s: %s holds it: its epilog has not closed it; %s", uuid, Name(holder), repair)
 }
 
 // Owner returns the job that holds a device alone. A claim of another boot, or of a job without a lease, holds no

@@ -15,6 +15,7 @@ type Kind string
 const (
 	leaseUnreadable        Kind = "lease-unreadable"
 	leaseUnfinished        Kind = "lease-unfinished" // opening or closing, without a prolog or epilog
+	LeaseWithoutStep       Kind = "lease-without-step"
 	leaseWithoutTicket     Kind = "lease-without-ticket"
 	leaseWithoutClaim      Kind = "lease-without-claim"
 	claimWithoutLease      Kind = "claim-without-lease"

@@ -90,11 +90,8 @@ func (d *diagnosis) file(kind Kind, path string, s policyfile.FileStatus, withou
 	if s.Err == nil {
 		return
 	}
-	if d.paths.Root != "" {
-		command += " --root " + d.paths.Root
-	}
 	what := fmt.Sprintf("it cannot be used: %s: %s", strings.TrimSuffix(words.OneLine(s.Err), "."), s.Instead(without))
-	d.add(Finding{Kind: kind, Where: path, What: what, Fix: "see what is wrong: " + command})
+	d.add(Finding{Kind: kind, Where: path, What: what, Fix: "see what is wrong: " + command + d.paths.Flag()})
 }
 
 // undone adds a finding of a job that reap undoes.
@@ -159,6 +156,10 @@ func (d *diagnosis) shared(j Job) {
 // opened judges a job that is ready for its ranks.
 func (d *diagnosis) opened(j Job) {
 	d.shared(j)
+	if j.stepless {
+		d.add(j.finding(LeaseWithoutStep, "no step of it is here, and by PrologFlags each job has one until it ends: "+
+			"its epilog was killed, or never ran, and the next job on its GPUs drains the node", d.paths.IfGone(j.ID)))
+	}
 	if d.Root && j.ticket == nil {
 		what := fmt.Sprintf("its ranks do not start: its ticket: %v", j.ticketErr)
 		d.add(j.finding(leaseWithoutTicket, what, j.requeue()))

@@ -104,6 +104,8 @@ func TestJudge(t *testing.T) {
 		}, ""},
 		{"its prolog died", func(n *Node) { n.Jobs[0].Phase = Opening }, "lease-unfinished at job 7"},
 		{"its epilog died", func(n *Node) { n.Jobs[0].Phase = closing }, "lease-unfinished at job 7"},
+		{"its epilog was killed at once", func(n *Node) { n.Jobs[0].stepless = true }, "lease-without-step at job 7"},
+		{"its epilog begins", func(n *Node) { n.Jobs[0].stepless, n.Jobs[0].Acting = true, 9 }, ""},
 		{"its lease is torn", func(n *Node) { n.Jobs[0].Phase, n.Jobs[0].err = Unreadable, lease.ErrCorrupt }, "lease-unreadable at job 7"},
 		{"a lease that names nothing readable owns its folder", func(n *Node) {
 			n.Jobs[0].Phase, n.Jobs[0].err, n.Jobs[0].Daemons = Unreadable, lease.ErrCorrupt, nil

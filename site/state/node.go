@@ -4,7 +4,7 @@
 // It finds where they differ, and says what undoes that. status, audit, doctor, metrics and reap use it.
 //
 // It changes nothing itself, every wait has a deadline, and it follows no link that a user can make. It reports a
-// finding only if it has seen it twice, because prologs and epilogs run at the same time. A Reaper judges a job again
+// finding only if it has seen it twice, because prologs and epilogs run at the same time. A reaper judges a job again
 // under its lock, and an Executor makes the changes.
 package state
 
@@ -82,7 +82,9 @@ type Job struct {
 
 	owner     lease.Job
 	err       error // why its lease cannot be read
-	leased    bool  // it has a lease of this boot, readable or not
+	sluid     string
+	stepless  bool // Slurm shows no step of it, and would
+	leased    bool // it has a lease of this boot, readable or not
 	dir       bool
 	ticket    *lease.Ticket
 	ticketErr error // why its ticket cannot be read, lease.ErrNotFound if there is none

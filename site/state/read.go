@@ -3,11 +3,13 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +22,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
@@ -42,6 +46,7 @@ type Reader struct {
 	Daemons daemons                // nil asks no daemon
 	Driver  func() (Driver, error) // opens the driver at its first use
 	Name    string                 // the node's name
+	Conf    string                 // of Slurm; a status without it finds no lease-without-step
 	Paths   site.Paths             // for the commands in findings
 	Clock   func() time.Time
 	Root    bool
@@ -69,9 +74,11 @@ func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding
 		if try < tries && ctx.Err() == nil && r.moved(n) {
 			continue
 		}
-		if slices.ContainsFunc(found, func(f Finding) bool { return f.Kind == TakersStuck }) {
-			wait.Sleep(ctx, takerEnds) // one whose guard has just ended is about to end
+		var pause time.Duration
+		for _, f := range found {
+			pause = max(pause, passes[f.Kind])
 		}
+		wait.Sleep(ctx, pause)
 		again := r.once(ctx)
 		agreed := both(reported(diagnose(again)), found)
 		if ctx.Err() == nil {
@@ -82,8 +89,9 @@ func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding
 	}
 }
 
-// takerEnds is the time in which a process of a guard ends that waits for nothing.
-const takerEnds = 100 * time.Millisecond
+// passes are the times in which states end that only look like findings: a process of a guard that has ended, and a job
+// between its prolog and its first step, or between its last step and its epilog.
+var passes = map[Kind]time.Duration{TakersStuck: 100 * time.Millisecond, LeaseWithoutStep: 5 * time.Second}
 
 // moved reports whether the records have changed since a look began.
 func (r *Reader) moved(n Node) bool {
@@ -114,6 +122,7 @@ func (r *Reader) once(ctx context.Context) Node {
 	}
 	r.readFiles(&n)
 	r.readRecords(&n)
+	r.readSteps(&n)
 	r.readCensus(ctx, &n)
 	r.readDriver(ctx, &n)
 	r.readDaemons(ctx, &n)
@@ -137,6 +146,25 @@ func (r *Reader) readFiles(n *Node) {
 
 func (n *Node) missed(format string, args ...any) {
 	n.Incomplete = append(n.Incomplete, fmt.Sprintf(format, args...))
+}
+
+// keepsStep matches the PrologFlags with which each job has a step of its own on the node, the extern step.
+var keepsStep = regexp.MustCompile(`(?i)\b(contain|x11|runinjob)\b`)
+
+// readSteps notes the jobs without a step. Without the extern step that means nothing: an idle salloc has none.
+func (r *Reader) readSteps(n *Node) {
+	conf, err := slurm.ReadConfFile(r.Conf, r.Name)
+	if flags, _ := conf.Value("PrologFlags"); err != nil || !r.Root || !keepsStep.MatchString(flags.Value) {
+		return
+	}
+	running, err := steps.Find()
+	if err != nil {
+		n.missed("%v", err)
+		return
+	}
+	for i, j := range n.Jobs {
+		n.Jobs[i].stepless = !lease.IsShared(j.ID) && running.Sign(j.ID, j.sluid) == ""
+	}
 }
 
 // readCensus finds the processes of MPS, and which of the recorded daemons still run.
@@ -410,9 +438,20 @@ func jobList(jobs []uint32) string {
 	return "jobs " + text
 }
 
-// Open makes a reader of this node. If asking is true, it asks the daemons. If the site's file cannot be
-// used, every reading of the node reports that.
-func Open(paths site.Paths, asking bool) (*Reader, error) {
+// SlurmConf returns the slurm.conf that slurmd reads: the named one, the site's own, or the copy of a node without one.
+func SlurmConf(named string) string {
+	const usual = "/etc/slurm/slurm.conf"
+	for _, path := range []string{usual, "/run/slurm/conf/slurm.conf"} {
+		if _, err := os.Stat(path); err == nil && named == "" {
+			return path
+		}
+	}
+	return cmp.Or(named, usual)
+}
+
+// Open makes a reader of this node, with the path of slurm.conf. If asking is true, it asks the daemons. If the site's
+// file cannot be used, every reading of the node reports that.
+func Open(paths site.Paths, conf string, asking bool) (*Reader, error) {
 	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
@@ -423,7 +462,7 @@ func Open(paths site.Paths, asking bool) (*Reader, error) {
 	}
 	config, _ := policyfile.ReadConfig(paths)
 	r := &Reader{
-		Store: lease.OpenReadOnly(paths.Run(), boot), Run: paths.Run(), Name: name, Paths: paths,
+		Store: lease.OpenReadOnly(paths.Run(), boot), Run: paths.Run(), Name: name, Conf: conf, Paths: paths,
 		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(config.NVMLLibrary),
 		Files: func() (policy, config policyfile.FileStatus) {
 			_, policy = policyfile.ReadPolicy(paths)

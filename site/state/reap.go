@@ -34,8 +34,8 @@ type Result struct {
 	Failed string `json:"failed,omitempty"` // why the action failed
 }
 
-// Reaper reaps a node once.
-type Reaper struct {
+// reaper reaps a node once.
+type reaper struct {
 	Executor Executor // NewReaper sets that of a dry run
 
 	reader *Reader
@@ -48,19 +48,19 @@ type Reaper struct {
 	results  []Result
 }
 
-// NewReaper returns a Reaper for all jobs, or for one job that the admin calls gone. It changes nothing until it has
+// NewReaper returns a reaper for all jobs, or for one job that the admin calls gone. It changes nothing until it has
 // another Executor.
-func NewReaper(paths site.Paths, job uint32) (*Reaper, error) {
+func NewReaper(paths site.Paths, job uint32) (*reaper, error) {
 	self, err := proc.Current()
 	if err != nil {
 		return nil, err
 	}
-	reader, err := Open(paths, false)
-	return &Reaper{Executor: dryRun{}, reader: reader, only: job, self: self}, err
+	reader, err := Open(paths, "", false)
+	return &reaper{Executor: dryRun{}, reader: reader, only: job, self: self}, err
 }
 
 // Run checks everything, and changes only proved leftovers of an ended job.
-func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
+func (r *reaper) Run(ctx context.Context) ([]Result, error) {
 	var err error
 	if r.running, err = steps.Find(); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
 }
 
 // jobs returns all jobs that have something here, in order.
-func (r *Reaper) jobs() ([]uint32, error) {
+func (r *reaper) jobs() ([]uint32, error) {
 	if r.only != 0 {
 		return []uint32{r.only}, nil
 	}
@@ -115,7 +115,7 @@ func (r *Reaper) jobs() ([]uint32, error) {
 }
 
 // job handles one job. It judges the job again under its lock, because only then no one else can change it.
-func (r *Reaper) job(job uint32) Result {
+func (r *reaper) job(job uint32) Result {
 	result, _ := r.judge(job, r.running)
 	if result.Action != Close && result.Action != remove {
 		return result
@@ -134,7 +134,7 @@ func (r *Reaper) job(job uint32) Result {
 }
 
 // close judges a job under its lock, and closes it if it still has to be closed.
-func (r *Reaper) close(ctx context.Context, job uint32) Result {
+func (r *reaper) close(ctx context.Context, job uint32) Result {
 	locking, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
 	release, err := r.Executor.Lock(locking, job)
@@ -173,7 +173,7 @@ type leftover struct {
 }
 
 // judge returns the action for a job. There is none if the job has left nothing.
-func (r *Reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
+func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 	if holder, acting := r.reader.Store.LockHolder(job); acting && holder != r.self {
 		return r.busy(job, holder), leftover{}
 	}
@@ -191,7 +191,7 @@ func (r *Reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 }
 
 // withLease judges a lease of this boot.
-func (r *Reaper) withLease(result Result, l lease.Lease, running steps.Steps) Result {
+func (r *reaper) withLease(result Result, l lease.Lease, running steps.Steps) Result {
 	if lease.IsShared(l.Job.ID) {
 		return r.shared(result, l.Job.ID)
 	}
@@ -213,13 +213,12 @@ func (r *Reaper) withLease(result Result, l lease.Lease, running steps.Steps) Re
 	if pid := steps.ProcessOf(l.Job.ID, l.Job.UID); pid != 0 {
 		reason = fmt.Sprintf("no step of it is here, and pid %d of its user was started in it", pid)
 	}
-	command := r.reader.Paths.ReapCommand(l.Job.ID)
-	return result.leave(reason, fmt.Sprintf("if squeue -j %d shows that the job is gone: %s", l.Job.ID, command))
+	return result.leave(reason, r.reader.Paths.IfGone(l.Job.ID))
 }
 
 // shared judges the lease of a daemon that several jobs share. Slurm knows no job of its number. The prolog of a job writes
 // the job's lease first, so a shared lease without members has none on the way.
-func (r *Reaper) shared(result Result, id uint32) Result {
+func (r *reaper) shared(result Result, id uint32) Result {
 	members, err := r.reader.Store.Members(id)
 	switch users := strings.Trim(fmt.Sprint(members), "[]"); {
 	case err != nil:
@@ -231,7 +230,7 @@ func (r *Reaper) shared(result Result, id uint32) Result {
 }
 
 // withoutLease judges the files of a job that has no lease of this boot.
-func (r *Reaper) withoutLease(result Result, void string, running steps.Steps) (Result, leftover) {
+func (r *reaper) withoutLease(result Result, void string, running steps.Steps) (Result, leftover) {
 	job := result.Job
 	ticket, err := r.reader.Store.ReadTicket(job)
 	ticketed := err == nil && ticket.RefusalReason == ""
@@ -273,8 +272,7 @@ func (r *Reaper) withoutLease(result Result, void string, running steps.Steps) (
 	return result.act(remove, "no lease names "+strings.Join(found, ", ")), leftover{daemons: daemons}
 }
 
-// files lists a job's files except the lease.
-func (r *Reaper) files(job uint32, ticketed bool) []string {
+func (r *reaper) files(job uint32, ticketed bool) []string {
 	var found []string
 	if ticketed {
 		found = append(found, "a ticket")
@@ -292,7 +290,7 @@ func (r *Reaper) files(job uint32, ticketed bool) []string {
 }
 
 // busy is the result for a job that someone else works on. For a job that the admin has named it is a failure.
-func (r *Reaper) busy(job uint32, holder proc.Process) Result {
+func (r *reaper) busy(job uint32, holder proc.Process) Result {
 	result := resultOf(job)
 	why := "a prolog or an epilog is at work on it"
 	if holder.PID != 0 {
@@ -319,14 +317,13 @@ func resultOf(job uint32) Result { return Result{Job: job, Where: lease.Name(job
 // stays is the fix of a record that cannot be read.
 const stays = "look at the file: one that is not root's own, or of another version, stays until a person moves it away"
 
-// leave reports something that does not belong to one job.
-func (r *Reaper) leave(where, reason, fix string) {
+func (r *reaper) leave(where, reason, fix string) {
 	r.results = append(r.results, Result{Where: where}.leave(reason, fix))
 }
 
 // takeCensus finds daemons and servers below our folder that no lease may name. The process shows its job: the pipe
 // folder in its environment is in a folder of the job, and its uid is the owner of that folder.
-func (r *Reaper) takeCensus(ctx context.Context) {
+func (r *reaper) takeCensus(ctx context.Context) {
 	r.unleased = map[uint32][]lease.OrphanDaemon{}
 	census, err := mps.FindAll(ctx)
 	if err != nil {
@@ -350,7 +347,7 @@ func (r *Reaper) takeCensus(ctx context.Context) {
 }
 
 // jobOf returns the job of an MPS process by its pipe folder: jobs/ID/N/pipe.
-func (r *Reaper) jobOf(p mps.Process) (job uint32, ok bool) {
+func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 	name, err := filepath.Rel(filepath.Join(r.reader.Run, "jobs"), p.PipeDir)
 	parts := strings.Split(name, "/")
 	if err != nil || len(parts) != 3 || p.UID == 0 {
@@ -369,13 +366,13 @@ func (r *Reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 }
 
 // living returns the daemons of a job without a lease that still run.
-func (r *Reaper) living(job uint32) []lease.OrphanDaemon {
+func (r *reaper) living(job uint32) []lease.OrphanDaemon {
 	return slices.DeleteFunc(slices.Clone(r.unleased[job]),
 		func(d lease.OrphanDaemon) bool { return !d.Daemon.Proc.Running() })
 }
 
 // reapNode frees the file systems of closed jobs. It leaves what belongs to no job, and what it has not seen.
-func (r *Reaper) reapNode(ctx context.Context) {
+func (r *reaper) reapNode(ctx context.Context) {
 	if err := r.Executor.FreeHeld(); err != nil {
 		r.leave("file systems of closed jobs", words.OneLine(err), "look again")
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
-// executor records the calls of a Reaper. It changes nothing.
+// executor records the calls of a reaper. It changes nothing.
 type executor struct {
 	dryRun
 	calls []string
@@ -66,7 +66,7 @@ const goneJob, openJob = 3_999_999_907, 3_999_999_908
 
 // reaped is a node with an open job on gpu0.
 type reaped struct {
-	*Reaper
+	*reaper
 	t *testing.T
 	e *executor
 }

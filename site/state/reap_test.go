@@ -20,7 +20,7 @@ import (
 )
 
 // newReaper is a reaper of a node that has run nothing yet.
-func newReaper(t *testing.T, only uint32) *Reaper {
+func newReaper(t *testing.T, only uint32) *reaper {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

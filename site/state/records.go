@@ -64,7 +64,6 @@ func (r *Reader) readRecords(n *Node) {
 	}
 }
 
-// sign makes the digest of the records, to notice a change.
 func (n *Node) sign() {
 	var b strings.Builder
 	for _, j := range n.Jobs {
@@ -80,7 +79,6 @@ func (n *Node) sign() {
 	n.records = b.String()
 }
 
-// hidden reports whether this user may not read a job's files.
 func (j Job) hidden() bool {
 	return j.ticket == nil && (errors.Is(j.err, fs.ErrPermission) || errors.Is(j.ticketErr, fs.ErrPermission))
 }
@@ -96,7 +94,6 @@ func (j Job) ticketed() bool {
 	return j.ticket != nil || !errors.Is(j.ticketErr, lease.ErrNotFound) && !errors.Is(j.ticketErr, lease.ErrStaleBoot)
 }
 
-// files lists the files of state that a job has.
 type files struct {
 	job                      uint32
 	lease, ticket, dir, lock bool
@@ -209,7 +206,6 @@ func (r *Reader) guardOf(l lease.Lease) *Guard {
 // lateGuard is longer than a guard takes for anything on a busy node.
 const lateGuard = 5 * time.Second
 
-// granted takes the limits from a ticket.
 func (j *Job) granted(t lease.Ticket) {
 	if t.RefusalReason != "" {
 		return
@@ -217,9 +213,8 @@ func (j *Job) granted(t lease.Ticket) {
 	j.Share, j.Memory, j.Ceiling = t.Grant.Share.String(), t.Grant.Memory.String(), policy.PercentFrom(t.Grant.Ceiling)
 }
 
-// obeys takes the job's state from a lease.
 func (j *Job) obeys(l lease.Lease) {
-	j.owner = l.Job
+	j.owner, j.sluid = l.Job, l.SLUID
 	j.User, j.UID, j.Rule, j.Phase = l.Job.User, l.Job.UID, l.Rule, Phase(l.Phase)
 	j.Part, j.Joined = l.Part, l.Joined
 	if !l.CreatedAt.IsZero() {
@@ -261,7 +256,6 @@ func (j *Job) attach(daemons []lease.Daemon) {
 	}
 }
 
-// published returns when a ticket was written.
 func (r *Reader) published(id uint32) *time.Time {
 	info, err := os.Lstat(r.Store.TicketPath(id))
 	if err != nil {

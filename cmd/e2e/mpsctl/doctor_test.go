@@ -253,7 +253,12 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			w.change(os.Symlink(w.bin("prolog"), w.hook("link")))
 			w.edit(w.Conf, w.hook("prolog")+"\n", w.hook("link")+"\n")
 		},
-		"a job runs":      func(w healthyNode) { w.Must(0, w.nodeJob(), "prolog") },
+		"a job runs": func(w healthyNode) {
+			job := w.nodeJob()
+			job.ID = 4370007
+			w.Must(0, job, "prolog")
+			w.socket(job.ID, 0)
+		},
 		"a job has ended": func(w healthyNode) { w.Must(0, w.nodeJob(), "prolog"); w.Must(0, w.nodeJob(), "epilog") },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ package mpsctl_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -210,6 +211,52 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	}
 	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
 	p.Must(0, p.Job(otherJob, "1"), "epilog")
+	p.Quiet()
+}
+
+// If an epilog was killed before its first step, the job's lease is open. Status, doctor and the error of the next
+// prolog, which drains the node, have the command that closes it. Without Contain no job needs a step, and a job with a
+// step runs: both are no findings.
+//
+// Contract: R8
+func TestALeaseWithoutAStep(t *testing.T) {
+	const job, next, begins = 4360007, 4360008, "if squeue -j 4360007 shows that the job is gone: "
+	p := newTestNode(t, testnode.Default(), node.H200)
+	p.Must(0, p.Job(job, "0"), "prolog")
+	conf := filepath.Join(filepath.Dir(p.Root), "slurm.conf")
+	status := func(flags string) (code int, found []e2e.Finding) {
+		p.Write(conf, "PrologFlags="+flags+"\n")
+		result, err := p.Run(p.Ctx, []string{"SLURM_CONF=" + conf}, "mpsctl", "status", "--json")
+		var said struct{ Findings []e2e.Finding }
+		if err = errors.Join(err, json.Unmarshal([]byte(result.Output), &said)); err != nil {
+			t.Fatalf("%v: %s", err, result.Output)
+		}
+		return result.Code, said.Findings
+	}
+	if code, found := status("Alloc"); code != 0 {
+		t.Errorf("an allocation without a step: %d, %+v", code, found)
+	}
+	end := p.socket(job, 0)
+	if code, found := status("Alloc,Contain"); code != 0 {
+		t.Errorf("a job with its step: %d, %+v", code, found)
+	}
+	end()
+	code, found := status("alloc,contain")
+	if code != 1 || kinds(found) != "lease-without-step" {
+		t.Fatalf("%d, %+v", code, found)
+	}
+	command, ok := strings.CutPrefix(found[0].Do, begins)
+	if out := p.Must(1, p.Job(next, "0"), "prolog"); !ok || !strings.Contains(out, "; "+begins+command+"\n") {
+		t.Errorf("%q is not in the prolog's error: %s", found[0].Do, out)
+	}
+	p.Must(0, p.Job(next, "0"), "epilog")
+	cmd := exec.Command("/bin/sh", "-c", command)
+	cmd.Env = []string{"PATH=" + p.Bin + ":/usr/bin:/bin"}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
+	}
+	p.Must(0, p.Job(next, "0"), "prolog")
+	p.Must(0, p.Job(next, "0"), "epilog")
 	p.Quiet()
 }
 

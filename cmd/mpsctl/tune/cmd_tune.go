@@ -128,7 +128,6 @@ func (s seconds) Set(text string) error {
 	return err
 }
 
-// check refuses a request that cannot be run.
 func (q question) check() error {
 	if i := q.wrapper(); i >= 0 {
 		for _, word := range q.line[i+1:] {

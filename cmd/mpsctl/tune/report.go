@@ -10,7 +10,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/command"
 )
 
-// report is the result of all runs.
 type report struct {
 	Unit    string `json:"unit"`   // of the rates: runs/h, or the pattern of the user
 	Rules   []row  `json:"rules"`  // in the order of the question
@@ -31,7 +30,6 @@ type row struct {
 	Failed string    `json:"failed,omitempty"`
 }
 
-// newReport builds the report from the samples.
 func newReport(q question, samples []sample) report {
 	r := report{Unit: "runs/h", Site: q.site.String()}
 	if q.rate != nil {
@@ -72,7 +70,6 @@ func median(rates []float64) float64 {
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
-// siteRow returns the row of the site's share.
 func (r report) siteRow() row {
 	return r.Rules[slices.IndexFunc(r.Rules, func(w row) bool { return w.Rule == r.Site })]
 }
@@ -132,7 +129,6 @@ func quoted(words []string) string {
 	return strings.Join(line, " ")
 }
 
-// text returns the report as a table.
 func (r report) text(screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-12s %10s %10s %10s %3s\n", "share", "median", "min", "max", "n")
