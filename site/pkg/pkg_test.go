@@ -164,6 +164,104 @@ sh scripts/postremove purge
 	}
 }
 
+// dpkgs makes a package of the files below /etc and /usr/share/slurm-mps that the .deb has, with the scripts of the
+// packages, and adds a line to each file. dpkg asks about a configuration file that a site and a package have changed.
+func dpkgs(t *testing.T, version string) string {
+	t.Helper()
+	dir := t.TempDir()
+	put := func(path, content string, mode os.FileMode) {
+		path = filepath.Join(dir, path)
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(path string) string {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	conffiles := ""
+	for _, e := range entries(t) {
+		switch below := strings.HasPrefix(e.Target, "/etc/") || strings.HasPrefix(e.Target, "/usr/share/slurm-mps"); {
+		case !below || e.Packager == "rpm":
+		case e.Kind == contents.Dir:
+			if err := os.MkdirAll(filepath.Join(dir, e.Target), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			put(e.Target, read(filepath.Join("../..", e.Source))+"# version "+version+"\n", e.Mode)
+			if e.Kind == contents.Config {
+				conffiles += e.Target + "\n"
+			}
+		}
+	}
+	put("DEBIAN/conffiles", conffiles, 0o644)
+	put("DEBIAN/control", "Package: slurm-mps\nVersion: "+version+"\nArchitecture: all\nMaintainer: x <x@x>\nDescription: x\n", 0o644)
+	for deb, ours := range map[string]string{
+		"preinst": "preinstall", "postinst": "postinstall", "prerm": "preremove", "postrm": "postremove",
+	} {
+		put("DEBIAN/"+deb, read("scripts/"+ours), 0o755)
+	}
+	file := filepath.Join(t.TempDir(), version+".deb")
+	if out, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", dir, file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return file
+}
+
+// TestConfigurationByDpkg checks with dpkg itself that an upgrade asks nothing and keeps a site's files, that a first
+// installation has ours, that a removal leaves them and a purge does not, and that an upgrade puts no shipped policy in
+// place of a deleted one whose copy decides.
+func TestConfigurationByDpkg(t *testing.T) {
+	if _, err := exec.LookPath("dpkg"); err != nil || os.Geteuid() != 0 {
+		t.Skip("it needs root and dpkg")
+	}
+	const script = `set -e
+mount --make-rprivate /
+for dir in /etc /usr/share /var/lib /var/log; do mount -t tmpfs none $dir; done # the machine's own stay as they are
+mkdir -p /var/lib/dpkg/info /var/lib/dpkg/updates
+touch /var/lib/dpkg/status /var/lib/dpkg/available
+cd /etc
+install() { dpkg -i "$1" </dev/null; }
+install "$1"
+for file in policy.hcl policy_test.hcl site.hcl; do
+    cmp slurm-mps/$file /usr/share/slurm-mps/$file
+    [ "$(stat -c %a slurm-mps/$file)" = 644 ]
+    echo '# ours' >>slurm-mps/$file
+done
+install "$2"
+grep -qx '# version 2' logrotate.d/slurm-mps
+ours() {
+    for file in policy.hcl policy_test.hcl site.hcl; do tail -n 1 slurm-mps/$file | grep -qx '# ours'; done
+    [ "$(ls -A slurm-mps | grep -vx policy.d)" = "$(printf 'policy.hcl\npolicy_test.hcl\nsite.hcl')" ]
+}
+ours
+dpkg -r slurm-mps
+ours
+install "$2"
+ours
+mkdir -p /var/lib/slurm-mps
+touch /var/lib/slurm-mps/policy.json
+rm slurm-mps/policy.hcl slurm-mps/policy_test.hcl
+install "$1"
+[ "$(ls -A slurm-mps)" = "$(printf 'policy.d\nsite.hcl')" ]
+touch slurm-mps/policy.d/own.hcl
+dpkg --purge slurm-mps
+[ "$(ls -A slurm-mps slurm-mps/policy.d | tr '\n' ' ')" = 'slurm-mps: policy.d  slurm-mps/policy.d: own.hcl ' ]
+rm slurm-mps/policy.d/own.hcl
+install "$1"
+dpkg --purge slurm-mps
+[ ! -e slurm-mps ]`
+	cmd := exec.Command("unshare", "-m", "sh", "-xc", script, "sh", dpkgs(t, "1"), dpkgs(t, "2"))
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // TestSpankEntries checks that the package of the SPANK plugin installs the plugin and its line at the paths that
 // docs/operator.md names.
 func TestSpankEntries(t *testing.T) {
