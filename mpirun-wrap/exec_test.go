@@ -134,7 +134,8 @@ func (r *rank) sh(script string) {
 	r.start(r.wrapper("/bin/sh", "-c", script)...)
 }
 
-const timeLimit = 15 * time.Second
+// timeLimit bounds each wait. Only a hang takes as long.
+const timeLimit = 3 * time.Minute
 
 // end waits for the rank's end and returns the status that its parent sees.
 func (r *rank) end() syscall.WaitStatus {

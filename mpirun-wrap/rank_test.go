@@ -34,7 +34,7 @@ func TestWhoAmI(t *testing.T) {
 		return `env -i "WRAP=$WRAP" SLURM_JOB_ID=7 ` + env + ` /bin/sh -c '` + strings.ReplaceAll(rank, "'", `'\''`) + "'"
 	}
 	socket := func(cmd *exec.Cmd) { // as PMI_FD, descriptor 9
-		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0) // no rank of another test has it
 		must(t, err)
 		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
 		t.Cleanup(func() { ours.Close(); theirs.Close() })

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -142,17 +141,13 @@ func TestATerminal(t *testing.T) {
 	})
 	t.Run("Ctrl-C", func(t *testing.T) {
 		term := newTerminal(t)
-		term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 60'\n")
+		term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 900'\n")
 		program := term.proc("pid")
-		began := time.Now()
 		term.types(ctrlC)
 		term.types("echo code $? end\n")
 		term.sees("code 130 end")
 		if program.Running() {
 			t.Error("the program lives")
-		}
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("the end took %v", took)
 		}
 	})
 	t.Run("Ctrl-C for a program that catches it", func(t *testing.T) {

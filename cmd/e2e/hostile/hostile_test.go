@@ -280,11 +280,14 @@ func TestHostileFolders(t *testing.T) {
 				a.T.Fatal(out)
 			}
 			a.withstands(a.Job(7, "0"), "epilog", "prlimit", "--nofile=256:256")
+			a.emptied()
 		}},
 		{"more files than one can count", func(a attack, f folders) {
 			if out := a.does(e2e.UID, a.program, "crowd", f.log, "16000"); out != "" {
 				a.T.Fatal(out)
 			}
+			a.withstands(a.Job(7, "0"), "epilog")
+			a.emptied()
 		}},
 		{"processes that hold all of it", func(a attack, f folders) {
 			// The process also locks the files below the root that it may read.
@@ -298,7 +301,7 @@ func TestHostileFolders(t *testing.T) {
 			a.withstands(a.Job(7, "0"), "epilog")
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
-			a.MpsctlAs(0, "reap")
+			a.emptied()
 		}},
 		{"a process that swaps folders for links", func(a attack, f folders) {
 			a.goesOn(a.as(e2e.UID, a.program, "swap", f.exchange, a.secret))
@@ -308,7 +311,7 @@ func TestHostileFolders(t *testing.T) {
 			if out, err := a.as(e2e.UID, "unshare", "-Urm", "true").CombinedOutput(); err != nil {
 				a.T.Skipf("no mounts for users here: %v: %s", err, out)
 			}
-			script := `mkdir $0/a $0/b; mount -t tmpfs x $0/a; mount --bind $1 $0/b; mount -t tmpfs y $2; echo ready; exec sleep 100`
+			script := `mkdir $0/a $0/b; mount -t tmpfs x $0/a; mount --bind $1 $0/b; mount -t tmpfs y $2; echo ready; exec sleep 900`
 			a.goesOn(a.as(e2e.UID, "unshare", "-Urm", "/bin/sh", "-ec", script, f.exchange, a.secret, f.log))
 		}},
 	} {
@@ -319,6 +322,12 @@ func TestHostileFolders(t *testing.T) {
 			a.closes(a.Job(7, "0"))
 		})
 	}
+}
+
+// emptied lets mpsctl reap empty what an epilog has not emptied in its time, until nothing is left.
+func (a attack) emptied() {
+	a.T.Helper()
+	a.Until("empty folder", func() bool { a.MpsctlAs(0, "reap"); return len(a.Leftovers()) == 0 })
 }
 
 // If root may not mount file systems, the job's folders are on a file system of the node. The epilog removes them
@@ -774,7 +783,7 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Every process starts its own successor and ends. There are always ten processes, but soon they are ten others.
-	cmd := a.as(user, shell, "-c", `r() { r & }; i=0; while [ $i -lt 10 ]; do r & i=$((i+1)); done; echo ready; sleep 100`)
+	cmd := a.as(user, shell, "-c", `r() { r & }; i=0; while [ $i -lt 10 ]; do r & i=$((i+1)); done; echo ready; sleep 900`)
 	cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
 	a.goesOn(cmd)
 	t.Cleanup(func() { a.does(user, a.program, "end") })
@@ -1182,7 +1191,7 @@ func TestHostileLimits(t *testing.T) {
 	job := a.Job(7, "0")
 	job.UID, job.GID = user, user
 	limit := []string{"prlimit", "--nproc=100:100"}
-	a.goesOn(a.as(user, "/bin/sh", "-c", `i=0; while [ $i -lt 100 ]; do sleep 100 & i=$((i+1)); done; echo ready; wait`))
+	a.goesOn(a.as(user, "/bin/sh", "-c", `i=0; while [ $i -lt 100 ]; do sleep 900 & i=$((i+1)); done; echo ready; wait`))
 	t.Cleanup(func() { a.does(user, a.program, "end") })
 	a.withstands(job, "prolog", limit...)
 	if refused := a.Ticket(7).RefusalReason; !strings.Contains(refused, "resource temporarily unavailable") {

@@ -19,7 +19,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -184,7 +183,7 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	if err := os.Chmod(started, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	p.ControlIs("#!/bin/sh\necho $$ >" + started + "\nexec sleep 60\n")
+	p.ControlIs("#!/bin/sh\necho $$ >" + started + "\nexec sleep 900\n")
 	job, line := p.Job(7, "0"), p.Command("prolog")
 	prolog := exec.CommandContext(p.Ctx, line[0], line[1:]...)
 	prolog.Dir, prolog.Env = "/", job.Environment("prolog_slurmd")
@@ -192,20 +191,17 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	var control proc.Stat
-	for control.Parent != prolog.Process.Pid {
+	p.Until("control program", func() bool {
 		var pid int
 		_, _ = fmt.Sscan(e2e.Read(t, started), &pid)
-		if control, _ = proc.ReadStat(pid); !wait.Sleep(p.Ctx, time.Millisecond) {
-			t.Fatal("the prolog starts no control program")
-		}
-	}
+		control, _ = proc.ReadStat(pid)
+		return control.Parent == prolog.Process.Pid
+	})
 	_ = prolog.Process.Kill()
 	_ = prolog.Wait()
-	for began := time.Now(); control.Process.Running(); time.Sleep(time.Millisecond) {
-		if time.Since(began) > 2*time.Second {
-			_ = control.Kill(unix.SIGKILL)
-			t.Fatal("the control program still runs after the prolog")
-		}
+	if !e2e.Comes(func() bool { return !e2e.Alive(control.Process) }) {
+		_ = control.Kill(unix.SIGKILL)
+		t.Fatal("the control program still runs after the prolog")
 	}
 	p.Must(0, job, "epilog")
 	p.Clean()

@@ -8,13 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // Contract: D1, M1
@@ -165,9 +163,8 @@ func TestAnotherBoot(t *testing.T) {
 	if err := daemon.Kill(9); err != nil {
 		t.Fatal(err)
 	}
-	for p.KillLeft(); len(p.Leftovers()) > 0 && strings.Contains(fmt.Sprint(p.Leftovers()), "process"); {
-		wait.Sleep(p.Ctx, time.Millisecond)
-	}
+	p.KillLeft()
+	p.Until("end of all processes", func() bool { return !strings.Contains(fmt.Sprint(p.Leftovers()), "process") })
 	if err := p.LoseGroups(); err != nil {
 		t.Fatal(err)
 	}

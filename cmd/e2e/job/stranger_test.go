@@ -19,8 +19,8 @@ import (
 
 const (
 	strangers = 2002 // the user of job 8, and the next one of job 9
-	computes  = "spin -ms 5 -for 200 -mib %d -exit-idle"
-	rests     = "spin -ms 0 -for 200 -mib %d -exit-idle"
+	computes  = "spin -ms 5 -for 900 -mib %d -exit-idle"
+	rests     = "spin -ms 0 -for 900 -mib %d -exit-idle"
 )
 
 // Other users' programs on the same GPU compute all the time and have much memory. A rank of this job is killed with
@@ -73,8 +73,8 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 			for range 3 {
 				neighbours = append(neighbours, p.Client(7, strings.Fields(fmt.Sprintf(computes, 1000))...))
 			}
-			victim := p.Client(7, "spin", "-ms", "5", "-queue", "100", "-for", "200", "-mib", fmt.Sprint(c.mib))
-			wait.Sleep(p.Ctx, time.Second) // the guard has seen it
+			victim := p.Client(7, "spin", "-ms", "5", "-queue", "100", "-for", "900", "-mib", fmt.Sprint(c.mib))
+			p.Until("guard that has seen it", func() bool { return p.guard(7).Clients >= 1+len(neighbours) })
 			_ = victim.Process.Kill()
 			died := time.Now()
 			if c.pauses > 0 {
@@ -92,8 +92,12 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 				p.lives(n)
 			}
 			// One that is of no use ends when the samples first name the other: work of both is in them in turns.
-			got := p.guard(7)
-			useless := c.pauses == 0 && (c.mib == room && got.Pauses > 0 || got.PausedMillis > 1000)
+			limit, err := time.ParseDuration(c.pause)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, short := p.guard(7), limit*3/4
+			useless := c.pauses == 0 && (c.mib == room && got.Pauses > 0 || got.PausedMillis > short.Milliseconds())
 			if useless || got.Pauses < c.pauses || got.Released["hold over"] > 0 {
 				t.Errorf("%d pauses of %d ms; closed: %v", got.Pauses, got.PausedMillis, got.Released)
 			}

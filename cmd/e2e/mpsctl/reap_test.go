@@ -23,7 +23,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -84,15 +83,14 @@ func (p testNode) reap(code int, args ...string) []reapLine {
 func (p testNode) settled() []string {
 	p.T.Helper()
 	before := p.everything()
-	for wait.Sleep(p.Ctx, 200*time.Millisecond) {
+	p.Until("state that lasts", func() bool {
+		time.Sleep(200 * time.Millisecond)
 		now := p.everything()
-		if slices.Equal(before, now) {
-			return now
-		}
+		same := slices.Equal(before, now)
 		before = now
-	}
-	p.T.Fatal("the records and processes of the node keep changing")
-	return nil
+		return same
+	})
+	return before
 }
 
 // everything returns the records, the log, the modes and the processes.
@@ -188,7 +186,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	other := fmt.Sprintf("job %d leave", otherJob)
 	before := p.settled()
 	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
-	client := p.Client(openJob, "spin", "-ms", "1", "-for", "100")
+	client := p.Client(openJob, "spin", "-ms", "1", "-for", "900")
 	p.reaps(1, actionOn(openJob, "leave")+", "+other, "of its user was started in it")
 	if err := client.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -196,11 +194,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	_ = client.Wait()
 	// Both jobs have the same user, so the other job's guard may have held the files too.
 	for _, job := range []uint32{openJob, otherJob} {
-		for p.Held(p.Lease(job).Guard.PID, "/nvidia-uvm") > 0 {
-			if !wait.Sleep(p.Ctx, 20*time.Millisecond) {
-				t.Fatalf("the guard does not close the files\n%s", p.Log())
-			}
-		}
+		p.Until("close of the files", func() bool { return p.Held(p.Lease(job).Guard.PID, "/nvidia-uvm") == 0 })
 	}
 	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
 		t.Errorf("reap changed an open lease: before %q\nafter %q", before, after)

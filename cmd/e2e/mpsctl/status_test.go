@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -415,11 +414,9 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			s.server()
 			c.spoil(s)
 			before := s.files()
-			began := time.Now()
-			found := s.status().Findings
-			if took := time.Since(began); took > 15*time.Second {
-				t.Errorf("status took %v", took)
-			}
+			var found []e2e.Finding
+			// On a busy machine a daemon that is not stopped may be late to answer, too.
+			e2e.Comes(func() bool { found = s.status().Findings; return kinds(found) == c.want })
 			if got := kinds(found); got != c.want {
 				t.Errorf("found %q, want %q: %+v", got, c.want, found)
 			}
@@ -677,6 +674,7 @@ func TestAThousandLeases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	one := s.fastest(1, 0)
 	leases := night.Of(1000, 100)
 	for i := range leases - 1 {
 		owner := lease.Job{ID: uint32(i + 1001), UID: e2e.UID, GID: e2e.GID, User: "hpc1"}
@@ -686,25 +684,32 @@ func TestAThousandLeases(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A machine that needs long for one lease is slow, or busy.
+	most := max(100*time.Millisecond, 8*one)
+	best := s.fastest(leases, most)
+	t.Logf("%d leases in %v, one in %v", leases, best, one)
+	if best > most {
+		t.Errorf("%d leases take %v, and one takes %v", leases, best, one)
+	}
+}
+
+// fastest returns the time of the fastest of some runs of status with so many leases. It ends with one that is fast
+// enough.
+func (s scene) fastest(leases int, enough time.Duration) time.Duration {
+	s.T.Helper()
 	best := time.Hour
-	for began := time.Now(); best > 100*time.Millisecond && time.Since(began) < 15*time.Second; {
+	for runs := 0; runs < 20 && best > enough; runs++ {
 		line := s.Command("mpsctl", "status", "--no-queries")
 		cmd := exec.CommandContext(s.Ctx, line[0], line[1:]...)
 		start := time.Now()
 		out, err := cmd.Output()
 		if err != nil || bytes.Count(out, []byte("\njob ")) != leases {
-			t.Fatalf("%d jobs: %v", bytes.Count(out, []byte("\njob ")), err)
+			s.T.Fatalf("%d jobs: %v", bytes.Count(out, []byte("\njob ")), err)
 		}
 		// Status waits for nothing, so on an idle machine its run takes no longer than its processor time.
 		best = min(best, time.Since(start), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	}
-	t.Logf("%d leases in %v", leases, best)
-	var load float64
-	_, _ = fmt.Sscan(e2e.Read(t, "/proc/loadavg"), &load)
-	// On a busier machine the measurement is worthless.
-	if most := 100 * time.Millisecond; best > most && load < float64(2*runtime.NumCPU()) {
-		t.Errorf("%d leases take %v, want %v", leases, best, most)
-	}
+	return best
 }
 
 // A wrong command line makes mpsctl exit with 2 and print one sentence.

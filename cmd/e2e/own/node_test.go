@@ -20,7 +20,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -165,7 +164,7 @@ func (p *process) end() int {
 	p.n.T.Helper()
 	select {
 	case <-p.ended:
-	case <-p.n.Ctx.Done():
+	case <-time.After(e2e.WaitLimit):
 		p.n.T.Fatalf("%q still runs: it prints %s\n%s", p.cmd.Args, p.text(), p.n.state())
 	}
 	status := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -254,11 +253,9 @@ func (n testNode) of(mode string) (found []proc.Process) {
 // one returns the only process with a mode. It waits for those that see that they are not needed.
 func (n testNode) one(mode string) proc.Process {
 	n.T.Helper()
-	all := n.of(mode)
-	for limit := time.Now().Add(20 * time.Second); len(all) != 1; all = n.of(mode) {
-		if time.Now().After(limit) || !wait.Sleep(n.Ctx, 10*time.Millisecond) {
-			n.T.Fatalf("%d processes %s, want one\n%s", len(all), mode, n.state())
-		}
+	var all []proc.Process
+	if !e2e.Comes(func() bool { all = n.of(mode); return len(all) == 1 }) {
+		n.T.Fatalf("%d processes %s, want one\n%s", len(all), mode, n.state())
 	}
 	return all[0]
 }
@@ -299,12 +296,8 @@ func (n testNode) daemons() []proc.Process {
 // serving returns the number of daemons when so many run. One that forks or asks is two for a moment.
 func (n testNode) serving(want int) (got int) {
 	n.T.Helper()
-	for limit := time.Now().Add(20 * time.Second); ; {
-		got = len(n.daemons())
-		if got == want || time.Now().After(limit) || !wait.Sleep(n.Ctx, 10*time.Millisecond) {
-			return got
-		}
-	}
+	e2e.Comes(func() bool { got = len(n.daemons()); return got == want })
+	return got
 }
 
 // state is what is on the node, for messages.
@@ -320,11 +313,9 @@ func (n testNode) left() []string {
 // clean checks that nothing is left of any step, and that all ranks have run under MPS.
 func (n testNode) clean() {
 	n.T.Helper()
-	limit := time.Now().Add(time.Minute) // only a hang takes as long
-	for left := n.left(); len(left) > 0; left = n.left() {
-		if time.Now().After(limit) || !wait.Sleep(n.Ctx, 10*time.Millisecond) {
-			n.T.Fatalf("left behind: %q", left)
-		}
+	var left []string
+	if !e2e.Comes(func() bool { left = n.left(); return len(left) == 0 }) {
+		n.T.Fatalf("left behind: %q", left)
 	}
 	if pids := strings.Fields(e2e.Read(n.T, filepath.Join(n.Sim.Node.Dir, "without_mps"))); len(pids) > 0 {
 		n.T.Errorf("these processes have computed without MPS: %q", pids)

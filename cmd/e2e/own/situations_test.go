@@ -329,7 +329,7 @@ func TestRankZeroKilled(t *testing.T) {
 // waits for them, CUDA refuses new clients. After that, the keeper starts the daemon again.
 func TestQuitByASibling(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	waits := n.start(inStep(7, 0, 0, 4), n.wrap("sh", "-c", "echo waits; read line; exec "+n.CudaClient()+" spin -ms 1 -for 1")...)
+	waits := n.start(inStep(7, 0, 0, 4), n.wrap("sh", "-c", "echo waits; exec sleep 900")...)
 	n.Until("first rank", func() bool { return strings.Contains(waits.text(), "waits") || waits.over() })
 	before := n.daemons()
 	for range 3 {

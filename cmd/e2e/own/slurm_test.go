@@ -3,7 +3,6 @@
 package own_test
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -54,7 +53,9 @@ exec $here/home/mpirun-wrap --own --root $here/root "$@"
 // run runs a command of the user, such as srun, and checks its exit code.
 func (c *cluster) run(code int, line ...string) lab.Result {
 	c.T.Helper()
-	result, err := c.Run(c.Ctx, c.User, line[0], line[1:]...)
+	ctx, cancel := e2e.Limited()
+	defer cancel()
+	result, err := c.Run(ctx, c.User, line[0], line[1:]...)
 	if err != nil || result.Exit != code {
 		c.T.Errorf("%q ends with %d, want %d: %v\n%s%s", line, result.Exit, code, err, result.Stdout, result.Stderr)
 	}
@@ -149,11 +150,9 @@ func (c *cluster) sweepUp() {
 func TestOwnSoakUnderSlurm(t *testing.T) {
 	starts, seed := e2e.Number(t, "OWN_STARTS", 45)/3, uint64(e2e.Number(t, "OWN_SEED", 1))
 	c := newCluster(t, lab.Options{CPUs: 64, Extra: []string{"KillWait=2", "SlurmctldDebug=info", "SlurmdDebug=info"}})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(starts)*500*time.Millisecond)
-	t.Cleanup(cancel)
 	n := c.nodes["n1"]
-	c.Ctx, n.Ctx = ctx, ctx
-	version, err := c.Run(ctx, c.User, "sinfo", "--version")
+	c.Ctx, n.Ctx = t.Context(), t.Context() // each wait has its own limit
+	version, err := c.Run(c.Ctx, c.User, "sinfo", "--version")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +178,9 @@ func (c *cluster) soakStep(n testNode, p plan, sum *tally) {
 	}
 	ended := make(chan outcome, 1)
 	go func() {
-		result, err := c.Run(c.Ctx, c.User, "srun", "-n", strconv.Itoa(p.ranks), "--gres=gpu:1", "-K0", "sh", "-c", script)
+		ctx, cancel := e2e.Limited()
+		defer cancel()
+		result, err := c.Run(ctx, c.User, "srun", "-n", strconv.Itoa(p.ranks), "--gres=gpu:1", "-K0", "sh", "-c", script)
 		ended <- outcome{result, err}
 	}()
 	killed := c.strike(n, p)
@@ -206,15 +207,10 @@ var rankEnds = regexp.MustCompile(`(?m)^rank ends with (\d+)$`)
 // killed.
 func (c *cluster) strike(n testNode, p plan) (killed int) {
 	n.T.Helper()
-	until := func(is func() bool) {
-		for limit := time.Now().Add(15 * time.Second); !is() && time.Now().Before(limit); {
-			wait.Sleep(n.Ctx, 2*time.Millisecond)
-		}
-	}
 	if p.fault == daemon {
-		until(func() bool { return n.contexts() == p.ranks })
+		e2e.Comes(func() bool { return n.contexts() == p.ranks })
 	} else {
-		until(func() bool { return len(n.folders()) > 0 })
+		e2e.Comes(func() bool { return len(n.folders()) > 0 })
 		wait.Sleep(n.Ctx, p.delay)
 	}
 	switch p.fault {

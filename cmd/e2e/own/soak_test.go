@@ -3,7 +3,6 @@
 package own_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -77,9 +76,7 @@ func newPlan(r *rand.Rand) plan {
 func TestOwnSoak(t *testing.T) {
 	starts, seed := e2e.Number(t, "OWN_STARTS", 45), uint64(e2e.Number(t, "OWN_SEED", 1))
 	n := newTestNode(t, node.H200)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(starts)*200*time.Millisecond)
-	t.Cleanup(cancel)
-	n.Ctx = ctx
+	n.Ctx = t.Context() // each wait has its own limit
 	began := time.Now()
 	sum := tally{Where: "without Slurm", Seed: seed, Kills: map[string]int{}}
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -227,21 +224,14 @@ func allowed(f fault, killed bool, code int, text string) bool {
 // after checks what a step has left. If nothing was there to clean up, the next start of the user does so.
 func (n testNode) after(p plan, sum *tally) {
 	n.T.Helper()
-	clean := func(limit time.Duration) bool {
-		for until := time.Now().Add(limit); len(n.left()) > 0; {
-			if time.Now().After(until) || !wait.Sleep(n.Ctx, 5*time.Millisecond) {
-				return false
-			}
-		}
-		return true
-	}
-	const limit = 15 * time.Second
 	// A rank may be killed before it starts the supervisor, which ignores SIGTERM from its first line on.
 	if slices.Contains([]fault{starter, someRanks, allRanks, both, term, everything}, p.fault) {
-		clean(300 * time.Millisecond)
+		for until := time.Now().Add(300 * time.Millisecond); len(n.left()) > 0 && time.Now().Before(until); {
+			wait.Sleep(n.Ctx, 5*time.Millisecond)
+		}
 		ends(0, n.start(nil, n.wrap("true")...))
 	}
-	if !clean(limit) {
+	if !e2e.Comes(func() bool { return len(n.left()) == 0 }) {
 		sum.Left++
 		n.T.Logf("%+v: left behind: %q", p, n.left())
 		n.killStrangers()

@@ -120,7 +120,9 @@ func TestAProcessOutside(t *testing.T) {
 		clean: "what starts it (env -i, a container) must keep CUDA_MPS_PIPE_DIRECTORY", container: "its container does not show it " + n.bases()[0],
 	} {
 		want := fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s", p.pid(), cause)
-		n.Until("line", func() bool { return strings.Contains(p.text(), want) })
+		if !e2e.Comes(func() bool { return strings.Contains(p.text(), want) }) {
+			t.Fatalf("it prints %swant %s\n%s", p.text(), want, n.state())
+		}
 	}
 	for _, p := range append(all, plain) {
 		if strings.Contains(p.text(), "without MPS") {

@@ -64,7 +64,7 @@ func TestAReportOfAJob(t *testing.T) {
 	s := e2e.OpenShared(p.Node)
 	s.Env = append(s.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "SLURM_JOB_NAME=relax\x1b[31m",
 		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
-	first, second, outlives := s.Start("spin", "-ms", "1", "-for", "60", "-mib", "2000"), s.Neighbour(), s.Start("spin", "-ms", "0", "-for", "100")
+	first, second, outlives := s.Start("spin", "-ms", "1", "-for", "900", "-mib", "2000"), s.Neighbour(), s.Start("spin", "-ms", "0", "-for", "100")
 	first.Kill()
 	r := p.report(p.runningReport(), "end of a client", func(r usage.Report) bool {
 		return len(r.Clients) == 3 && !r.Clients[0].End.IsZero() && r.Clients[1].PeakMiB > 0
@@ -118,7 +118,7 @@ func TestAReportOfAJob(t *testing.T) {
 func TestADaemonThatEndedLeavesATrace(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	s := e2e.OpenShared(p.Node)
-	client := s.Start("spin", "-ms", "1", "-for", "60")
+	client := s.Start("spin", "-ms", "1", "-for", "900")
 	p.report(p.runningReport(), "a report of a daemon that lives", func(r usage.Report) bool {
 		return len(r.Clients) == 1 && len(r.GPUs[0].Samples) > 1 && r.DaemonGone.IsZero()
 	})
@@ -177,7 +177,7 @@ func TestWhoReadsAReport(t *testing.T) {
 	}
 	p.Must(0, p.Job(7, "0"), "prolog")
 	expect(e2e.UID, "7", 1, "has no report yet")
-	client := p.Client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle")
+	client := p.Client(7, "spin", "-ms", "1", "-for", "900", "-exit-idle")
 	p.report(p.runningReport(), "report of a client", func(r usage.Report) bool { return r.ClientsSeen > 0 })
 	both := func(ended string) {
 		t.Helper()
@@ -252,7 +252,7 @@ func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	s := e2e.OpenShared(p.Node)
 	neighbours := []*e2e.Running{s.Neighbour(), s.Neighbour()}
-	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
 	s.Holds(6)
 	victim.Kill()
 	wait.Sleep(s.Ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
@@ -271,13 +271,13 @@ func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 func TestAReportOfAFault(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	s := e2e.OpenShared(p.Node)
-	innocent := s.Start("spin", "-ms", "1", "-for", "60")
+	innocent := s.Start("spin", "-ms", "1", "-for", "900")
 	_ = s.AsUser(s.CudaClient(), "fault").Run()
 	innocent.Ends()
 	r := p.report(p.runningReport(), "fault", func(r usage.Report) bool {
 		return len(r.Faults) == 1 && len(r.Clients) == 2 && !r.Clients[0].End.IsZero()
 	})
-	if f := r.Faults[0]; f.GPU != 0 || f.PID == 0 || time.Since(f.At) > time.Minute {
+	if f := r.Faults[0]; f.GPU != 0 || f.PID == 0 || time.Since(f.At) > 10*time.Minute {
 		t.Errorf("%+v", f)
 	}
 	if c := r.Clients[0]; c.PID != innocent.Pid || c.Ending != usage.Faulted {
@@ -311,7 +311,7 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := sampledOften(t, node.H200)
 			p.Must(0, p.Job(7, "0"), "prolog")
-			client := p.Client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle")
+			client := p.Client(7, "spin", "-ms", "1", "-for", "900", "-exit-idle")
 			p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
 			recorder := p.Recorder()
 			if recorder.PID == 0 {
@@ -324,7 +324,7 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 			}
 			began := time.Now()
 			p.Must(0, p.Job(7, "0"), "epilog")
-			if took := time.Since(began); took > 3*time.Second {
+			if took := time.Since(began); took > 30*time.Second { // it does not wait for the recorder until its own deadline, a minute
 				t.Errorf("the epilog took %v", took)
 			}
 			p.Gone(recorder)
@@ -365,7 +365,7 @@ func TestAReportThatIsNotKept(t *testing.T) {
 			p.Write(filepath.Join(p.Paths().Reports(), "full"), strings.Repeat("x", os.Getpagesize()))
 		}
 		p.Must(0, p.Job(7, "0"), "prolog")
-		client := p.Client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle")
+		client := p.Client(7, "spin", "-ms", "1", "-for", "900", "-exit-idle")
 		p.report(p.runningReport(), "report of a client", func(r usage.Report) bool { return r.ClientsSeen > 0 })
 		_ = client.Process.Signal(syscall.SIGTERM)
 		_ = client.Wait()
@@ -383,7 +383,7 @@ func TestAJobThatIsNotRecorded(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	p.Facts(`usage_interval = "0s"`)
 	p.Must(0, p.Job(7, "0"), "prolog")
-	client := p.Client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle") // a job with a client leaves a report
+	client := p.Client(7, "spin", "-ms", "1", "-for", "900", "-exit-idle") // a job with a client leaves a report
 	time.Sleep(1500 * time.Millisecond)
 	if r := p.Recorder(); r.PID != 0 {
 		t.Errorf("%v records", r)
@@ -406,7 +406,7 @@ func TestABadEndIsReportedAtOnce(t *testing.T) {
 	p.Facts(`usage_interval = "1h"`)
 	s := e2e.OpenShared(p.Node)
 	s.Env = append(s.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=1", "SLURM_PROCID=3")
-	neighbour, victim := s.Neighbour(), s.Start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	neighbour, victim := s.Neighbour(), s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
 	p.report(p.runningReport(), "both clients", func(r usage.Report) bool { return r.ClientsSeen == 2 })
 	victim.Kill()
 	out, code := p.ctlAs(e2e.UID, "7", "report")

@@ -205,7 +205,7 @@ func TestInvisibleDeviceIsLogged(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under(t).gpus[1])
 	d.client([]string{"CUDA_VISIBLE_DEVICES=1"}, "count")
 	const line = "Client requested 1 which is not a valid GPU ID in the MPS visible set of devices"
-	eventually(t, "the log has "+line, 5*time.Second, func() bool { return strings.Contains(d.log("server.log"), line) })
+	eventually(t, "the log has "+line, soon, func() bool { return strings.Contains(d.log("server.log"), line) })
 }
 
 // A device has at most 48 contexts. Client 49 gets error 46, and the other clients continue.

@@ -41,22 +41,19 @@ func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 	d := start(t)
 	d.server()
 	out := d.tell("quit", answerDeadline)
-	if out.code != 0 || out.took > 5*time.Second {
+	if out.code != 0 {
 		t.Errorf("quit: exit code %d after %v", out.code, out.took)
 	}
 	answered := time.Now()
-	for left := ""; left != "control control_lock control_privileged"; time.Sleep(time.Millisecond) {
+	eventually(t, "the fifo is removed, and the rest stays", soon, func() bool {
 		var names []string
 		entries, _ := os.ReadDir(d.pipe())
 		for _, entry := range entries {
 			names = append(names, entry.Name())
 		}
 		sort.Strings(names)
-		left = strings.Join(names, " ")
-		if time.Since(answered) > time.Second {
-			t.Fatalf("after quit the pipe directory holds: %s", left)
-		}
-	}
+		return strings.Join(names, " ") == "control control_lock control_privileged"
+	})
 	t.Logf("the fifo was removed %v after the answer", time.Since(answered).Round(time.Millisecond))
 	d.again()
 	if got := d.ask("get_default_client_priority"); got != "0" {
@@ -272,7 +269,7 @@ func TestShutdownServer(t *testing.T) {
 	d := start(t)
 	server := d.server()
 	d.ask(fmt.Sprintf("shutdown_server %d", server))
-	eventually(t, "the server is gone", 5*time.Second, func() bool { return !alive(server) })
+	eventually(t, "the server is gone", soon, func() bool { return !alive(server) })
 	if got := d.info(); got.err != 0 {
 		t.Errorf("next client: %+v", got)
 	}
@@ -331,9 +328,9 @@ func TestQuitWithClient(t *testing.T) {
 	alone(t)
 	d := start(t)
 	d.server()
-	client := d.spin(nil, "-ms", "1", "-for", "15")
+	client := d.spin(nil, "-ms", "1", "-for", "900")
 	out := d.tell("quit -t 1", answerDeadline)
-	if out.code != 0 || out.took < 900*time.Millisecond || out.took > 5*time.Second {
+	if out.code != 0 || out.took < 900*time.Millisecond {
 		t.Errorf("quit -t 1: exit code %d after %v", out.code, out.took)
 	}
 	client.fails("forced quit", 806)
@@ -355,7 +352,7 @@ func TestQuitWaitsForClient(t *testing.T) {
 	client := d.spin(nil, "-ms", "1", "-for", "2")
 	ended := make(chan outcome, 1)
 	go func() { ended <- d.tell("quit", answerDeadline) }()
-	eventually(t, "the daemon tries again", 5*time.Second, func() bool {
+	eventually(t, "the daemon tries again", soon, func() bool {
 		return strings.Contains(d.log("control.log"), "again in at most 200ms")
 	})
 	if got := d.info(); got.err != 805 {
@@ -374,7 +371,7 @@ func TestDaemonKilled(t *testing.T) {
 	d := start(t)
 	server := d.server()
 	syscall.Kill(d.pid(), syscall.SIGKILL)
-	eventually(t, "the server is gone", 10*time.Second, func() bool { return !alive(server) })
+	eventually(t, "the server is gone", soon, func() bool { return !alive(server) })
 	if out := d.tell("get_server_list", answerDeadline); out.code != 1 {
 		t.Errorf("get_server_list: %+v", out)
 	}

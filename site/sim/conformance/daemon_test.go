@@ -124,7 +124,7 @@ func (d *daemon) kill() {
 		}
 		syscall.Kill(pid, syscall.SIGKILL)
 		for _, member := range family {
-			eventually(d.t, "the daemon and its servers are gone", 10*time.Second, func() bool { return !alive(member) })
+			eventually(d.t, "the daemon and its servers are gone", soon, func() bool { return !alive(member) })
 		}
 	}
 	os.RemoveAll(d.dir)

@@ -127,7 +127,7 @@ func TestIllegalAccess(t *testing.T) {
 	}
 	victim.fails("illegal access", 700)
 	neighbour.fails("illegal access", 700)
-	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
+	eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
 	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
 		t.Errorf("status: %q", got)
 	}
@@ -156,7 +156,7 @@ func TestFaultState(t *testing.T) {
 	}
 	victim.signal(syscall.SIGCONT)
 	victim.fails("illegal access", 700)
-	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
+	eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
 }
 
 // A client is killed in the middle of a kernel, and no other client is on the GPU. The first new client right after

@@ -115,7 +115,7 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 			} else {
 				neighbour.survives("terminate_client")
 			}
-			eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
+			eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
 		})
 	}
 }
@@ -190,7 +190,7 @@ func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
 			d, victim, neighbour := dyingOf(t, end, queue)
 			ended(t, end, victim)
 			neighbour.fails("end", 700)
-			eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
+			eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
 		})
 	}
 	t.Run("SIGKILL, held for 5 ms", func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestMemoryOfTheDead(t *testing.T) {
 		}
 		files.next()
 	}
-	eventually(t, "the memory is free", 5*time.Second, func() bool { return d.info().free >= before-64 })
+	eventually(t, "the memory is free", soon, func() bool { return d.info().free >= before-64 })
 }
 
 // pipesOf returns the pipes that a process has open, by their numbers.
@@ -325,6 +325,6 @@ func TestPipes(t *testing.T) {
 		}
 		s.signal(syscall.SIGKILL)
 		s.end()
-		eventually(t, "the server has closed its ends", 5*time.Second, func() bool { return common() == 0 })
+		eventually(t, "the server has closed its ends", soon, func() bool { return common() == 0 })
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // stay starts a client that stops at a stage and stays there. When stay returns, the client is at this stage.
@@ -87,7 +86,7 @@ func TestClientsAreLogged(t *testing.T) {
 		line := fmt.Sprintf("Client {PID: %d, Context ID: 0} connected", s.pid())
 		logged := func() bool { return strings.Contains(d.log("server.log"), line) }
 		if c.logged {
-			eventually(t, "server.log has "+line, time.Second, logged)
+			eventually(t, "server.log has "+line, soon, logged)
 		} else if logged() {
 			t.Errorf("%+v: logged", c)
 		}
@@ -128,7 +127,7 @@ func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
 		}
 	}
 	victim.signal(syscall.SIGKILL)
-	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
+	eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
 	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
 		t.Errorf("status: %q", got)
 	}

@@ -40,7 +40,7 @@ func TestAClientThatFillsTheMemory(t *testing.T) {
 	}
 	time.Sleep(time.Second)
 	files.release()
-	eventually(t, "new clients work", time.Second, func() bool { return d.info().err == 0 })
+	eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
 	neighbour.survives("a client that fills the memory")
 }
 
@@ -79,7 +79,7 @@ func TestFilesThatAForkHolds(t *testing.T) {
 	}
 	heir.Process.Kill()
 	heir.Wait()
-	eventually(t, "the memory is free", 5*time.Second, func() bool { return d.info().free >= before-64 })
+	eventually(t, "the memory is free", soon, func() bool { return d.info().free >= before-64 })
 }
 
 // A new client gets error 2 if the dead take all places that the living leave, and error 46 if the living take all. A
@@ -111,7 +111,7 @@ func TestPlacesOfTheDead(t *testing.T) {
 		}
 		files.next()
 	}
-	eventually(t, "a place is free", time.Second, func() bool { return d.info().err == 0 })
+	eventually(t, "a place is free", soon, func() bool { return d.info().err == 0 })
 }
 
 // The host memory of a dead client stays charged to its control group while both of its memory files are open.
@@ -128,7 +128,7 @@ func TestHostMemoryOfTheDead(t *testing.T) {
 		t.Skip("cannot make a control group here: ", err)
 	}
 	t.Cleanup(func() {
-		eventually(t, "the group is removed", 5*time.Second, func() bool { return os.Remove(group) == nil })
+		eventually(t, "the group is removed", soon, func() bool { return os.Remove(group) == nil })
 	})
 	file := func(name string) string { return filepath.Join(group, name) }
 	used := func() int {
@@ -152,7 +152,7 @@ func TestHostMemoryOfTheDead(t *testing.T) {
 		t.Errorf("the group has %d bytes in use while the files are held, want about %d", got, host)
 	}
 	files.release()
-	eventually(t, "the group is empty", time.Second, func() bool { return used() < host/4 })
+	eventually(t, "the group is empty", soon, func() bool { return used() < host/4 })
 	neighbour.survives("a kill by the kernel")
 }
 
@@ -174,7 +174,7 @@ func TestSamplesOfAPausedNeighbour(t *testing.T) {
 		}
 		return percents
 	}
-	eventually(t, "the GPU is busy", 5*time.Second, func() bool { return slices.Min(latest()) > 0 })
+	eventually(t, "the GPU is busy", soon, func() bool { return slices.Min(latest()) > 0 })
 	for _, s := range []*spinner{victim, neighbour} {
 		s.signal(syscall.SIGSTOP)
 	}
@@ -182,10 +182,10 @@ func TestSamplesOfAPausedNeighbour(t *testing.T) {
 	if got := latest(); slices.Max(got) == 0 {
 		t.Errorf("samples right after the stop, with 0.3 s in flight: %d", got)
 	}
-	eventually(t, "two samples are 0", 5*time.Second, func() bool { return slices.Max(latest()) == 0 })
+	eventually(t, "two samples are 0", soon, func() bool { return slices.Max(latest()) == 0 })
 	for _, s := range []*spinner{victim, neighbour} {
 		s.signal(syscall.SIGCONT)
 	}
-	eventually(t, "the GPU is busy again", 5*time.Second, func() bool { return slices.Min(latest()) > 0 })
+	eventually(t, "the GPU is busy again", soon, func() bool { return slices.Min(latest()) > 0 })
 	neighbour.survives("a pause")
 }
