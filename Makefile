@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk nightly check lint sweep mutants soak soak-jobs reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -142,6 +142,11 @@ soak-jobs: setup ## run random jobs with random faults
 
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
+
+# Pairs of hooks without faults: their sum over all nights is in site/lab/million/runs.tsv, and in docs/limits.md.
+MILLION_MINUTES ?= 60
+million: setup ## count false drains in as many pairs of hooks as MILLION_MINUTES have
+	go run ./site/lab/million -minutes $(MILLION_MINUTES) -kept $(BUILT)/million
 
 # Makes the page of docs/measurements/reliability from the data beside it. The tests write this data if
 # RELIABILITY=FILE is set.
