@@ -81,7 +81,8 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 	var b strings.Builder
 	driver := "no driver"
 	if r.Checked.Driver != "" {
-		driver = "driver " + r.Checked.Driver
+		proven := map[bool]string{true: "(proven)", false: "(not proven: docs/measurements)"}[r.Checked.Proven]
+		driver = fmt.Sprintf("driver %s %s", r.Checked.Driver, proven)
 	}
 	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
 		words.Count(r.Checked.Checks, "check"), words.Count(r.Checked.Programs, "program"),

@@ -37,31 +37,25 @@ func mark(level state.Level, screen command.Screen) string {
 
 // fixText prints a repair for people. Its steps are separated by semicolons. If a step is a comment, a colon and a
 // command, the command stands alone on the next line, so that it can be copied.
-func fixText(fix string) string {
-	var b strings.Builder
-	for i, step := range strings.Split(fix, "; ") {
+func fixText(fix string) (text string) {
+	begin := "    fix: "
+	for step := range strings.SplitSeq(fix, "; ") {
 		comment, line, cut := strings.Cut(step, ": ")
-		begin := "         "
-		if i == 0 {
-			begin = "    fix: "
+		if text += begin + comment; cut {
+			text += ":\n             " + line
 		}
-		if cut {
-			fmt.Fprintf(&b, "%s%s:\n             %s\n", begin, comment, line)
-		} else {
-			fmt.Fprintf(&b, "%s%s\n", begin, step)
-		}
+		text, begin = text+"\n", "         "
 	}
-	return b.String()
+	return text
 }
 
 func unseenText(unseen []string, screen command.Screen) string {
 	if len(unseen) == 0 {
 		return ""
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s\n", screen.Yellow("not seen"))
+	text := "\n" + screen.Yellow("not seen") + "\n"
 	for _, part := range unseen {
-		b.WriteString(screen.Wrap("  ", part))
+		text += screen.Wrap("  ", part)
 	}
-	return b.String()
+	return text
 }

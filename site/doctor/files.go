@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"debug/buildinfo"
 	"debug/elf"
@@ -18,6 +19,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,12 +75,7 @@ func look(name, file string) installed {
 }
 
 // cause returns an error without the path, which the report names.
-func cause(err error) error {
-	if wrapped, ok := errors.AsType[*fs.PathError](err); ok {
-		return wrapped.Err
-	}
-	return err
-}
+func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
 // loose returns the first of a file and the folders above it that anyone except root can change. In a sticky folder
 // only root can replace root's files.
@@ -150,14 +147,11 @@ func driverOf(path string) string {
 	if err != nil || !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
 		return ""
 	}
-	version := ""
-	for _, found := range driverVersion.FindAll(content, -1) {
-		if version != "" && version != string(found) {
-			return ""
-		}
-		version = string(found)
+	versions := slices.CompactFunc(driverVersion.FindAll(content, -1), bytes.Equal)
+	if len(versions) != 1 {
+		return ""
 	}
-	return version
+	return string(versions[0])
 }
 
 // script reads a file that Slurm runs, and finds which of our programs it is or starts.
@@ -220,10 +214,7 @@ func expanded(pattern, dir string) []string {
 	if !strings.ContainsAny(pattern, "*?[") {
 		return []string{pattern}
 	}
-	matched, err := filepath.Glob(pattern)
-	if err != nil {
-		return nil
-	}
+	matched, _ := filepath.Glob(pattern) // none of a pattern that is wrong
 	slices.Sort(matched)
 	slices.Reverse(matched)
 	return matched
@@ -233,29 +224,19 @@ func expanded(pattern, dir string) []string {
 func stateDir(paths site.Paths) stateFolder {
 	s := stateFolder{Path: paths.Run()}
 	for path := s.Path; ; path = filepath.Dir(path) {
-		var st unix.Stat_t
-		err := unix.Lstat(path, &st)
-		if errors.Is(err, unix.ENOENT) && path != filepath.Dir(path) {
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
 			continue
 		}
-		if err != nil {
-			s.Err = err
+		if s.Err = cause(err); err != nil {
 			return s
 		}
 		if path == s.Path {
-			s.Exists, s.Mode, s.UID = true, fileMode(st.Mode), st.Uid
+			s.Exists, s.Mode, s.UID = true, info.Mode(), info.Sys().(*syscall.Stat_t).Uid
 		}
 		s.Err = s.measure(path)
 		return s
 	}
-}
-
-func fileMode(mode uint32) fs.FileMode {
-	m := fs.FileMode(mode & 0o777)
-	if mode&unix.S_IFMT == unix.S_IFDIR {
-		m |= fs.ModeDir
-	}
-	return m
 }
 
 // measure reads the free space. A file system that does not count files has no limit of them.

@@ -249,25 +249,11 @@ func limits() []limit {
 // limitOf appends the limit of a process that has not ended.
 func limitOf(all []limit, name string, pid int) []limit {
 	var files unix.Rlimit
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &files); err != nil {
-		return all
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	var granted [2]unix.CapUserData
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(pid)}
+	err := errors.Join(unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &files), unix.Capget(&header, &granted[0]))
 	if err != nil {
 		return all
 	}
-	return append(all, limit{name, files.Max, hasCapability(string(status), unix.CAP_SYS_RESOURCE)})
-}
-
-// hasCapability reads a line of /proc/PID/status:
-//
-//	CapEff:	000001ffffffffff
-func hasCapability(status string, capability int) bool {
-	_, rest, ok := strings.Cut(status, "\nCapEff:")
-	if !ok {
-		return false
-	}
-	line, _, _ := strings.Cut(rest, "\n")
-	set, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
-	return err == nil && set&(1<<capability) != 0
+	return append(all, limit{name, files.Max, granted[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0})
 }

@@ -46,6 +46,7 @@ type part func(node) bool
 func anything(node) bool    { return true }
 func driver(n node) bool    { return n.Driver != nil }
 func slurmConf(n node) bool { return n.Slurm != nil }
+func slurmd(n node) bool    { return n.Slurm != nil && n.Slurm.Version != "" }
 
 // check judges one thing.
 type check struct {
@@ -66,6 +67,8 @@ var checks = []check{
 	{"the driver lets a guard hold files", driver, (*diagnosis).driverHolds},
 	{"daemons can have control groups of their own", anything, (*diagnosis).groupsWork},
 	{"the control program and the driver are of one version", driver, (*diagnosis).controlAgrees},
+	{"the driver has the fixes of known vulnerabilities", driver, func(d *diagnosis) { d.unpatched("driver", d.Driver.Version) }},
+	{"Slurm has the fixes of known vulnerabilities", slurmd, func(d *diagnosis) { d.unpatched("Slurm", d.Slurm.Version) }},
 	{"the driver answers and shows GPUs", node.known, (*diagnosis).driverAnswers},
 	{"every GPU can be read", driver, (*diagnosis).gpusReadable},
 	{"every GPU is new enough for shares", driver, eachGPU((*diagnosis).gpuNewEnough)},
@@ -190,6 +193,16 @@ func older(version, than string) bool {
 		}
 	}
 	return false
+}
+
+// unpatched judges a version by its branch. Nothing is known of a branch that is not listed.
+func (d *diagnosis) unpatched(what, version string) {
+	for _, p := range known.Patched {
+		if p.What == what && strings.HasPrefix(version, p.Branch+".") && older(version, p.First) {
+			d.warning("unpatched", what+" "+version, "install "+p.First+" or later",
+				"it lacks the fixes of known vulnerabilities (%s)", p.Source)
+		}
+	}
 }
 
 // programsAgree compares versions. A program that does not print a version is not compared.

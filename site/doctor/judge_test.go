@@ -21,6 +21,47 @@ func sound() node {
 	return node{Name: "n1", Root: true, State: stateFolder{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
 }
 
+func onDriver(version string) func(*node) {
+	return func(n *node) {
+		n.Driver = &driverState{Version: version, GPUs: []device{{Major: 9, Persistent: true}}}
+	}
+}
+
+// Slurm's version is judged by its branch. Other findings of a node without more of Slurm are not compared.
+func TestSlurmPatched(t *testing.T) {
+	for version, want := range map[string]bool{"25.05.8": true, "25.05.9": false, "25.11.10": false, "25.11.7": true, "22.05.8-1": false, "22.05.8": false, "": false} {
+		n := sound()
+		n.Slurm = &slurmFiles{Version: version}
+		_, found := judge(n)
+		if got := slices.ContainsFunc(found, func(f state.Finding) bool { return f.Kind == "unpatched" }); got != want {
+			t.Errorf("Slurm %s: unpatched: %v", version, got)
+		}
+	}
+}
+
+// A driver is proven if it was tried on each type of GPU of the node.
+func TestProven(t *testing.T) {
+	for want, all := range map[bool][]driverState{
+		true: {drivers("580.159.04", "NVIDIA H200"), drivers("580.159.04", "NVIDIA H200", "NVIDIA H100 80GB HBM3")},
+		false: {drivers("580.159.04"), drivers("580.159.04", "NVIDIA GH200 480GB"), drivers("580.178.04", "NVIDIA H200"),
+			drivers("580.159.04", "NVIDIA H200", "NVIDIA B200")},
+	} {
+		for _, d := range all {
+			if got := d.proven(); got != want {
+				t.Errorf("%+v: %v", d, got)
+			}
+		}
+	}
+}
+
+func drivers(version string, names ...string) driverState {
+	d := driverState{Version: version}
+	for _, name := range names {
+		d.GPUs = append(d.GPUs, device{Device: site.Device{Name: name}})
+	}
+	return d
+}
+
 // What the simulated node of cmd/e2e/mpsctl/doctor_test.go cannot have.
 func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -49,7 +90,14 @@ func TestJudge(t *testing.T) {
 		"a driver that is new enough": {func(n *node) {
 			n.Driver = &driverState{Version: "535.43.02", GPUs: []device{{Major: 9, Persistent: true}}}
 		}, nil},
-		"versions that do not say": {func(n *node) { n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+		"a driver with known holes":     {onDriver("595.71.05"), []state.Kind{"unpatched"}},
+		"the last driver with holes":    {onDriver("610.57.03"), []state.Kind{"unpatched"}},
+		"a driver with the fixes":       {onDriver("580.178.04"), nil},
+		"a later driver":                {onDriver("610.100.01"), nil},
+		"a branch that is not listed":   {onDriver("570.86.15"), nil},
+		"a branch with a longer name":   {onDriver("5800.1.01"), nil},
+		"a version that is not numbers": {onDriver("580.x"), nil},
+		"versions that do not say":      {func(n *node) { n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
 		n := sound()
 		n.Programs = nil
@@ -80,16 +128,6 @@ func TestSeconds(t *testing.T) {
 	} {
 		if d, forever, ok := seconds(text); d != want.d || forever != want.forever || ok != want.ok {
 			t.Errorf("%s: %v %v %v", text, d, forever, ok)
-		}
-	}
-}
-
-func TestHasCapability(t *testing.T) {
-	for status, want := range map[string]bool{
-		"Name:\tx\nCapEff:\t000001ffffffffff\n": true, "Name:\tx\nCapEff:\t000001fffeffffff\nX:": false, "Name:\tCapEff:\n": false,
-	} {
-		if got := hasCapability(status, 24); got != want {
-			t.Errorf("%q: %v", status, got)
 		}
 	}
 }

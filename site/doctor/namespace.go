@@ -3,9 +3,7 @@
 package doctor
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -30,34 +28,32 @@ type namespace struct {
 //	  - nodes: "gpu[01-16]"
 //	    dirs: ["/tmp", "/scratch"]
 func readNamespace(path, node string) (namespace, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
+	content, err := os.ReadFile(path)
+	found := namespace{}
+	if err == nil {
+		found, err = parseNamespace(string(content), path, node)
 	}
-	defer file.Close()
-	found, err := parseNamespace(file, path, node)
 	if err != nil {
 		return namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
 	}
 	return found, nil
 }
 
-func parseNamespace(r io.Reader, path, node string) (namespace, error) {
+func parseNamespace(text, path, node string) (namespace, error) {
 	found := namespace{Dirs: []string{"/tmp", "/dev/shm"}, From: path}
 	applies := false // to the node: all of defaults, and the elements of node_confs that name it
-	lines := bufio.NewScanner(r)
-	for number := 1; lines.Scan(); number++ {
-		line := strings.TrimRight(slurm.StripComment(lines.Text()), " \t")
+	for n, line := range strings.Split(text, "\n") {
+		line, where := strings.TrimRight(slurm.StripComment(line), " \t\r"), fmt.Sprintf("%s:%d", path, n+1)
 		if line == "" || line == "---" {
 			continue
 		}
 		key, value, ok := strings.Cut(strings.TrimLeft(line, " -"), ":")
 		if !ok || strings.ContainsAny(value, "{}&*|>") {
-			return found, fmt.Errorf("%s:%d: %s is not a key with a plain value", path, number, slurm.Quote(line))
+			return found, fmt.Errorf("%s: %s is not a key with a plain value", where, slurm.Quote(line))
 		}
 		values, err := plainValues(value)
 		if err != nil {
-			return found, fmt.Errorf("%s:%d: %w", path, number, err)
+			return found, fmt.Errorf("%s: %w", where, err)
 		}
 		switch {
 		case line[0] != ' ' && line[0] != '-': // a section
@@ -65,21 +61,21 @@ func parseNamespace(r io.Reader, path, node string) (namespace, error) {
 		case key == "nodes":
 			nodes, err := slurm.ExpandHostlist(strings.Join(values, ","))
 			if err != nil {
-				return found, fmt.Errorf("%s:%d: %w", path, number, err)
+				return found, fmt.Errorf("%s: %w", where, err)
 			}
 			applies = slices.Contains(nodes, node)
 		case !applies:
 		case key == "dirs":
-			found.Dirs, found.From = values, fmt.Sprintf("%s:%d", path, number)
+			found.Dirs, found.From = values, where
 		case key == "dir_confs": // a list of elements with path
-			found.Dirs, found.From = nil, fmt.Sprintf("%s:%d", path, number)
+			found.Dirs, found.From = nil, where
 		case key == "path":
 			found.Dirs = append(found.Dirs, values...)
 		case key == "base_path":
 			found.Base = strings.Join(values, ",")
 		}
 	}
-	return found, lines.Err()
+	return found, nil
 }
 
 // plainValues splits "a,b", "\"a,b\"" and ["a", "b"], but not within the brackets of a host list.

@@ -5,7 +5,6 @@ package doctor
 import (
 	"fmt"
 	"reflect"
-	"strings"
 	"testing"
 )
 
@@ -26,7 +25,7 @@ func TestParseNamespace(t *testing.T) {
 			namespace{[]string{"/tmp", "/dev/shm"}, "/var/nvme", "x:6"}},
 		{"nothing", "", namespace{[]string{"/tmp", "/dev/shm"}, "", "x"}},
 	} {
-		if got, err := parseNamespace(strings.NewReader(c.text), "x", "n1"); err != nil || !reflect.DeepEqual(got, c.want) {
+		if got, err := parseNamespace(c.text, "x", "n1"); err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, %v; want %+v", c.name, got, err, c.want)
 		}
 	}
@@ -35,7 +34,7 @@ func TestParseNamespace(t *testing.T) {
 		"defaults:\n  dirs:\n  - /tmp\n": `x:3: "  - /tmp" is not a key with a plain value`,
 		"defaults: &a\n":                 `x:1: "defaults: &a" is not a key with a plain value`,
 	} {
-		if _, err := parseNamespace(strings.NewReader(text), "x", "n1"); fmt.Sprint(err) != want {
+		if _, err := parseNamespace(text, "x", "n1"); fmt.Sprint(err) != want {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}

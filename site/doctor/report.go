@@ -9,6 +9,7 @@ package doctor
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/state"
@@ -29,6 +30,7 @@ type Report struct {
 type checked struct {
 	SlurmConf string `json:"slurm_conf"` // "" if there is none to read
 	Driver    string `json:"driver"`     // its version, "" if it does not answer
+	Proven    bool   `json:"proven"`     // on these GPUs, by known.json
 	GPUs      int    `json:"gpus"`
 	Programs  int    `json:"programs"`
 	Checks    int    `json:"checks"`
@@ -45,7 +47,7 @@ func newReport(n node) Report {
 		r.Checked.SlurmConf = n.Slurm.Path
 	}
 	if n.Driver != nil {
-		r.Checked.Driver, r.Checked.GPUs = n.Driver.Version, len(n.Driver.GPUs)
+		r.Checked.Driver, r.Checked.GPUs, r.Checked.Proven = n.Driver.Version, len(n.Driver.GPUs), n.Driver.proven()
 	}
 	return r
 }
@@ -63,4 +65,11 @@ func (r Report) Count(level state.Level) (n int) {
 		}
 	}
 	return n
+}
+
+// proven reports whether slurm-mps was proven with this driver on every type of GPU here.
+func (d *driverState) proven() bool {
+	return len(d.GPUs) > 0 && !slices.ContainsFunc(d.GPUs, func(g device) bool {
+		return !slices.Contains(known.Proven, struct{ Driver, GPU string }{d.Version, g.Device.Name})
+	})
 }

@@ -27,7 +27,7 @@ func newSlurmNode(t *testing.T) *slurmNode {
 	n := &slurmNode{node: sound(), t: t, dir: t.TempDir()}
 	n.Name, n.Config = "gpu01", site.DefaultConfig()
 	n.Policy.Trigger = &policy.Trigger{Constraint: "mps"}
-	n.Driver = &driverState{Version: "580.95.05"}
+	n.Driver = &driverState{Version: "580.178.04"}
 	for i := range 2 {
 		card := site.Device{UUID: site.UUID(fmt.Sprintf("GPU-0000000%d-0000-0000-0000-000000000000", i)), Minor: i}
 		n.Driver.GPUs = append(n.Driver.GPUs, device{Index: i, Device: card, Major: 9, Persistent: true})

@@ -3,9 +3,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -20,13 +22,12 @@ const LeaveSlurmd = "none"
 // slurmdTimeout bounds slurmd -G, which waits 19 s for a missing device file (22.05 and 24.11, run).
 const slurmdTimeout = 30 * time.Second
 
+var slurmVersion = regexp.MustCompile(`[0-9]+\.[0-9]+\.[0-9]+`)
+
 // askSlurmd runs slurmd to print its list of the node's GPUs, because slurmd's reading of its files decides. -L keeps
 // this run out of the node's slurmd.log.
 func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
-	path := q.Slurmd
-	if path == "" {
-		path = firstExisting(slurmds)
-	}
+	path := cmp.Or(q.Slurmd, firstExisting(slurmds))
 	unread := func(format string, args ...any) {
 		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: "+format, args...))
 	}
@@ -38,6 +39,8 @@ func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
 		unread("%s is not there, or not root's own: name slurmd by --slurmd", path)
 		return
 	}
+	version, _ := run(ctx, versionTimeout, path, "-V")
+	s.Version = slurmVersion.FindString(version)
 	printed, err := run(ctx, slurmdTimeout, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
 	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(printed); s.ListErr == nil && err != nil {
 		s.ListErr = fmt.Errorf("%s -G: %w", path, err)

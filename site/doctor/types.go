@@ -3,6 +3,8 @@
 package doctor
 
 import (
+	_ "embed"
+	"encoding/json"
 	"io/fs"
 	"time"
 
@@ -87,6 +89,7 @@ type slurmFiles struct {
 	Features   []string
 	Gres       *slurm.Gres
 	GresErr    error
+	Version    string          // of slurmd, "" if it was not run
 	SlurmdGPUs []int           // the minors that slurmd lists, by position; nil if it was not run or not understood
 	ListErr    error           // why it does not list them
 	Container  *slurm.ConfFile // job_container.conf
@@ -134,3 +137,17 @@ type limit struct {
 	Hard     uint64
 	MayRaise bool
 }
+
+// knownFile has what was tried and published of releases: the drivers on which slurm-mps was proven, and the first
+// release of a branch with the fixes of known vulnerabilities. site/lab/proven reads all of it.
+//
+//go:embed known.json
+var knownFile []byte
+
+var known = func() (k struct {
+	Proven  []struct{ Driver, GPU string }
+	Patched []struct{ What, Branch, First, Source string }
+}) {
+	_ = json.Unmarshal(knownFile, &k)
+	return k
+}()

@@ -30,6 +30,7 @@ type diagnosis struct {
 	Looked   struct {
 		SlurmConf string `json:"slurm_conf"`
 		Driver    string `json:"driver"`
+		Proven    bool   `json:"proven"`
 		GPUs      int    `json:"gpus"`
 		Programs  int    `json:"programs"`
 		Checks    int    `json:"checks"`
@@ -77,7 +78,14 @@ func healthyNodeIn(p testNode) healthyNode {
 	w.Write(w.Gres(), strings.ReplaceAll(w.shipped("gres.conf"), "[0-3]", "[0-1]"))
 	w.Write(w.cgroup(), "ConstrainDevices=yes\n")
 	w.Write(w.Paths().Policy(), w.shipped("policy.hcl"))
+	w.driver("580.178.04")
 	return w
+}
+
+// driver gives the node a version of the driver. The one that is simulated by default has known vulnerabilities.
+func (w healthyNode) driver(version string) {
+	w.T.Helper()
+	w.Write(filepath.Join(w.Sim.Node.Dir, "driver_version"), version+"\n")
 }
 
 // linkPrograms gives the node its own folder of programs.
@@ -182,7 +190,7 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 	w := newHealthyNode(t)
 	before := w.files()
 	result := w.doctor()
-	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 7 programs, ` + regexp.QuoteMeta(w.Conf) + `, driver [0-9.]+, 2 GPUs\n$`)
+	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 7 programs, ` + regexp.QuoteMeta(w.Conf) + `, driver 580\.178\.04 \(not proven: docs/measurements\), 2 GPUs\n$`)
 	if result.Code != 0 || !line.MatchString(result.Output) {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
@@ -199,6 +207,16 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 	if after := w.files(); !reflect.DeepEqual(after, before) {
 		t.Errorf("doctor changed files:\n%v\n%v", before, after)
 	}
+}
+
+// A driver on which slurm-mps was proven is named so. It may lack fixes all the same, which is a warning.
+func TestDoctorOfAProvenDriver(t *testing.T) {
+	w := newHealthyNode(t)
+	w.driver("580.159.04")
+	if result := w.doctor(); result.Code != 0 || !strings.Contains(result.Output, ", driver 580.159.04 (proven), 2 GPUs\n") {
+		t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	w.expect(faultPlanted{kind: "unpatched", where: "driver 580.159.04", do: "install 580.178.04 or later"})
 }
 
 // files returns all files of the node, with their modes and sizes.
