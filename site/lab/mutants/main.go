@@ -28,17 +28,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"golang.org/x/sys/unix"
 )
 
 // deadline bounds the tests of one fault, with the build of the programs that they run.
 const deadline = 4 * time.Minute
 
 func main() {
+	hold.Begin()
 	table := flag.Bool("table", false, "print the faults of each clause")
 	minutes := flag.Int("minutes", 0, "plant faults in a random order, and none after so many minutes")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	faults, err := readFaults()
 	last := time.Now().Add(24 * time.Hour)
@@ -320,10 +323,10 @@ func (t tree) do(ctx context.Context, line ...string) error {
 	return nil
 }
 
+// command is a program that leaves nothing: a test that is stopped has processes.
 func command(ctx context.Context, dir string, line ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd := hold.Command(ctx, line[0], line[1:]...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
-	cmd.WaitDelay = 10 * time.Second
 	return cmd
 }

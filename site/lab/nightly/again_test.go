@@ -10,7 +10,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 )
+
+// A part runs below a holder, which is this executable.
+func TestMain(m *testing.M) {
+	hold.Begin()
+	os.Exit(m.Run())
+}
 
 // events are two runs of two tests.
 var events = strings.ReplaceAll(`{"Action":"run","Package":"PKG","Test":"TestA"}

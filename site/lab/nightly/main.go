@@ -27,8 +27,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"golang.org/x/sys/unix"
+	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 )
 
 // part is a command of a night. NIGHTLY=1 is in its environment.
@@ -69,6 +68,7 @@ type result struct {
 }
 
 func main() {
+	hold.Begin()
 	files := flag.Bool("again", false, "print the tests that ran again")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -167,7 +167,7 @@ func appendResult(path string, r result) error {
 	return errors.Join(err, file.Close())
 }
 
-// run runs a part in a process group of its own, with its output in a file.
+// run runs a part with its output in a file. Nothing that the part has started lives on, also if the night is killed.
 func (p part) run(ctx context.Context, folder, commit string) (result, error) {
 	base := filepath.Join(folder, strings.Map(plain, p.name))
 	log, err := os.Create(base + ".log")
@@ -181,12 +181,9 @@ func (p part) run(ctx context.Context, folder, commit string) (result, error) {
 	}
 	limited, cancel := context.WithTimeout(ctx, time.Duration(p.minutes)*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(limited, "sh", "-c", p.line)
+	cmd := hold.Command(limited, "sh", "-c", p.line)
 	cmd.Env = append(os.Environ(), "NIGHTLY=1", "EVENTS="+events)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return node.SignalGroup(cmd, unix.SIGKILL) }
-	cmd.WaitDelay = 10 * time.Second
 	began := time.Now()
 	err = cmd.Run()
 	r := result{Commit: commit, Name: p.name, Line: p.line, Began: began.UTC(), Took: time.Since(began)}
