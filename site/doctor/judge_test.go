@@ -29,7 +29,9 @@ func onDriver(version string) func(*node) {
 
 // Slurm's version is judged by its branch. Other findings of a node without more of Slurm are not compared.
 func TestSlurmPatched(t *testing.T) {
-	for version, want := range map[string]bool{"25.05.8": true, "25.05.9": false, "25.11.10": false, "25.11.7": true, "22.05.8-1": false, "22.05.8": false, "": false} {
+	for version, want := range map[string]bool{
+		"25.05.8": true, "25.05.9": false, "25.11.10": false, "25.11.7": true, "22.05.8-1": false, "22.05.8": false, "": false,
+	} {
 		n := sound()
 		n.Slurm = &slurmFiles{Version: version}
 		_, found := judge(n)
@@ -43,8 +45,8 @@ func TestSlurmPatched(t *testing.T) {
 func TestProven(t *testing.T) {
 	for want, all := range map[bool][]driverState{
 		true: {drivers("580.159.04", "NVIDIA H200"), drivers("580.159.04", "NVIDIA H200", "NVIDIA H100 80GB HBM3")},
-		false: {drivers("580.159.04"), drivers("580.159.04", "NVIDIA GH200 480GB"), drivers("580.178.04", "NVIDIA H200"),
-			drivers("580.159.04", "NVIDIA H200", "NVIDIA B200")},
+		false: {drivers("580.159.04"), drivers("580.159.04", "NVIDIA GH200 480GB"),
+			drivers("580.178.04", "NVIDIA H200"), drivers("580.159.04", "NVIDIA H200", "NVIDIA B200")},
 	} {
 		for _, d := range all {
 			if got := d.proven(); got != want {

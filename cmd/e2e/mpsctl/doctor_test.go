@@ -213,7 +213,8 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 func TestDoctorOfAProvenDriver(t *testing.T) {
 	w := newHealthyNode(t)
 	w.driver("580.159.04")
-	if result := w.doctor(); result.Code != 0 || !strings.Contains(result.Output, ", driver 580.159.04 (proven), 2 GPUs\n") {
+	result := w.doctor()
+	if result.Code != 0 || !strings.Contains(result.Output, ", driver 580.159.04 (proven), 2 GPUs\n") {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	w.expect(faultPlanted{kind: "unpatched", where: "driver 580.159.04", do: "install 580.178.04 or later"})

@@ -42,7 +42,8 @@ cd "$1"
 note() { echo "$2" >"$1.part" && mv "$1.part" "$1"; }
 ( ( exec sleep 1000 ) & note twice $! )
 setsid sh -c 'echo $$ >session.part && mv session.part session; exec sleep 1000' &
-setsid sh -c 'trap "" TERM INT HUP QUIT; echo $$ >ignores.part && mv ignores.part ignores; while :; do sleep 1000; done' &
+setsid sh -c 'trap "" TERM INT HUP QUIT; echo $$ >ignores.part && mv ignores.part ignores
+    while :; do sleep 1000; done' &
 test -z "$2" || { sleep 1000 & note stopped $!; kill -STOP $!; }
 note program $$
 while test ! -e go; do sleep 0.02; done

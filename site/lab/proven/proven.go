@@ -66,8 +66,8 @@ func (f File) Table() string {
 		fmt.Fprintf(&b, "| %s | %s | `%s` | %s | %s | %s, %s |\n",
 			d.Driver, d.GPU, d.Mode, d.Ran, cmp.Or(d.Commit, "not recorded"), data, d.Date)
 	}
-	b.WriteString("\n`mpsctl doctor` warns below the first release of a branch with the fixes of known vulnerabilities:")
-	sign := " "
+	b.WriteString("\n`mpsctl doctor` warns below the first release of a branch with the fixes of known vulnerabilities")
+	sign := ": "
 	for _, p := range f.Patched {
 		fmt.Fprintf(&b, "%s%s %s", sign, p.What, p.First)
 		sign = ", "
