@@ -27,7 +27,7 @@ func TestTheDriversAreMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	section := regexp.MustCompile(`(?s)(<!-- made: drivers -->\n).*?(<!-- made -->)`)
+	section := regexp.MustCompile(`(?s)(<!-- from known\.json -->\n).*?(<!-- to here -->)`)
 	if !section.Match(text) {
 		t.Fatalf("%s has no section between marks", page)
 	}
