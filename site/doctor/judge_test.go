@@ -99,7 +99,9 @@ func TestJudge(t *testing.T) {
 		"a branch that is not listed":   {onDriver("570.86.15"), nil},
 		"a branch with a longer name":   {onDriver("5800.1.01"), nil},
 		"a version that is not numbers": {onDriver("580.x"), nil},
-		"versions that do not say":      {func(n *node) { n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+		"versions that do not say": {func(n *node) {
+			n.Programs = []program{{Version: "a"}, {Version: ""}, {Version: "a"}}
+		}, nil},
 	} {
 		n := sound()
 		n.Programs = nil
