@@ -85,8 +85,8 @@ func (g *Guard) endText(c *client, neighbours int) string {
 	return fmt.Sprintf("slurm-mps: %s ended %s%s while %s had work; its %s %s on\n", name, link, c.exit, where, words.Count(neighbours, "neighbour"), verb)
 }
 
-// tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a
-// second is left.
+// tellAll writes notices, one after the other, until there are no more. A process that does not take its line in time is
+// left.
 func (g *Guard) tellAll() {
 	var t take.Takers
 	g.setUp(&t)

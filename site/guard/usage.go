@@ -202,11 +202,7 @@ func (u *usages) pending(c *client, now time.Time) bool {
 // addUsage adds the usage of a dead client's GPUs to a situation.
 func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 	u := &g.usage
-	if u.gauge == nil || now.Sub(u.asOf) > usageAge {
-		s.roomy = false
-		return
-	}
-	if u.asOf.Before(c.died) {
+	if u.gauge == nil || now.Sub(u.asOf) > usageAge || u.asOf.Before(c.died) {
 		s.roomy = false
 		return
 	}

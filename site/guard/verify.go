@@ -66,10 +66,9 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
 	if errors.Is(err, proc.ErrSilent) {
 		c.verify = now.Add(verifyAgain)
-		return
 	}
 	if err != nil || c.inherits() {
-		return // the process has ended, or is a fork whose parent is checked
+		return // the process has ended, or is a fork whose parent is checked, or does not answer
 	}
 	shared := 0
 	for pipe := range pipes {

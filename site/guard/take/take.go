@@ -31,6 +31,8 @@ const (
 	takerWait = 300 * time.Millisecond
 	// leastWait is the time for an answer if the round has no time left.
 	leastWait = 25 * time.Millisecond
+	// tellWait is the maximum time for a line. Its taker has to start first, which may take seconds on a busy machine.
+	tellWait = 10 * time.Second
 	// placeEvery is the time between two tries to get a place on the node, because a try reads all takers.
 	placeEvery = time.Second
 )

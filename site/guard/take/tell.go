@@ -13,7 +13,7 @@ import (
 // Tell writes a line into the standard error of a process, as a user. A process that does not take it in time is left.
 func (t *Takers) Tell(pidfd int, text string, uid, gid uint32) {
 	if err := t.Start(); err == nil {
-		_, _, _ = t.current.ask(pidfd, request{Number: 2, Text: text, UID: uid, GID: gid}, t.limit())
+		_, _, _ = t.current.ask(pidfd, request{Number: 2, Text: text, UID: uid, GID: gid}, tellWait)
 	}
 	t.abandon(0) // lines are rare, and a taker that has written is the user's
 }

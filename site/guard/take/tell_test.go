@@ -210,3 +210,36 @@ func TestNoLine(t *testing.T) {
 		t.Errorf("the file has %q", content)
 	}
 }
+
+// A taker that begins late, as on a busy machine, still writes its line.
+func TestALineThatIsLate(t *testing.T) {
+	reads, writes, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reads.Close()
+	cmd := exec.Command("sleep", "900")
+	cmd.Stderr = writes
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	writes.Close()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := []string{"/bin/sh", "-c", `sleep 1; exec "$@"`, "sh", self, takerLine[1]}
+	taken := Takers{Line: late, Place: uncounted}
+	taken.Tell(pidfd, "rank 3 ended\n", 2001, 2002)
+	_ = reads.SetReadDeadline(time.Now().Add(soon))
+	line := make([]byte, 64)
+	if n, err := reads.Read(line); string(line[:n]) != "rank 3 ended\n" {
+		t.Errorf("%q, %v", line[:n], err)
+	}
+}
