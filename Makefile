@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -239,6 +239,19 @@ gpu-room-pack: ## the files for gpu-room, in one file, .build/gpu-room.tar.xz
 	go build -trimpath -ldflags '-s -w' -o $(ROOM)/shared ./site/lab/shared
 	strip $(ROOM)/bin/* $(ROOM)/sim/bin/nvidia-cuda-mps-*
 	tar -C $(BUILT)/small -cf - room | xz -T0 -6 >$(BUILT)/gpu-room.tar.xz && rm -rf $(BUILT)/small
+
+# One file for an admin of another site, who runs it on a node with idle GPUs (see .github/CONTRIBUTING.md).
+CHECK := $(BUILT)/small/check
+site-check: ## one file that tries a site's driver in 5 min, .build/site-check
+	go run ./site/lab/room -build
+	$(MAKE) build
+	rm -rf $(BUILT)/small && mkdir -p $(CHECK)/bin $(CHECK)/sim/bin
+	cd $(BUILT)/bin && cp prolog epilog guard mpirun-wrap mpsctl $(CHECK)/bin/
+	cp $(BUILT)/sim/bin/cuda-client $(CHECK)/sim/bin/
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(CHECK)/conformance.test ./site/sim/conformance
+	strip $(CHECK)/bin/*
+	go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BUILT)/small/site-check ./site/lab/sitecheck
+	$(BUILT)/small/site-check -pack $(CHECK) $(BUILT)/site-check && rm -rf $(BUILT)/small
 
 # The tests for correctness. With ALLOW_MODE_CHANGES=1 they change compute modes as shipped. Use this only on your own
 # machine (see site/lab/gpu.sh).

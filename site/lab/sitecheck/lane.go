@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+)
+
+// kit is the node of a run.
+type kit struct {
+	settings
+	folder, built   string
+	node            testnode.Node
+	who             *user.User
+	uid, gid        uint32
+	control, client string
+	libraries       string // for LD_LIBRARY_PATH
+	driver          string
+	gpu             site.Device // the first one, which all parts use
+	before          site.Mode
+	method          string // guard, or own for a user
+	lanes           int
+}
+
+// The methods: our prolog and epilog, mpirun-wrap --own, and a daemon without slurm-mps.
+const (
+	byProlog = "prolog and epilog"
+	byOwn    = "mpirun-wrap --own"
+	bare     = "a plain daemon"
+)
+
+func newKit(s settings, folder, built string) (k *kit, err error) {
+	k = &kit{settings: s, folder: folder, built: built, method: byOwn, control: testnode.RealControl,
+		client: filepath.Join(built, "sim", "bin", "cuda-client"), libraries: os.Getenv("LD_LIBRARY_PATH")}
+	if k.who, err = user.Current(); err == nil && os.Geteuid() == 0 {
+		k.method = byProlog
+		k.who, err = user.Lookup(s.user)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot find the user of the jobs: %w", err)
+	}
+	uid, err1 := strconv.ParseUint(k.who.Uid, 10, 32)
+	gid, err2 := strconv.ParseUint(k.who.Gid, 10, 32)
+	if err := errors.Join(err1, err2); err != nil || uid == 0 {
+		return nil, errors.Join(errors.New("cannot run jobs of root: give -user NAME"), err)
+	}
+	k.uid, k.gid = uint32(uid), uint32(gid)
+	if err := k.makeNode(); err != nil {
+		return nil, err
+	}
+	return k, k.look()
+}
+
+func (k *kit) makeNode() (err error) {
+	policy := testnode.Default(testnode.Unchanged)
+	if k.exclusive {
+		policy = testnode.Default(`compute_mode = "exclusive_process"`)
+		if err := os.Setenv("ALLOW_MODE_CHANGES", "1"); err != nil { // the volunteer's flag is the permission
+			return err
+		}
+	}
+	at := filepath.Join(k.folder, "n")
+	if !k.simulate {
+		if testnode.RealGPUs() == 0 {
+			return fmt.Errorf("cannot check: this machine has no GPU of NVIDIA, or no %s", testnode.RealControl)
+		}
+		k.node, err = testnode.Real(at, k.built, policy)
+		return errors.Join(err, testnode.Link(filepath.Join(k.built, "bin")))
+	}
+	if k.node, err = testnode.New(at, k.built, policy, node.H200); err == nil {
+		k.control, k.libraries = k.node.Sim.Program("nvidia-cuda-mps-control"), k.node.Sim.Libraries()
+	}
+	return err
+}
+
+// look reads the driver and the GPU. It refuses a node whose GPUs have processes, because an end of a client may harm
+// others, and others change what is measured.
+func (k *kit) look() error {
+	path := testnode.RealNVML()
+	if k.simulate {
+		path = k.node.Sim.NVML()
+	}
+	nvml, err := gpu.OpenTimeout(path, 15*time.Second)
+	if err != nil {
+		return err
+	}
+	defer nvml.Close()
+	version, err := nvml.Driver()
+	if err != nil {
+		return err
+	}
+	seen, err := nvml.List()
+	if err != nil || len(seen) == 0 {
+		return errors.Join(errors.New("cannot check: the driver shows no GPU"), err)
+	}
+	for _, g := range seen {
+		switch {
+		case g.Err != nil:
+			return fmt.Errorf("cannot check: GPU %d: %w", g.Index, g.Err)
+		case len(g.Processes) > 0:
+			return fmt.Errorf("cannot check: GPU %d has a process, pid %d: run it when all GPUs are idle",
+				g.Index, g.Processes[0].PID)
+		case g.Device.MIGMode:
+			return fmt.Errorf("cannot check: GPU %d is in MIG mode, which this command cannot try", g.Index)
+		}
+	}
+	if !k.simulate {
+		daemons, err := mps.FindAll(context.Background())
+		if err != nil || len(daemons) > 0 {
+			err = errors.Join(fmt.Errorf("cannot check: %d processes of MPS run", len(daemons)), err)
+			return err
+		}
+	}
+	k.driver, k.gpu, k.before = version, seen[0].Device, seen[0].Mode
+	if k.before != site.ModeDefault && !k.exclusive {
+		return fmt.Errorf("cannot check: the compute mode of GPU 0 is %s, and the trials need default", k.before)
+	}
+	conf, gres := filepath.Join(k.folder, "slurm.conf"), fmt.Appendf(nil, "Name=gpu File=/dev/nvidia%d\n", k.gpu.Minor)
+	return errors.Join(os.WriteFile(conf, []byte("NodeName=n1 Gres=gpu:1\n"), 0o644),
+		os.WriteFile(filepath.Join(k.folder, "gres.conf"), gres, 0o644))
+}
+
+// mode is the compute mode of the jobs, for the table.
+func (k *kit) mode() string {
+	if k.exclusive {
+		return string(site.ModeExclusiveProcess)
+	}
+	return string(k.before)
+}
+
+// close closes a job that is still open, and checks that the node is as it was.
+func (k *kit) close() error {
+	if k.method != byProlog {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	err := k.node.CloseLeft(ctx)
+	left, err2 := k.node.Left()
+	if len(left) > 0 {
+		err = errors.Join(err, fmt.Errorf("left behind: %q", left))
+	}
+	return errors.Join(err, err2)
+}
+
+// lane is a job, a daemon of --own, or a plain daemon, with its clients.
+type lane struct {
+	*kit
+	method  string
+	job     testnode.Job
+	env     []string
+	prefix  []string // the wrapper
+	clients []*client
+}
+
+func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
+	k.lanes++
+	l = &lane{kit: k, method: method}
+	path := "PATH=" + filepath.Dir(k.control) + ":/usr/bin:/bin"
+	l.env = []string{path, "HOME=/tmp", "LD_LIBRARY_PATH=" + k.libraries}
+	task := []string{fmt.Sprintf("SLURM_JOB_ID=%d", k.lanes), "SLURM_STEP_ID=0", "SLURM_LOCALID=0",
+		"SLURM_GTIDS=0", "SLURM_NODEID=0"}
+	switch method {
+	case byProlog:
+		l.job = testnode.Job{ID: uint32(k.lanes), UID: k.uid, GID: k.gid, GPUs: "0", Features: "mps",
+			Conf: filepath.Join(k.folder, "slurm.conf"), Extra: []string{"SLURM_JOB_USER=" + k.who.Username}}
+		l.env, l.prefix = append(l.env, task...), k.node.Command("mpirun-wrap")
+		return l, l.hook("prolog")
+	case byOwn:
+		l.env = append(append(l.env, task[0], task[2], task[3]), "CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
+		l.prefix = []string{filepath.Join(k.node.Bin, "mpirun-wrap"), "--own"}
+		if k.simulate {
+			l.prefix = append(l.prefix, "--root", k.node.Root)
+		}
+		keeps, err := l.run("sh", "-c", "echo keeps; exec sleep 1000") // so that the daemon lives as long as the lane
+		if err == nil {
+			err = keeps.await(ctx, "^keeps$")
+		}
+		return l, err
+	}
+	pipe := filepath.Join(k.folder, fmt.Sprintf("bare%d", k.lanes))
+	for _, dir := range []string{pipe, pipe + ".log"} {
+		if err := errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, int(k.uid), int(k.gid))); err != nil {
+			return l, err
+		}
+	}
+	l.env = append(l.env, "CUDA_MPS_PIPE_DIRECTORY="+pipe, "CUDA_MPS_LOG_DIRECTORY="+pipe+".log",
+		"CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
+	p, err := l.run(k.control, "-d")
+	if err == nil && !until(ctx, 20*time.Second, p.over) {
+		err = errors.New("cannot start a plain daemon: the control program does not end")
+	}
+	l.env = l.env[:len(l.env)-1] // clients have the daemon's GPU
+	return l, err
+}
+
+func (l *lane) hook(program string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // an interrupt ends no hook
+	defer cancel()
+	result, err := l.node.Run(ctx, l.job.Environment(program+"_slurmd"), program)
+	if err == nil && result.Code != 0 {
+		err = fmt.Errorf("%s ends with %d: %s", program, result.Code, result.Output)
+	}
+	return err
+}
+
+// shut ends the clients, and the job or the daemon.
+func (l *lane) shut() error {
+	for _, c := range l.clients {
+		_ = c.cmd.Process.Kill()
+	}
+	for _, c := range l.clients {
+		until(context.Background(), 10*time.Second, c.over)
+	}
+	switch l.method {
+	case byProlog:
+		return l.hook("epilog")
+	case byOwn: // its daemon ends with its last rank
+		return nil
+	}
+	p, err := l.run("sh", "-c", `echo quit -t 5 | "$0"`, l.control)
+	if err == nil && !until(context.Background(), 15*time.Second, p.over) {
+		err = errors.New("cannot end a plain daemon: the control program does not answer")
+	}
+	return err
+}
+
+// client is a program of the user, and what it prints.
+type client struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+	mutex sync.Mutex
+	text  bytes.Buffer
+}
+
+func (c *client) Write(b []byte) (int, error) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.text.Write(b)
+}
+
+func (c *client) output() string {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.text.String()
+}
+
+// heard returns the last match of a pattern in what the client has printed, and how many there are.
+func (c *client) heard(pattern string) (last []string, count int) {
+	all := regexp.MustCompile("(?m)"+pattern).FindAllStringSubmatch(c.output(), -1)
+	if len(all) == 0 {
+		return nil, 0
+	}
+	return all[len(all)-1], len(all)
+}
+
+func (c *client) over() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// await waits until a client has printed a line, or has ended.
+func (c *client) await(ctx context.Context, pattern string) error {
+	heard := func() bool { _, n := c.heard(pattern); return n > 0 }
+	until(ctx, 40*time.Second, func() bool { return heard() || c.over() })
+	if !heard() {
+		return fmt.Errorf("a client does not print %q: %s", pattern, strings.TrimSpace(c.output()))
+	}
+	return nil
+}
+
+// start starts cuda-client in the lane, by the wrapper with options.
+func (l *lane) start(options []string, args ...string) (*client, error) {
+	if l.prefix == nil {
+		return l.run(append([]string{l.client}, args...)...)
+	}
+	return l.run(append(append(append([]string{}, options...), l.client), args...)...)
+}
+
+func (l *lane) run(line ...string) (*client, error) {
+	line = append(append([]string{}, l.prefix...), line...)
+	c := &client{cmd: exec.Command(line[0], line[1:]...), ended: make(chan struct{})}
+	c.cmd.Dir, c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = "/", l.env, c, c
+	c.cmd.WaitDelay = time.Second // a daemon may have the pipe open
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if os.Geteuid() == 0 {
+		c.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: l.uid, Gid: l.gid, Groups: []uint32{l.gid}}
+	}
+	if err := c.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start %s: %w", line[0], err)
+	}
+	l.clients = append(l.clients, c)
+	go func() { _ = c.cmd.Wait(); close(c.ended) }()
+	return c, nil
+}
+
+// until polls until done is true, for the given time.
+func until(ctx context.Context, limit time.Duration, done func() bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for !done() {
+		if !wait.Sleep(ctx, 5*time.Millisecond) {
+			return done()
+		}
+	}
+	return true
+}
