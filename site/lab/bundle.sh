@@ -74,6 +74,7 @@ slurm() {
         cp --dereference --no-preserve=mode,ownership,timestamps "$(daemon $name)" "$tree/sbin/$name"
     done
     copy "$from"/usr/bin/{srun,sbatch,salloc,squeue,sinfo,scontrol,scancel,sattach,sbcast,munge,unmunge} "$tree/bin"
+    [ ! -e "$from/usr/bin/swait" ] || copy "$from/usr/bin/swait" "$tree/bin" # since 26.05
     copy "$dir"/libslurm*.so "$tree/lib"
     pattern="^($(echo $plugins | tr ' ' '|')).*\.so$"
     for plugin in "$dir"/*.so; do

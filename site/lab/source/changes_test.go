@@ -57,6 +57,7 @@ var changeRecipes = []changeRecipe{
 		"docs/measurements/README.md":                           "a night's page",
 		"docs/security.md":                                      "an attack that was tried",
 		"cmd/e2e/hostile/README.md":                             "an attack that was tried",
+		"cmd/e2e/slurm/async_test.go":                           "an option that a release brought",
 		"site/lease/lease.go":                                   "a field that a release brought",
 		"site/slurm/*_test.go":                                  "cases of the records",
 		"site/slurm/steps/*_test.go":                            "cases of the records",

@@ -177,7 +177,7 @@ func (m manual) line(path, line string) {
 // others are the programs of other projects that the documents may name: Slurm's, the launchers', and an admin's
 // tools.
 var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "podman", "torchrun", "snakemake",
-	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "wait", "parallel", "xargs", "echo", "ls", "printf", "cd", "exec"}
+	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "done", "wait", "swait", "test", "parallel", "xargs", "echo", "ls", "printf", "cd", "exec"}
 
 func ours(word string) bool {
 	return slices.Contains(testnode.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
