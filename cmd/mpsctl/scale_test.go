@@ -31,6 +31,7 @@ func series(gpus, jobs int) (all, ofJobs int) {
 }
 
 // What a large site stores grows with its GPUs and its jobs alone: a job adds six series, and not one for each rank.
+// The last row is a node with 24 jobs by shards.
 func TestSeriesOfANode(t *testing.T) {
 	for _, c := range []struct{ gpus, jobs, all, ofJobs int }{
 		{0, 0, 15, 0}, {8, 0, 31, 0}, {8, 1, 37, 6}, {8, 8, 79, 48}, {8, 24, 175, 144},

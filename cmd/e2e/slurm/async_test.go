@@ -41,8 +41,8 @@ func TestAsynchronousSteps(t *testing.T) {
 	client := c.Client()
 	member := "#!/bin/sh\n" + client + " info\n" +
 		"[ $1 != 3 ] || exec " + client + " spin -ms 500 -queue 2 -end signal:9 -after 0.5\n" +
-		"exec " + client + " spin -ms 5 -for 4\n"
-	setup := c.asyncFolder(member)
+		"exec " + client + " spin -ms 5 -for "
+	setup := c.asyncFolder("short", member+"4\n")
 	id := c.Batch(setup+block+"echo all ended\ncat slurm-*\n", "-n8", "--gres=gpu:1", "--stepmgr")
 	c.Ended(id)
 	out := c.Output(id)
@@ -58,6 +58,7 @@ func TestAsynchronousSteps(t *testing.T) {
 		t.Errorf("the report lacks the third member's end by a signal:\n%s", report)
 	}
 	t.Run("the script ends first", func(t *testing.T) {
+		setup := c.asyncFolder("long", member+"600\n")
 		lines := strings.ReplaceAll(block, "swait", "true") +
 			"until [ $(grep -l ready slurm-* | wc -l) -ge 8 ]; do sleep 0.1; done\npwd\n"
 		id := c.Batch(setup+lines, "-n8", "--gres=gpu:1", "--stepmgr")
@@ -107,8 +108,8 @@ func (c *cluster) seen(job, clients int) {
 }
 
 // asyncFolder is the beginning of a script: a folder with ./member and seq for fewer members.
-func (c *cluster) asyncFolder(member string) string {
-	bin := filepath.Join(c.Top, "async")
+func (c *cluster) asyncFolder(name, member string) string {
+	bin := filepath.Join(c.Top, name)
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		c.T.Fatal(err)
 	}
