@@ -94,6 +94,7 @@ func TestJudge(t *testing.T) {
 		}, nil},
 		"a driver with known holes":     {onDriver("595.71.05"), []state.Kind{"unpatched"}},
 		"the last driver with holes":    {onDriver("610.57.03"), []state.Kind{"unpatched"}},
+		"a driver of two numbers":       {onDriver("595.71"), []state.Kind{"unpatched"}},
 		"a driver with the fixes":       {onDriver("580.178.04"), nil},
 		"a later driver":                {onDriver("610.100.01"), nil},
 		"a branch that is not listed":   {onDriver("570.86.15"), nil},
