@@ -294,7 +294,7 @@ func (g *Guard) wakeUp() time.Time {
 		next = earliest(next, g.usage.lastUse.Add(usageStays+time.Millisecond))
 	}
 	if verify := g.nextVerify(); !verify.IsZero() {
-		next = earliest(next, latest(verify, g.budget.calm(time.Now())))
+		next = earliest(next, latest(verify, earliest(g.budget.calm(time.Now()), verify.Add(verifyBy))))
 	}
 	if g.changed {
 		next = earliest(next, g.lastSave.Add(saveEvery))

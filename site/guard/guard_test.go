@@ -342,6 +342,22 @@ func TestAGPUThatIsOpenedLate(t *testing.T) {
 	}
 }
 
+// The check of a client waits for the budget, but not without end.
+func TestACheckIsNotPutOffForEver(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	client := r.child(opens + waits)
+	r.scanOne(client.Process.Pid)
+	c := r.living[client.Process.Pid]
+	at := c.opened.Add(verifyAfter)
+	r.budget.own = account{spent: time.Hour, asOf: at}
+	if r.verifyClients(at.Add(verifyBy - 1)); c.verify != at {
+		t.Errorf("the next check is at %v, want %v", c.verify, at)
+	}
+	if r.verifyClients(at.Add(verifyBy)); c.verify == at {
+		t.Errorf("no check in %v", verifyBy)
+	}
+}
+
 // A fork has its parent's files. The guard holds them once, until both processes have ended. Both count as one
 // client.
 func TestAForkSharesItsParentsFiles(t *testing.T) {

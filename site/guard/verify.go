@@ -19,6 +19,8 @@ import (
 const (
 	verifyAfter = 2 * time.Second // after it has opened its files
 	verifyAgain = 3 * time.Second // the process may still be connecting to the server
+	// verifyBy limits the delay of a check by the budget: after many starts, the guard is not calm for minutes.
+	verifyBy = 10 * time.Second
 	// clientPipes is the minimum number of pipes that a client shares with its server (measured). One may be inherited.
 	clientPipes = 4
 	// maxOutside limits the list of processes outside of MPS.
@@ -37,13 +39,14 @@ func (g *Guard) nextVerify() (next time.Time) {
 
 // verifyClients checks whether the clients that are due use MPS.
 func (g *Guard) verifyClients(now time.Time) {
+	due := now
 	if now.Before(g.budget.calm(now)) {
-		return
+		due = now.Add(-verifyBy)
 	}
 	var servers map[string]bool
 	var err error
 	for _, c := range g.living {
-		if c.verify.IsZero() || now.Before(c.verify) {
+		if c.verify.IsZero() || due.Before(c.verify) {
 			continue
 		}
 		if servers == nil {
@@ -70,13 +73,7 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	if err != nil || c.inherits() {
 		return // the process has ended, or is a fork whose parent is checked, or does not answer
 	}
-	shared := 0
-	for pipe := range pipes {
-		if servers[pipe] {
-			shared++
-		}
-	}
-	if shared >= clientPipes {
+	if maps.DeleteFunc(pipes, func(pipe string, _ bool) bool { return !servers[pipe] }); len(pipes) >= clientPipes {
 		return
 	}
 	if !c.missed {
