@@ -96,12 +96,21 @@ func (p *Placement) ignored(env slurm.Env) (all []string) {
 	return all
 }
 
-// warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU.
+// warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU, and one if
+// some there have slots and some have none.
 func (m messages) warnOfNeighbour(placement *Placement) {
-	if placement.Task.LocalSize > 1 || placement.Task.Source == launch.SourceSlot || m.folder == "" {
+	ours, theirs := "noslot", "slotted"
+	if placement.Task.Source == launch.SourceSlot {
+		ours, theirs = theirs, ours
+	}
+	if m.folder == "" {
 		return
 	}
-	if found, err := hasNeighbour(placement); err == nil && found {
+	placement.hasNeighbour(ours, true)
+	if placement.hasNeighbour(theirs, false) {
+		m.once("slotted", errors.New("some processes of this job on this GPU have slots and some have none, "+
+			"so they have more than the GPU together: give all of them the same --slots=N (or set SLURM_MPS_SLOTS=N)"))
+	} else if ours == "noslot" && placement.Task.LocalSize == 1 && placement.hasNeighbour("alone", true) {
 		m.once("neighbour", errors.New("another process of this job runs on the same GPU, and each has the whole share: "+
 			"to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
 	}

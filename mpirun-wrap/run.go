@@ -94,6 +94,10 @@ func (r *run) prepare() (environ []string, err error) {
 func (r *run) place() (err error) {
 	if r.rank.Options.Slots > 0 && r.ticket.RefusalReason == "" {
 		m := r.messages()
+		if n := r.task.LocalSize; n > 1 && r.Options.Slots > n {
+			m.once("idle", fmt.Errorf("--slots=%d is more than the %d ranks of this step on the node: if no other step takes "+
+				"the rest, a part of the GPUs stays unused: leave out --slots", r.Options.Slots, n))
+		}
 		waits := func(holders string) {
 			m.once("slots", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait); %s",
 				r.rank.Options.Slots, holders))

@@ -346,19 +346,22 @@ func (f *slotFile) write(content string) (err error) {
 	return nil
 }
 
-// hasNeighbour reports whether another process of the job runs as the only rank on the same GPU, so that each has the
-// whole share. If there is none, this process is recorded.
-func hasNeighbour(placement *Placement) (bool, error) {
-	file, err := openSlotFile(filepath.Join(placement.Ticket.ExchangeDir, "alone."+strconv.Itoa(placement.GPU)))
+// hasNeighbour reports whether another process of the job with this kind of place runs on the same GPU. If there is none
+// and own is set, this process is recorded.
+func (p *Placement) hasNeighbour(kind string, own bool) bool {
+	file, err := openSlotFile(filepath.Join(p.Ticket.ExchangeDir, kind+"."+strconv.Itoa(p.GPU)))
 	if err != nil {
-		return false, err
+		return false
 	}
 	defer file.close()
 	if err := unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return errors.Is(err, unix.EWOULDBLOCK), nil // another process is about to be recorded
+		return errors.Is(err, unix.EWOULDBLOCK) && own // another process is about to be recorded
 	}
 	if other, known := readTaker(file, ""); known && other.Running() {
-		return !ancestors(os.Getpid())[other.PID], nil
+		return !ancestors(os.Getpid())[other.PID]
 	}
-	return false, writeTaker(file, "")
+	if own {
+		_ = writeTaker(file, "") // without it, the next process prints nothing
+	}
+	return false
 }

@@ -335,6 +335,55 @@ func TestProcessesWithoutSlots(t *testing.T) {
 	first.in.Close()
 }
 
+// A process with a slot beside one without is told, whichever comes first. A process of a slot's own program is not.
+func TestSlotsBesideNoSlots(t *testing.T) {
+	const mixed = "mpirun-wrap: some processes of this job on this GPU have slots and some have none, " +
+		"so they have more than the GPU together: give all of them the same --slots=N (or set SLURM_MPS_SLOTS=N)"
+	for _, flags := range [][2]string{{"--slots=4", ""}, {"", "--slots=4"}, {"--local-rank=0 --local-size=2", "--slots=4"}} {
+		t.Run(strings.Join(flags[:], " beside "), func(t *testing.T) {
+			t.Parallel()
+			m := newMembers(t, 1)
+			first, line := m.start(flags[0], where)
+			if strings.HasPrefix(line, "mpirun-wrap") {
+				t.Errorf("the first one prints %s", line)
+			}
+			if got := m.run(flags[1], "true"); got != mixed {
+				t.Errorf("the second one prints %q, want %s", got, mixed)
+			}
+			first.in.Close()
+			_ = first.cmd.Wait()
+			if got := m.run(flags[1], "true"); got != "" {
+				t.Errorf("a process alone prints %s", got)
+			}
+		})
+	}
+	t.Run("in a slot", func(t *testing.T) {
+		t.Parallel()
+		if got := newMembers(t, 1).run("--slots=4", "exec $WRAP -- true"); got != "" {
+			t.Errorf("prints %s", got)
+		}
+	})
+}
+
+// Ranks that ask for more slots than they are leave a part of the GPU idle. A process alone may be one of many steps.
+func TestMoreSlotsThanRanks(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 1)
+	if got := m.run("--slots=8", "true"); got != "" {
+		t.Errorf("a process alone prints %s", got)
+	}
+	m.env = append(m.env, "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=4", "OMPI_COMM_WORLD_RANK=0",
+		"OMPI_COMM_WORLD_SIZE=4")
+	const want = "mpirun-wrap: --slots=8 is more than the 4 ranks of this step on the node: if no other step takes " +
+		"the rest, a part of the GPUs stays unused: leave out --slots"
+	if got := m.run("--slots=8", "true"); got != want {
+		t.Errorf("prints %q, want %q", got, want)
+	}
+	if got := m.run("--slots=4", "true"); got != "" {
+		t.Errorf("as many slots as ranks: %s", got)
+	}
+}
+
 // Members are killed at any moment, from their start to after their end: no slot is lost, and none has two holders.
 //
 // Contract: K6
