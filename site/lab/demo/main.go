@@ -22,8 +22,9 @@ import (
 // limit bounds the time for all acts. They take about 15 seconds on an idle machine with two cores.
 const limit = 2 * time.Minute
 
-// folder is the start of the folder's name in /tmp. The pid of the demo follows.
-const folder = "slurm-mps-demo-"
+// folder is the start of the folder's name in /tmp. The pid of the demo follows. It is short, because mpirun-wrap --own
+// has sockets below the folder, and a socket's path has at most 107 bytes.
+const folder = "mps-"
 
 func main() {
 	playing := flag.Bool("play", false, "open a shell on the lab in place of the acts")

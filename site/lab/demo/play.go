@@ -41,8 +41,8 @@ func play(ctx context.Context, s screen, m *machine) error {
 func welcome(admin, editors string) string {
 	return fmt.Sprintf(`You are the user hpc1 on a Slurm of your own, with slurm-mps. Its node has 16 CPUs and four `+
 		`simulated H200s. A job of more than 16 tasks waits for ever.
-The simulated GPUs show shares and errors, but no gain in speed. It has no
-shards, and no --own: make own shows that.
+The simulated GPUs show shares and errors, but no gain in speed. There are no
+shards. Without --constraint=mps, a job can use mpirun-wrap --own.
 
 The files here are yours: change them. Editors on this machine: %s.
 An admin's shell, for root in another terminal:

@@ -19,7 +19,7 @@ const terminalRows = 24
 // TestTheTextsFit checks that the welcome, and the card alone, each fit a terminal of 80 columns and 24 rows.
 func TestTheTextsFit(t *testing.T) {
 	var shown bytes.Buffer
-	screen{out: &shown}.text(welcome("/tmp/slurm-mps-demo-1234567-1234567890/bin/admin", "nano, vim, emacs"))
+	screen{out: &shown}.text(welcome("/tmp/mps-1234567-1234567890/bin/admin", "nano, vim, emacs"))
 	for name, text := range map[string]string{"welcome": shown.String(), "card": cardText()} {
 		if rows := strings.Count(text, "\n"); rows == 0 || rows >= terminalRows {
 			t.Errorf("the %s has %d rows, want less than %d:\n%s", name, rows, terminalRows, text)
