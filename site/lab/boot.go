@@ -70,6 +70,9 @@ func (c *Cluster) startController(ctx context.Context) error {
 // launchNode starts a node's slurmd and returns at once.
 func (c *Cluster) launchNode(name string) error {
 	argv := []string{c.tree.sbin("slurmd"), "-D", "-N", name}
+	if c.opts.Dynamic {
+		argv = append(argv, "-Z", "--conf", strings.Join(nodeWords(c.opts, name), " "))
+	}
 	if c.tree.root != "" {
 		argv = append(argv, "-d", c.tree.sbin("slurmstepd"))
 	}
@@ -115,13 +118,16 @@ func (c *Cluster) waitIdle(ctx context.Context) error {
 				return false, fmt.Errorf("slurmd ended with %s%s", d.cmd.ProcessState, logTail(c.opts.Dir, d.name))
 			}
 			state, reason, err := c.NodeState(ctx, name)
+			if err != nil && c.opts.Dynamic && ctx.Err() == nil { // it has not registered yet
+				return false, nil
+			}
 			if err != nil {
 				return false, err
 			}
 			if strings.Contains(state, "INVALID") || strings.Contains(state, "DRAIN") {
 				return false, fmt.Errorf("node %s is %s: %s%s", name, state, reason, logTail(c.opts.Dir, "slurmd."+name))
 			}
-			if state != "IDLE" {
+			if strings.TrimSuffix(state, "+DYNAMIC_NORM") != "IDLE" {
 				return false, nil
 			}
 		}

@@ -261,6 +261,10 @@ func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, 
 	lines = appendSet(lines, "Epilog", hooks.epilog)
 	lines = appendSet(lines, "TaskProlog", hooks.taskProlog)
 	for i, name := range names {
+		if o.Dynamic { // slurmctld of 22.05 ends with a fault if MaxNodeCount is 1 (run)
+			lines = append(lines, "MaxNodeCount=4", fmt.Sprintf("SlurmdPort=%d", base+1))
+			break
+		}
 		lines = append(lines, nodeLine(o, name, host, base+1+i))
 	}
 	lines = append(lines, "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
@@ -276,7 +280,13 @@ func appendSet(lines []string, name, value string) []string {
 }
 
 func nodeLine(o Options, name, host string, port int) string {
-	words := []string{"NodeName=" + name, "NodeHostname=" + host, "NodeAddr=127.0.0.1", fmt.Sprintf("Port=%d", port),
+	words := []string{"NodeName=" + name, "NodeHostname=" + host, "NodeAddr=127.0.0.1", fmt.Sprintf("Port=%d", port)}
+	return strings.Join(append(append(words, nodeWords(o, name)...), "State=UNKNOWN"), " ")
+}
+
+// nodeWords are what a node has, as in its line in slurm.conf and for slurmd -Z.
+func nodeWords(o Options, name string) []string {
+	words := []string{
 		fmt.Sprintf("CPUs=%d Boards=1 SocketsPerBoard=1 CoresPerSocket=%d ThreadsPerCore=1", o.CPUs, o.CPUs),
 		"RealMemory=4000"}
 	gres, differs := o.GresOf[name]
@@ -284,8 +294,7 @@ func nodeLine(o Options, name, host string, port int) string {
 		gres = o.Gres
 	}
 	words = appendSet(words, "Gres", gres)
-	words = appendSet(words, "Feature", o.Features)
-	return strings.Join(append(words, "State=UNKNOWN"), " ")
+	return appendSet(words, "Feature", o.Features)
 }
 
 // allGres returns the Gres of all nodes together.

@@ -39,6 +39,7 @@ type Options struct {
 	ConstrainDevices bool              // proctrack/cgroup and task/cgroup with ConstrainDevices=yes; needs cgroup v1
 	Prefix           string            // of the nodes' names, default n; see reserveGroups for equal names
 	SameName         bool              // one node with the host's name, for Open MPI's mpirun; else Prefix1, Prefix2, …
+	Dynamic          bool              // the node is in no file: slurmd -Z registers it; needs Slurm 22.05
 	UTSNodes         bool              // every slurmd has its own host name, as MPI over several nodes needs it
 	BootIDs          bool              // with UTSNodes: every node has its own boot id, and PowerOff changes it
 	Gres             string            // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
@@ -167,6 +168,8 @@ func (o Options) check() error {
 		return fmt.Errorf("Nodes is %d: it must be 1 to %d", o.Nodes, portsPerLab-1)
 	case o.SameName && (o.Nodes > 1 || o.UTSNodes):
 		return errors.New("SameName is for one node without UTSNodes")
+	case o.Dynamic && (o.Nodes > 1 || o.UTSNodes || o.GresOf != nil):
+		return errors.New("Dynamic is for one node, because dynamic nodes share one port")
 	case o.BootIDs && !o.UTSNodes:
 		return errors.New("BootIDs needs UTSNodes")
 	case o.GPUs < 0 || o.CPUs < 0:
