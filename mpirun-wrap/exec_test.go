@@ -508,7 +508,8 @@ func TestAWrapperWithTheSetUserIDBit(t *testing.T) {
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_MPS=off"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, err := cmd.CombinedOutput()
-		want, code := "mpirun-wrap: "+"cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)\n", 125
+		want, code := "mpirun-wrap: "+"cannot run a program for another user: this file has the set-user-id or "+
+			"set-group-id bit: ask your admin to remove it (chmod ug-s)\n", 125
 		if bit == 0 {
 			want, code = "65534\n", 0
 		}

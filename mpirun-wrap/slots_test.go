@@ -273,7 +273,8 @@ func TestWhatAWaitCosts(t *testing.T) {
 	}
 	_, _ = io.Copy(io.Discard, said)
 	_ = waiting.Wait()
-	if used := waiting.ProcessState.UserTime() + waiting.ProcessState.SystemTime(); used > 400*time.Millisecond { // 150 ms on a loaded machine; 900 ms if each look came after 5 ms
+	// It is 150 ms on a loaded machine, and 900 ms if each look comes after 5 ms.
+	if used := waiting.ProcessState.UserTime() + waiting.ProcessState.SystemTime(); used > 400*time.Millisecond {
 		t.Errorf("a wait of 4 s uses %v of a processor", used)
 	}
 }
@@ -325,7 +326,8 @@ func TestProcessesWithoutSlots(t *testing.T) {
 		t.Errorf("the second process, with a child, prints %s", got)
 	}
 	first, _ := m.start("", where)
-	const want = "mpirun-wrap: another process of this job runs on the same GPU, and each has the whole share: to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"
+	const want = "mpirun-wrap: another process of this job runs on the same GPU, and each has the whole share: " +
+		"to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"
 	if got := m.run("", "true"); got != want {
 		t.Errorf("the process beside it prints %s", got)
 	}

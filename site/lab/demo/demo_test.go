@@ -198,7 +198,8 @@ echo "files: "$(ls -A)
 // TestAPipedScript gives commands as "make play <FILE" does: each of them runs, and the shell ends with the file. With
 // --own, a job without a prolog's daemon starts one: its folders have room for sockets below a pid of seven digits.
 func TestAPipedScript(t *testing.T) {
-	const longest = "/tmp/" + folder + "4194304-4294967295/root/tmp/slurm-mps-2001/201760da709ce202/jobs/2512001/0/pipe/control_privileged"
+	const longest = "/tmp/" + folder + "4194304-4294967295/root/tmp/slurm-mps-2001/201760da709ce202/" +
+		"jobs/2512001/0/pipe/control_privileged"
 	if len(longest) > 107 {
 		t.Errorf("a socket's path can have %d bytes: %s", len(longest), longest)
 	}
@@ -214,7 +215,8 @@ func TestAPipedScript(t *testing.T) {
 	}
 	defer stdin.Close()
 	text := begin(t, stdin, nil, "-play").ends(0)
-	if strings.Count(text, ": 66 SMs") != 4 || !strings.Contains(text, "\nthe last line: 0\n") || !strings.Contains(text, "no\nshards") {
+	if strings.Count(text, ": 66 SMs") != 4 || !strings.Contains(text, "\nthe last line: 0\n") ||
+		!strings.Contains(text, "no\nshards") {
 		t.Errorf("want two ranks by --own, two by the prolog, the last line, and a word about shards:\n%s", text)
 	}
 }
