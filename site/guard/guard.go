@@ -109,6 +109,7 @@ type Guard struct {
 	events   *events
 	scans    schedule
 	budget   budget
+	verified time.Time // the last check of a client (verifyClients)
 	exits    exits
 	pauses   pauses
 	rooms    rooms
@@ -293,8 +294,11 @@ func (g *Guard) wakeUp() time.Time {
 	if g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 {
 		next = earliest(next, g.usage.lastUse.Add(usageStays+time.Millisecond))
 	}
-	if verify := g.nextVerify(); !verify.IsZero() {
-		next = earliest(next, latest(verify, earliest(g.budget.calm(time.Now()), verify.Add(verifyBy))))
+	verify := earliest(g.budget.calm(time.Now()), g.verified.Add(verifyLate))
+	for _, c := range g.living {
+		if !c.verify.IsZero() {
+			next = earliest(next, latest(c.verify, verify))
+		}
 	}
 	if g.changed {
 		next = earliest(next, g.lastSave.Add(saveEvery))

@@ -330,8 +330,8 @@ func TestAGPUThatIsOpenedLate(t *testing.T) {
 	r.clientDied(victim.Process.Pid, time.Now())
 	at := r.living[late.Process.Pid].opened.Add(verifyAfter)
 	r.scans.next, r.scans.rested = at.Add(rareScan), time.Time{}
-	if r.release(at); len(r.dead) != 1 || r.nextVerify().After(at) {
-		t.Fatalf("%d are dead, and the next check is at %v", len(r.dead), r.nextVerify())
+	if r.release(at); len(r.dead) != 1 || r.living[late.Process.Pid].verify.After(at) {
+		t.Fatalf("%d are dead, and the next check is at %v", len(r.dead), r.living[late.Process.Pid].verify)
 	}
 	if r.verifyClients(at); r.scans.next.After(at) {
 		t.Fatalf("the next scan is %v late", r.scans.next.Sub(at))
@@ -342,19 +342,27 @@ func TestAGPUThatIsOpenedLate(t *testing.T) {
 	}
 }
 
-// The check of a client waits for the budget, but not without end.
-func TestACheckIsNotPutOffForEver(t *testing.T) {
+// The checks of clients wait for the budget, but not without end: one is made in verifyLate.
+func TestAChecksDelayHasAnEnd(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
-	client := r.child(opens + waits)
-	r.scanOne(client.Process.Pid)
-	c := r.living[client.Process.Pid]
-	at := c.opened.Add(verifyAfter)
-	r.budget.own = account{spent: time.Hour, asOf: at}
-	if r.verifyClients(at.Add(verifyBy - 1)); c.verify != at {
-		t.Errorf("the next check is at %v, want %v", c.verify, at)
+	for range 3 {
+		r.scanOne(r.child(opens + waits).Process.Pid)
 	}
-	if r.verifyClients(at.Add(verifyBy)); c.verify == at {
-		t.Errorf("no check in %v", verifyBy)
+	at := time.Now().Add(verifyAfter)
+	r.budget.own = account{spent: time.Hour, asOf: at}
+	for i := range 4 {
+		late := at.Add(time.Duration(i) * verifyLate)
+		r.verifyClients(late)
+		r.verifyClients(late.Add(verifyLate - 1))
+		due := 0
+		for _, c := range r.living {
+			if !c.missed {
+				due++
+			}
+		}
+		if due != max(0, 2-i) {
+			t.Errorf("%d of 3 clients wait for their first check after %v", due, late.Sub(at))
+		}
 	}
 }
 

@@ -19,34 +19,24 @@ import (
 const (
 	verifyAfter = 2 * time.Second // after it has opened its files
 	verifyAgain = 3 * time.Second // the process may still be connecting to the server
-	// verifyBy limits the delay of a check by the budget: after many starts, the guard is not calm for minutes.
-	verifyBy = 10 * time.Second
+	// verifyLate is the time between two checks while the budget is spent, which takes minutes after many starts.
+	verifyLate = time.Second
 	// clientPipes is the minimum number of pipes that a client shares with its server (measured). One may be inherited.
 	clientPipes = 4
 	// maxOutside limits the list of processes outside of MPS.
 	maxOutside = 64
 )
 
-// nextVerify returns the time of the next check of a client, or zero.
-func (g *Guard) nextVerify() (next time.Time) {
-	for _, c := range g.living {
-		if !c.verify.IsZero() && (next.IsZero() || c.verify.Before(next)) {
-			next = c.verify
-		}
-	}
-	return next
-}
-
 // verifyClients checks whether the clients that are due use MPS.
 func (g *Guard) verifyClients(now time.Time) {
-	due := now
-	if now.Before(g.budget.calm(now)) {
-		due = now.Add(-verifyBy)
+	calm := !now.Before(g.budget.calm(now))
+	if !calm && now.Sub(g.verified) < verifyLate {
+		return
 	}
 	var servers map[string]bool
 	var err error
 	for _, c := range g.living {
-		if c.verify.IsZero() || due.Before(c.verify) {
+		if c.verify.IsZero() || now.Before(c.verify) {
 			continue
 		}
 		if servers == nil {
@@ -57,7 +47,10 @@ func (g *Guard) verifyClients(now time.Time) {
 			c.verify = now.Add(verifyAgain)
 			continue
 		}
-		g.verifyOne(c, servers, now)
+		g.verified = now
+		if g.verifyOne(c, servers, now); !calm {
+			return
+		}
 	}
 }
 
