@@ -284,7 +284,7 @@ func (g *Guard) finish() {
 
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp() time.Time {
-	next := g.scans.next
+	next, check := g.scans.next, g.mayVerify(time.Now())
 	if len(g.dead)+len(g.closing) > 0 {
 		next = earliest(next, g.nextCheck)
 	}
@@ -294,10 +294,9 @@ func (g *Guard) wakeUp() time.Time {
 	if g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 {
 		next = earliest(next, g.usage.lastUse.Add(usageStays+time.Millisecond))
 	}
-	verify := earliest(g.budget.calm(time.Now()), g.verified.Add(verifyLate))
 	for _, c := range g.living {
 		if !c.verify.IsZero() {
-			next = earliest(next, latest(c.verify, verify))
+			next = earliest(next, latest(c.verify, check))
 		}
 	}
 	if g.changed {
