@@ -143,7 +143,8 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 	p.Must(0, p.Job(7, "0"), "prolog")
 	out := p.Must(1, p.Job(8, "0"), "prolog")
 	uuid := p.Ticket(7).Devices[0].UUID
-	if want := fmt.Sprintf("prolog: cannot claim %s: job 7 holds it: its epilog has not closed it\n", uuid); out != want {
+	if want := fmt.Sprintf("prolog: cannot claim %s: job 7 holds it: its epilog has not closed it; "+
+		"if squeue -j 7 shows that the job is gone: %s\n", uuid, p.Paths().ReapCommand(7)); out != want {
 		t.Errorf("got %s want %s", out, want)
 	}
 	p.Must(0, p.Job(8, "0"), "epilog")

@@ -129,7 +129,8 @@ func (p testNode) has(job uint32, gpus ...int) {
 }
 
 // heldBy is what a prolog prints if another job holds its GPU.
-var heldBy = regexp.MustCompile(`^prolog: cannot claim GPU-[0-9a-f-]+: job (\d+) holds it: its epilog has not closed it\n$`)
+var heldBy = regexp.MustCompile(`^prolog: cannot claim GPU-[0-9a-f-]+: job (\d+) holds it: its epilog has not closed it; ` +
+	`if squeue -j \d+ shows that the job is gone: mpsctl reap --job \d+ --root \S+\n$`)
 
 // Sixty-four jobs run on eight GPUs at the same time, while `mpsctl reap` runs. A GPU belongs to one job at a time, a
 // failed prolog names the holder, no running job is reaped, and nothing is left.
