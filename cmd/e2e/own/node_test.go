@@ -3,7 +3,6 @@
 package own_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,11 +11,11 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -92,24 +91,11 @@ func inStep(job, step, rank, ranks int) []string {
 
 // process is a process of the user, with what it has printed.
 type process struct {
+	watch.Output
 	n     testNode
 	cmd   *exec.Cmd
-	mutex sync.Mutex
-	out   bytes.Buffer
 	took  time.Duration // until it was reaped
 	ended chan struct{}
-}
-
-func (p *process) Write(text []byte) (int, error) {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return p.out.Write(text)
-}
-
-func (p *process) text() string {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return p.out.String()
 }
 
 // start starts a program of the user. A variable in env replaces one of environment.
@@ -150,14 +136,7 @@ func (n testNode) step(job, step, ranks int, line ...string) (all []*process) {
 	return all
 }
 
-func (p *process) over() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (p *process) over() bool { return watch.Closed(p.ended) }
 
 // end waits for the end of a process, and returns its exit code, or 128 and the number of the signal, as a shell does.
 func (p *process) end() int {
@@ -165,7 +144,7 @@ func (p *process) end() int {
 	select {
 	case <-p.ended:
 	case <-time.After(e2e.WaitLimit):
-		p.n.T.Fatalf("%q still runs: it prints %s\n%s", p.cmd.Args, p.text(), p.n.state())
+		p.n.T.Fatalf("%q still runs: it prints %s\n%s", p.cmd.Args, p.Text(), p.n.state())
 	}
 	status := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if status.Signaled() {
@@ -179,7 +158,7 @@ func ends(want int, all ...*process) {
 	for i, p := range all {
 		p.n.T.Helper()
 		if got := p.end(); got != want {
-			p.n.T.Errorf("process %d of %d ends with %d, want %d: it prints %s", i, len(all), got, want, p.text())
+			p.n.T.Errorf("process %d of %d ends with %d, want %d: it prints %s", i, len(all), got, want, p.Text())
 		}
 	}
 }
@@ -187,8 +166,8 @@ func ends(want int, all ...*process) {
 // says waits for the end of a process that cannot be placed, and checks its message.
 func (p *process) says(want string) {
 	p.n.T.Helper()
-	if code := p.end(); code != 125 || !strings.Contains(p.text(), want) {
-		p.n.T.Errorf("code %d, want 125: it prints\n%swant %q", code, p.text(), want)
+	if code := p.end(); code != 125 || !strings.Contains(p.Text(), want) {
+		p.n.T.Errorf("code %d, want 125: it prints\n%swant %q", code, p.Text(), want)
 	}
 }
 
@@ -198,7 +177,7 @@ func ready(all ...*process) {
 		p.n.T.Helper()
 		p.n.Until("client that computes", func() bool { return p.pid() != 0 || p.over() })
 		if p.pid() == 0 {
-			p.n.T.Fatalf("%q does not compute: it prints %s\n%s", p.cmd.Args, p.text(), p.n.state())
+			p.n.T.Fatalf("%q does not compute: it prints %s\n%s", p.cmd.Args, p.Text(), p.n.state())
 		}
 	}
 }
@@ -207,7 +186,7 @@ var readyPID = regexp.MustCompile(`pid=(\d+) ready `)
 
 // pid is that of the client, or 0 if it does not compute yet.
 func (p *process) pid() int {
-	found := readyPID.FindStringSubmatch(p.text())
+	found := readyPID.FindStringSubmatch(p.Text())
 	if found == nil {
 		return 0
 	}
@@ -220,15 +199,15 @@ func lives(all ...*process) {
 	for _, p := range all {
 		p.n.T.Helper()
 		if p.over() {
-			p.n.T.Errorf("a neighbour has ended: it prints %s", p.text())
+			p.n.T.Errorf("a neighbour has ended: it prints %s", p.Text())
 			continue
 		}
 		_ = p.cmd.Process.Signal(unix.SIGTERM)
 	}
 	for _, p := range all {
 		p.n.T.Helper()
-		if p.end(); !strings.Contains(p.text(), " done ") {
-			p.n.T.Errorf("a neighbour prints %s", p.text())
+		if p.end(); !strings.Contains(p.Text(), " done ") {
+			p.n.T.Errorf("a neighbour prints %s", p.Text())
 		}
 	}
 }

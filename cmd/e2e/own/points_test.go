@@ -97,12 +97,12 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 			for _, p := range ranks {
 				code := p.end()
 				switch {
-				case code == 125 && strings.Contains(p.text(), "mpirun-wrap: this job has no MPS: "):
+				case code == 125 && strings.Contains(p.Text(), "mpirun-wrap: this job has no MPS: "):
 					refused, said = refused+1, said+1
-				case code == 125 && p.text() == "":
+				case code == 125 && p.Text() == "":
 					refused++
-				case code != 0 && (code != 1 || !strings.Contains(p.text(), "err=80")):
-					t.Errorf("code %d: a rank prints %s", code, p.text())
+				case code != 0 && (code != 1 || !strings.Contains(p.Text(), "err=80")):
+					t.Errorf("code %d: a rank prints %s", code, p.Text())
 				}
 			}
 			if refused > 0 && said != 1 {
@@ -209,8 +209,8 @@ func (n testNode) computes(ranks int) {
 	all := n.step(7, 0, ranks, n.spin("0.2")...)
 	ends(0, all...)
 	for _, p := range all {
-		if !strings.Contains(p.text(), " done ") {
-			n.T.Errorf("a rank prints %s", p.text())
+		if !strings.Contains(p.Text(), " done ") {
+			n.T.Errorf("a rank prints %s", p.Text())
 		}
 	}
 	n.clean()
@@ -222,7 +222,7 @@ func (n testNode) folderOf(job int) string {
 	p := n.start(inStep(job, 0, 0, 1), n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
 	ends(0, p)
 	n.clean()
-	lines := strings.Split(strings.TrimSpace(p.text()), "\n") // servers of other tests may be a message
+	lines := strings.Split(strings.TrimSpace(p.Text()), "\n") // servers of other tests may be a message
 	return filepath.Join(lines[len(lines)-1], "../../../..")
 }
 

@@ -75,8 +75,8 @@ func TestTooManyClients(t *testing.T) {
 	}
 	ready(all...)
 	last := n.start(nil, n.spin("60")...)
-	if last.end() == 0 || !strings.Contains(last.text(), "err=") {
-		t.Errorf("the 49th client prints %s", last.text())
+	if last.end() == 0 || !strings.Contains(last.Text(), "err=") {
+		t.Errorf("the 49th client prints %s", last.Text())
 	}
 	lives(all...)
 	n.clean()
@@ -88,13 +88,13 @@ func TestTheSitesTicketWins(t *testing.T) {
 	n.Must(0, n.Job(7, "0"), "prolog")
 	p := n.start(inStep(7, 0, 0, 1), n.wrap("--report", n.CudaClient(), "info")...)
 	ends(0, p)
-	if want := "mpirun-wrap: --own starts no daemon: the site's prolog has started one for this job"; !strings.Contains(p.text(), want) {
-		t.Errorf("it prints %s\nwant %s", p.text(), want)
+	if want := "mpirun-wrap: --own starts no daemon: the site's prolog has started one for this job"; !strings.Contains(p.Text(), want) {
+		t.Errorf("it prints %s\nwant %s", p.Text(), want)
 	}
 	quiet := n.start(inStep(7, 0, 0, 1), n.wrap(n.CudaClient(), "info")...)
 	ends(0, quiet)
-	if strings.Contains(quiet.text(), "--own") || len(n.of("--own-keep")) > 0 {
-		t.Errorf("it prints %s\n%s", quiet.text(), n.state())
+	if strings.Contains(quiet.Text(), "--own") || len(n.of("--own-keep")) > 0 {
+		t.Errorf("it prints %s\n%s", quiet.Text(), n.state())
 	}
 	n.Must(0, n.Job(7, "0"), "epilog")
 	n.Clean()
@@ -119,8 +119,8 @@ func TestOptions(t *testing.T) {
 			all := n.step(7, 0, c.ranks, n.wrap(append(strings.Fields(c.flags), n.CudaClient(), "info")...)...)
 			ends(0, all...)
 			for i, p := range all {
-				if !strings.Contains(p.text(), c.want[i]) {
-					t.Errorf("rank %d prints %s, want %q", i, p.text(), c.want[i])
+				if !strings.Contains(p.Text(), c.want[i]) {
+					t.Errorf("rank %d prints %s, want %q", i, p.Text(), c.want[i])
 				}
 			}
 		})
@@ -140,8 +140,8 @@ func TestTune(t *testing.T) {
 	line := n.Command("mps-tune", "--repeats=2", "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", "sh", "-c", four)
 	p := n.start([]string{"SLURM_MPS_OWN=1"}, line...)
 	ends(0, p)
-	if want := "\nbest: overlap:2: the site's own share"; !strings.Contains(p.text(), want) || !strings.Contains(p.text(), "overlap:2") {
-		t.Errorf("it prints %s", p.text())
+	if want := "\nbest: overlap:2: the site's own share"; !strings.Contains(p.Text(), want) || !strings.Contains(p.Text(), "overlap:2") {
+		t.Errorf("it prints %s", p.Text())
 	}
 	n.clean()
 }

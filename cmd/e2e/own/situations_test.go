@@ -111,8 +111,8 @@ func TestSecondUser(t *testing.T) {
 	if got := len(n.folders()); got != 2 || n.serving(4) != 4 {
 		t.Errorf("%d folders, %d processes of MPS\n%s", got, len(n.daemons()), n.state())
 	}
-	if want := "mpirun-wrap: an MPS server of uid 2001 (pid "; !strings.Contains(second.text(), want) {
-		t.Errorf("the second user reads %q, want %q", second.text(), want)
+	if want := "mpirun-wrap: an MPS server of uid 2001 (pid "; !strings.Contains(second.Text(), want) {
+		t.Errorf("the second user reads %q, want %q", second.Text(), want)
 	}
 	lives(first, second)
 	n.clean()
@@ -222,8 +222,8 @@ func TestACrash(t *testing.T) {
 		spin := []string{n.CudaClient(), "spin", "-ms", "100", "-queue", "10", "-for", "60", "-end", end, "-after", "0.5"}
 		crash := n.start(inStep(7, 0, 3, 8), n.wrap(spin...)...)
 		ends(status, crash)
-		if !strings.Contains(crash.text(), " ready ") {
-			t.Errorf("the crashing rank prints %s", crash.text())
+		if !strings.Contains(crash.Text(), " ready ") {
+			t.Errorf("the crashing rank prints %s", crash.Text())
 		}
 	}
 	library, err := e2e.WithoutFirstThread()
@@ -298,9 +298,9 @@ func TestAMountNamespace(t *testing.T) {
 	line := fmt.Sprintf(`%s%s && %[1]s%[3]s && exec %s sh -c '"$@" & "$@" & wait' sh "$@"`, tmpfs, n.bases()[0], n.bases()[1], user)
 	private := []string{"/usr/bin/unshare", "-m", "sh", "-c", line, "sh"}
 	p := n.startAs(0, inStep(7, 0, 0, 2), append(private, n.spin("60")...)...)
-	n.Until("two ranks", func() bool { return strings.Count(p.text(), " ready ") == 2 || p.over() })
+	n.Until("two ranks", func() bool { return strings.Count(p.Text(), " ready ") == 2 || p.over() })
 	if got := n.serving(2); got != 2 || len(n.places()) > 0 {
-		t.Errorf("%d processes of MPS; folders outside: %v\n%s%s", got, n.places(), p.text(), n.state())
+		t.Errorf("%d processes of MPS; folders outside: %v\n%s%s", got, n.places(), p.Text(), n.state())
 	}
 	_ = node.SignalGroup(p.cmd, unix.SIGTERM)
 	p.end()
@@ -330,7 +330,7 @@ func TestRankZeroKilled(t *testing.T) {
 func TestQuitByASibling(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	waits := n.start(inStep(7, 0, 0, 4), n.wrap("sh", "-c", "echo waits; exec sleep 900")...)
-	n.Until("first rank", func() bool { return strings.Contains(waits.text(), "waits") || waits.over() })
+	n.Until("first rank", func() bool { return strings.Contains(waits.Text(), "waits") || waits.over() })
 	before := n.daemons()
 	for range 3 {
 		quit := n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
@@ -340,8 +340,8 @@ func TestQuitByASibling(t *testing.T) {
 		}
 		late := n.start(inStep(7, 0, 2, 4), n.spin("0.1")...)
 		ends(0, late)
-		if !strings.Contains(late.text(), " done ") {
-			t.Errorf("a late rank prints %s", late.text())
+		if !strings.Contains(late.Text(), " done ") {
+			t.Errorf("a late rank prints %s", late.Text())
 		}
 		before = n.daemons()
 	}
@@ -351,7 +351,7 @@ func TestQuitByASibling(t *testing.T) {
 	n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
 	n.Until("refusal of a client", func() bool {
 		refused := n.start(inStep(7, 0, 2, 4), n.wrap(n.CudaClient(), "spin", "-for", "0")...)
-		return refused.end() == 1 && strings.Contains(refused.text(), "err=805")
+		return refused.end() == 1 && strings.Contains(refused.Text(), "err=805")
 	})
 	lives(computes)
 	for _, p := range before { // until it has ended, a rank takes it for a daemon that serves
@@ -403,8 +403,8 @@ func TestDefaultDirectory(t *testing.T) {
 	if got := n.serving(2); got != 2 {
 		t.Errorf("%d processes of MPS below TMPDIR\n%s", got, n.state())
 	}
-	if want := "mpirun-wrap: another MPS server of yours (pid "; !strings.Contains(p.text(), want) {
-		t.Errorf("it prints %q, want %q", p.text(), want)
+	if want := "mpirun-wrap: another MPS server of yours (pid "; !strings.Contains(p.Text(), want) {
+		t.Errorf("it prints %q, want %q", p.Text(), want)
 	}
 	lives(p)
 	n.Until("end of the daemon", func() bool { return len(n.daemons()) == 0 })
@@ -423,9 +423,9 @@ func TestFourGPUs(t *testing.T) {
 	ends(0, all...)
 	count := map[string]int{}
 	for _, p := range all {
-		found := regexp.MustCompile(`err=0\(cudaSuccess\) sm=66 ndev=1 .* uuid=(\S+)`).FindStringSubmatch(p.text())
+		found := regexp.MustCompile(`err=0\(cudaSuccess\) sm=66 ndev=1 .* uuid=(\S+)`).FindStringSubmatch(p.Text())
 		if found == nil {
-			t.Fatalf("a rank prints %s", p.text())
+			t.Fatalf("a rank prints %s", p.Text())
 		}
 		count[found[1]]++
 	}
@@ -452,8 +452,8 @@ func TestWithoutALauncher(t *testing.T) {
 	p := n.start(nil, "sh", "-c", line)
 	ends(0, p)
 	eighth := regexp.MustCompile(`err=0\(cudaSuccess\) sm=1[68] `) // 66 TPCs are not divisible by 8
-	if got := len(eighth.FindAllString(p.text(), -1)); got != 24 {
-		t.Errorf("%d of 24 members had an eighth of the GPU:\n%s", got, p.text())
+	if got := len(eighth.FindAllString(p.Text(), -1)); got != 24 {
+		t.Errorf("%d of 24 members had an eighth of the GPU:\n%s", got, p.Text())
 	}
 	n.clean()
 }
@@ -471,13 +471,13 @@ func TestTheDaemonKilled(t *testing.T) {
 	for _, p := range before { // until it has ended, a rank takes it for a daemon that serves
 		n.Gone(p)
 	}
-	if !strings.Contains(hit.text(), "err=806") {
-		t.Errorf("the rank prints %s", hit.text())
+	if !strings.Contains(hit.Text(), "err=806") {
+		t.Errorf("the rank prints %s", hit.Text())
 	}
 	began := time.Now()
 	late := n.start(inStep(7, 0, 2, 4), n.spin("0.1")...)
 	ends(0, late)
-	t.Logf("a rank after the daemon's death has ended after %v: %s%s", time.Since(began), hit.text(), late.text())
+	t.Logf("a rank after the daemon's death has ended after %v: %s%s", time.Since(began), hit.Text(), late.Text())
 	_ = waits.cmd.Process.Signal(unix.SIGKILL)
 	n.clean()
 }
@@ -499,8 +499,8 @@ func TestAFullGPUWithGPUUsage(t *testing.T) {
 	ends(137, victim)
 	next := n.start(inStep(7, 0, 2, 3), append(n.wrap(), n.CudaClient(), "spin", "-ms", "5", "-for", "0.2", "-mib", "90000")...)
 	ends(0, next)
-	if !strings.Contains(next.text(), " done ") {
-		t.Errorf("the next member prints %s", next.text())
+	if !strings.Contains(next.Text(), " done ") {
+		t.Errorf("the next member prints %s", next.Text())
 	}
 	lives(neighbour)
 	n.clean()

@@ -120,9 +120,9 @@ func (n testNode) soakStep(p plan, sum *tally) {
 	sum.Starts += len(all) + len(more)
 	for i, rank := range append(all, more...) {
 		code := rank.end()
-		if !allowed(p.fault, i < len(killed) && killed[i], code, rank.text()) {
+		if !allowed(p.fault, i < len(killed) && killed[i], code, rank.Text()) {
 			sum.Wrong++
-			n.T.Logf("%+v: rank %d, pid %d, killed %v, ends with %d after %v: %s", p, i, rank.cmd.Process.Pid, killed, code, rank.took, rank.text())
+			n.T.Logf("%+v: rank %d, pid %d, killed %v, ends with %d after %v: %s", p, i, rank.cmd.Process.Pid, killed, code, rank.took, rank.Text())
 		}
 	}
 	n.after(p, sum)

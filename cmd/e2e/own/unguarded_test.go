@@ -48,7 +48,7 @@ func TestAHiddenProgram(t *testing.T) {
 		all = append(all, n.start(inStep(7, 0, rank, 4), n.wrap(program, "spin", "-ms", "1", "-for", "60", "-exit-idle")...))
 	}
 	ready(all...)
-	text := all[0].text() + all[1].text()
+	text := all[0].Text() + all[1].Text()
 	want := "mpirun-wrap: " + program + " is not guarded if it uses CUDA itself, because you may not read its file"
 	if strings.Count(text, want) != 1 {
 		t.Errorf("they print %s\nwant once %s", text, want)
@@ -60,13 +60,13 @@ func TestAHiddenProgram(t *testing.T) {
 	for code, program := range map[int]string{0: script, 127: "/nonexistent"} {
 		p := n.start(inStep(7, 0, 3, 4), n.wrap(program)...)
 		ends(code, p)
-		if strings.Contains(p.text(), "guarded") {
-			t.Errorf("%s: it prints %s", program, p.text())
+		if strings.Contains(p.Text(), "guarded") {
+			t.Errorf("%s: it prints %s", program, p.Text())
 		}
 	}
 	lives(append(all, neighbour)...)
-	if strings.Contains(neighbour.text(), cannotGuard) {
-		t.Errorf("the neighbour reads %s", neighbour.text())
+	if strings.Contains(neighbour.Text(), cannotGuard) {
+		t.Errorf("the neighbour reads %s", neighbour.Text())
 	}
 	n.clean()
 }
@@ -81,7 +81,7 @@ func TestAHiddenChild(t *testing.T) {
 	ready(other)
 	client, sleeper := n.hidden(n.CudaClient()), n.hidden("/bin/sleep")
 	sleeps := n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", sleeper+" 60 & echo sleeps; wait")...)
-	n.Until("sleeper", func() bool { return strings.Contains(sleeps.text(), "sleeps") || sleeps.over() })
+	n.Until("sleeper", func() bool { return strings.Contains(sleeps.Text(), "sleeps") || sleeps.over() })
 	elsewhere := n.start(inStep(8, 0, 1, 2), n.wrap("sh", "-c", client+" spin -ms 1 -for 60 -exit-idle; true")...)
 	ready(elsewhere)
 	computes := n.start(inStep(7, 0, 2, 4), n.wrap("sh", "-c", client+" spin -ms 1 -for 60 -exit-idle; true")...)
@@ -90,11 +90,11 @@ func TestAHiddenChild(t *testing.T) {
 		return fmt.Sprintf("%s%d, because the kernel lets only root see its files: its end may kill its neighbours\n", cannotGuard, of.pid())
 	}
 	n.Until("lines", func() bool {
-		return strings.Contains(neighbour.text(), cannotGuard) && strings.Contains(other.text(), cannotGuard)
+		return strings.Contains(neighbour.Text(), cannotGuard) && strings.Contains(other.Text(), cannotGuard)
 	})
-	right := strings.Contains(neighbour.text(), told(computes)) && strings.Contains(other.text(), told(elsewhere))
-	if !right || strings.Count(neighbour.text(), cannotGuard) != 1 || strings.Count(other.text(), cannotGuard) != 1 {
-		t.Errorf("the neighbours read %s%s", neighbour.text(), other.text())
+	right := strings.Contains(neighbour.Text(), told(computes)) && strings.Contains(other.Text(), told(elsewhere))
+	if !right || strings.Count(neighbour.Text(), cannotGuard) != 1 || strings.Count(other.Text(), cannotGuard) != 1 {
+		t.Errorf("the neighbours read %s%s", neighbour.Text(), other.Text())
 	}
 	for _, p := range []*process{sleeps, computes, elsewhere} {
 		_ = node.SignalGroup(p.cmd, unix.SIGTERM)
@@ -120,13 +120,13 @@ func TestAProcessOutside(t *testing.T) {
 		clean: "what starts it (env -i, a container) must keep CUDA_MPS_PIPE_DIRECTORY", container: "its container does not show it " + n.bases()[0],
 	} {
 		want := fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s", p.pid(), cause)
-		if !e2e.Comes(func() bool { return strings.Contains(p.text(), want) }) {
-			t.Fatalf("it prints %swant %s\n%s", p.text(), want, n.state())
+		if !e2e.Comes(func() bool { return strings.Contains(p.Text(), want) }) {
+			t.Fatalf("it prints %swant %s\n%s", p.Text(), want, n.state())
 		}
 	}
 	for _, p := range append(all, plain) {
-		if strings.Contains(p.text(), "without MPS") {
-			t.Errorf("it reads %s", p.text())
+		if strings.Contains(p.Text(), "without MPS") {
+			t.Errorf("it reads %s", p.Text())
 		}
 	}
 	lives(append(all, clean, container, plain)...)

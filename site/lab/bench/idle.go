@@ -6,13 +6,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
@@ -72,7 +69,7 @@ func (b bench) switches(ctx context.Context, windows int) (map[string][]float64,
 
 // switched returns how often the threads of the job's guard, and of the processes that it has started, have given up or
 // lost their processor so far.
-func (b bench) switched() (map[string]uint64, error) {
+func (b bench) switched() (map[string]int, error) {
 	guards, err := b.node.Guards()
 	if err != nil {
 		return nil, err
@@ -80,31 +77,17 @@ func (b bench) switched() (map[string]uint64, error) {
 	if len(guards) != 1 {
 		return nil, fmt.Errorf("the node has %d guards, not one", len(guards))
 	}
-	counts := map[string]uint64{}
+	counts := map[string]int{}
 	for pids := guards; len(pids) > 0; pids = pids[1:] {
 		name, err := proc.Name(pids[0])
 		if err != nil {
 			continue // it has ended
 		}
-		counts[name] += switchesOf(pids[0])
+		given, lost := watch.Switches(pids[0])
+		counts[name] += given + lost
 		pids = append(pids, proc.Children(pids[0])...)
 	}
 	return counts, nil
-}
-
-var switchLine = regexp.MustCompile(`(?m)^(?:non)?voluntary_ctxt_switches:\s+(\d+)$`)
-
-// switchesOf adds the switches of a process's threads. A thread that ends meanwhile counts 0.
-func switchesOf(pid int) (sum uint64) {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-	for _, thread := range threads {
-		status, _ := os.ReadFile(thread)
-		for _, line := range switchLine.FindAllSubmatch(status, -1) {
-			count, _ := strconv.ParseUint(string(line[1]), 10, 64)
-			sum += count
-		}
-	}
-	return sum
 }
 
 func (all idling) print() {

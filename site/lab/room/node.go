@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -270,7 +271,7 @@ func (l *lane) startDaemon(ctx context.Context) error {
 		}
 	}
 	p, err := l.start(l.daemonEnvironment(), l.r.control, "-d")
-	if err == nil && !until(ctx, 20*time.Second, p.isOver) {
+	if err == nil && !watch.Until(ctx, 20*time.Second, p.isOver) {
 		err = errors.New("cannot start a plain daemon: the control program does not end")
 	}
 	return err
@@ -313,7 +314,7 @@ func (l *lane) killAll() {
 		}
 	}
 	for _, p := range l.processes {
-		until(context.Background(), 10*time.Second, p.isOver)
+		watch.Until(context.Background(), 10*time.Second, p.isOver)
 	}
 	l.processes, l.neighbours, l.forked = nil, nil, nil
 	clear(l.ranks)
@@ -325,20 +326,20 @@ func (l *lane) stopDaemon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	until(ctx, 10*time.Second, p.isOver)
+	watch.Until(ctx, 10*time.Second, p.isOver)
 	p.kill()
 	gone := func() bool {
 		left, err := l.r.node.Below(l.pipe)
 		return err == nil && len(left) == 0
 	}
-	if until(ctx, 5*time.Second, gone) {
+	if watch.Until(ctx, 5*time.Second, gone) {
 		return nil
 	}
 	left, err := l.r.node.Below(l.pipe)
 	for _, p := range left {
 		err = errors.Join(err, p.Kill(unix.SIGKILL))
 	}
-	if !until(ctx, 5*time.Second, gone) {
+	if !watch.Until(ctx, 5*time.Second, gone) {
 		err = errors.Join(err, fmt.Errorf("the plain daemon does not end: %v", left))
 	}
 	return err
@@ -408,7 +409,7 @@ func (l *lane) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	until(ctx, 20*time.Second, p.isOver)
+	watch.Until(ctx, 20*time.Second, p.isOver)
 	m := p.heard(totalMiB.String())
 	if len(m) != 1 {
 		return fmt.Errorf("a first client fails: %s", p.text())
@@ -424,7 +425,7 @@ func (l *lane) newClient(ctx context.Context) (works bool, seconds float64) {
 	if err != nil {
 		return false, 0
 	}
-	if !until(ctx, 20*time.Second, p.isOver) {
+	if !watch.Until(ctx, 20*time.Second, p.isOver) {
 		p.kill()
 	}
 	return len(p.heard(`first kernel pid=\d+ err=0 `)) == 1, time.Since(began).Seconds()
@@ -530,14 +531,14 @@ const stateAge = 1200 * time.Millisecond
 // settledAlone waits until the guard holds no files, if all clients have ended. It returns the seconds.
 func (l *lane) settledAlone(ctx context.Context) float64 {
 	began := time.Now()
-	until(ctx, settlesAlone, func() bool { return memoryFiles(l.guard) == 0 })
+	watch.Until(ctx, settlesAlone, func() bool { return memoryFiles(l.guard) == 0 })
 	return time.Since(began).Seconds()
 }
 
 // settledBeside waits until the guard holds no files of dead clients beside neighbours, as far as its state tells.
 func (l *lane) settledBeside(ctx context.Context) float64 {
 	began := time.Now()
-	until(ctx, settlesBeside, func() bool { return time.Since(began) > stateAge && l.state().Dead == 0 })
+	watch.Until(ctx, settlesBeside, func() bool { return time.Since(began) > stateAge && l.state().Dead == 0 })
 	return time.Since(began).Seconds()
 }
 

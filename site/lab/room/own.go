@@ -14,8 +14,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,7 +57,8 @@ func (l *lane) openOwn(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if !until(ctx, 60*time.Second, func() bool { return len(holder.heard("^holds$")) > 0 || holder.isOver() }) || holder.isOver() {
+	holds := func() bool { return len(holder.heard("^holds$")) > 0 || holder.isOver() }
+	if !watch.Until(ctx, 60*time.Second, holds) || holder.isOver() {
 		return fmt.Errorf("mpirun-wrap --own does not start: %s", holder.text())
 	}
 	keepers := l.r.ofOwn("--own-keep")
@@ -98,7 +101,7 @@ func (l *lane) closeOwn(ctx context.Context) error {
 		}
 		return len(left) == 0 && err == nil
 	}
-	if !until(ctx, 15*time.Second, gone) {
+	if !watch.Until(ctx, 15*time.Second, gone) {
 		return fmt.Errorf("left behind by --own: %q", left)
 	}
 	return nil
@@ -152,7 +155,7 @@ func tryOwnCost(ctx context.Context, l *lane, _ int) (record, error) {
 		if err != nil {
 			return record{}, err
 		}
-		until(ctx, 60*time.Second, p.isOver)
+		watch.Until(ctx, 60*time.Second, p.isOver)
 		first = append(first, time.Since(began).Seconds())
 		if err := l.closeOwn(ctx); err != nil {
 			return record{}, err
@@ -185,7 +188,7 @@ func tryDaemonKilled(ctx context.Context, l *lane, trial int) (record, error) {
 		err = errors.Join(err, p.Kill(unix.SIGKILL))
 	}
 	began := time.Now()
-	ended := until(ctx, 20*time.Second, func() bool {
+	ended := watch.Until(ctx, 20*time.Second, func() bool {
 		return !slices.ContainsFunc(all, func(k rank) bool { _, lives := k.proc(); return lives })
 	})
 	took := time.Since(began).Seconds()
@@ -218,12 +221,12 @@ func trySpeed(ctx context.Context, l *lane, trial int) (record, error) {
 			return record{}, err
 		}
 	}
-	until(ctx, time.Second, func() bool { return false })
+	wait.Sleep(ctx, time.Second)
 	var before []count
 	for _, k := range all {
 		before = append(before, k.counted(k.name))
 	}
-	until(ctx, speedTime, func() bool { return false })
+	wait.Sleep(ctx, speedTime)
 	rate, alive := 0.0, living(ctx, time.Now(), all)
 	for i, k := range all {
 		now := k.counted(k.name)
@@ -251,7 +254,7 @@ func trySignals(ctx context.Context, l *lane, _ int) (record, error) {
 		}
 	}
 	since := time.Now()
-	until(ctx, time.Second, func() bool { return false })
+	wait.Sleep(ctx, time.Second)
 	alive := living(ctx, since.Add(500*time.Millisecond), l.neighbours)
 	works, _ := l.newClient(ctx)
 	values["processes"], values["of"], values["alive"], values["new_client"] = len(daemons), len(l.neighbours), alive, works

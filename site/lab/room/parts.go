@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"os"
 	"slices"
 	"strings"
@@ -37,15 +39,15 @@ func tryOOM(ctx context.Context, l *lane, trial int) (record, error) {
 		_, err = l.oomRanks(l.coming)
 	}
 	greedy, others := ranks[0], ranks[1:]
-	until(ctx, delay, func() bool { return false })
+	wait.Sleep(ctx, delay)
 	before := living(ctx, time.Now(), others)
 	if err := errors.Join(err, touch(l.r.path(fmt.Sprintf("end%d", trial)))); err != nil {
 		return record{}, err
 	}
-	if err := greedy.await(ctx, "full", 20*time.Second); err != nil || !until(ctx, 20*time.Second, greedy.isOver) {
+	if err := greedy.await(ctx, "full", 20*time.Second); err != nil || !watch.Until(ctx, 20*time.Second, greedy.isOver) {
 		return record{}, errors.Join(err, errors.New("the seventh rank does not end"))
 	}
-	until(ctx, afterwards, func() bool { return false })
+	wait.Sleep(ctx, afterwards)
 	alive := living(ctx, time.Now(), others)
 	works, took := l.newClient(ctx)
 	for _, k := range others {
@@ -101,10 +103,10 @@ func tryNext(ctx context.Context, l *lane, trial int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	until(ctx, 30*time.Second, func() bool { return len(next.heard(" ready ")) > 0 || next.isOver() })
+	watch.Until(ctx, 30*time.Second, func() bool { return len(next.heard(" ready ")) > 0 || next.isOver() })
 	started := time.Since(began).Seconds()
-	until(ctx, 30*time.Second, next.isOver)
-	until(ctx, afterwards-time.Since(began), func() bool { return false })
+	watch.Until(ctx, 30*time.Second, next.isOver)
+	wait.Sleep(ctx, afterwards-time.Since(began))
 	alive, works := living(ctx, time.Now(), l.neighbours), len(next.heard(` done kernels=[1-9]`)) == 1
 	return record{Valid: before == 2, Good: alive == before && works && lost == 0, Values: map[string]any{
 		"mib": size, "of": before, "alive": alive, "lost_before": lost, "next_works": works, "next_started": started, "next": lastLine(next),
@@ -128,7 +130,7 @@ func (l *lane) ensemble(ctx context.Context, members, slots int, script string) 
 	if err != nil {
 		return nil, 0, err
 	}
-	if !until(ctx, 100*time.Second, p.isOver) {
+	if !watch.Until(ctx, 100*time.Second, p.isOver) {
 		p.kill()
 	}
 	return p, time.Since(began).Seconds(), nil
@@ -196,7 +198,7 @@ func tryShell(ctx context.Context, l *lane, _ int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	until(ctx, 50*time.Second, func() bool { return every(all, (*process).isOver) })
+	watch.Until(ctx, 50*time.Second, func() bool { return every(all, (*process).isOver) })
 	first, second := 0, 0
 	var failed []string
 	for _, p := range all {
@@ -223,8 +225,8 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 		return record{}, err
 	}
 	ready := func(p *process) bool { return len(p.heard(" ready ")) > 0 }
-	until(ctx, 30*time.Second, func() bool { return every(all, ready) })
-	until(ctx, 200*time.Millisecond, func() bool { return false })
+	watch.Until(ctx, 30*time.Second, func() bool { return every(all, ready) })
+	wait.Sleep(ctx, 200*time.Millisecond)
 	killed := 0
 	before := living(ctx, time.Now().Add(-time.Second), l.neighbours)
 	for _, p := range all {
@@ -238,7 +240,7 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	until(ctx, 30*time.Second, func() bool { return every(coming, (*process).isOver) })
+	watch.Until(ctx, 30*time.Second, func() bool { return every(coming, (*process).isOver) })
 	took, worked := time.Since(began).Seconds(), 0
 	var failed []string
 	for _, p := range coming {
@@ -246,7 +248,7 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 		failed = append(failed, failures(p)...)
 		p.kill()
 	}
-	until(ctx, afterwards-time.Since(began), func() bool { return false })
+	wait.Sleep(ctx, afterwards-time.Since(began))
 	alive := living(ctx, time.Now(), l.neighbours)
 	good := alive == before && worked == newcomers && lost == 0
 	return record{Valid: before == 2 && killed > ranks/2, Good: good, Values: map[string]any{

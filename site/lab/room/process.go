@@ -15,8 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -97,14 +97,7 @@ func (p *process) counted(name string) count {
 	return p.count[name]
 }
 
-func (p *process) isOver() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (p *process) isOver() bool { return watch.Closed(p.ended) }
 
 // kill kills the program and its children. The program's group exists as long as the program is not reaped.
 func (p *process) kill() {
@@ -156,18 +149,6 @@ func (r *room) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: r.user.UID, Gid: r.user.GID, Groups: []uint32{r.user.GID}}
 }
 
-// until polls until done is true, for the given time.
-func until(ctx context.Context, limit time.Duration, done func() bool) bool {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for !done() {
-		if !wait.Sleep(ctx, 2*time.Millisecond) {
-			return done()
-		}
-	}
-	return true
-}
-
 // rank is one process of room.py. Several may print to the same process.
 type rank struct {
 	*process
@@ -186,7 +167,7 @@ func (k rank) said(word string) string {
 // await waits until a rank has printed a word. The error has the rank's own error.
 func (k rank) await(ctx context.Context, word string, limit time.Duration) error {
 	failed := func() bool { return k.said("err=") != "" || k.isOver() }
-	until(ctx, limit, func() bool { return k.said(word) != "" || failed() })
+	watch.Until(ctx, limit, func() bool { return k.said(word) != "" || failed() })
 	if k.said(word) == "" {
 		return fmt.Errorf("rank %s does not print %q: %q", k.name, word, k.said("err="))
 	}
@@ -216,7 +197,7 @@ func living(ctx context.Context, since time.Time, ranks []rank) (count int) {
 			_, lives := k.proc()
 			return !lives || k.said("err=") != ""
 		}
-		until(ctx, limit-time.Since(since), func() bool { return works() || failed() })
+		watch.Until(ctx, limit-time.Since(since), func() bool { return works() || failed() })
 		if works() && !failed() {
 			count++
 		}

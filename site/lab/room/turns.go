@@ -6,10 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -62,10 +63,10 @@ func tryEnding(ctx context.Context, l *lane, trial int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	if lives && !until(ctx, 10*time.Second, func() bool { return !proc.Running() }) {
+	if lives && !watch.Until(ctx, 10*time.Second, func() bool { return !proc.Running() }) {
 		return record{}, fmt.Errorf("the victim does not end by %s", ending)
 	}
-	until(ctx, endingAfterwards, func() bool { return false })
+	wait.Sleep(ctx, endingAfterwards)
 	if l.coming < 0 {
 		l.settledBeside(ctx) // the next trial would count those that are harmed late
 	}
@@ -118,7 +119,7 @@ func tryCost(ctx context.Context, l *lane, _ int) (record, error) {
 		return record{}, err
 	}
 	l.settledAlone(ctx)
-	until(ctx, 6*time.Second, func() bool { return false }) // gpu-usage stays for 5 s
+	wait.Sleep(ctx, 6*time.Second) // gpu-usage stays for 5 s
 	const idle = 20 * time.Second
 	values["wakes_idle_20s"] = switches(ctx, l.guard, idle)
 	if _, err := l.beside(ctx); err != nil {
@@ -187,15 +188,19 @@ func (l *lane) holdCost(ctx context.Context, values map[string]any) error {
 			return err
 		}
 		pid := p.cmd.Process.Pid // the wrapper becomes the program
-		until(ctx, 10*time.Second, func() bool { return memoryFiles(pid) > 0 || p.isOver() })
+		watch.Until(ctx, 10*time.Second, func() bool { return memoryFiles(pid) > 0 || p.isOver() })
 		began := time.Now()
-		if until(ctx, 5*time.Second, func() bool { return memoryFiles(l.guard) > base || p.isOver() }) && !p.isOver() {
+		holds := func(files int) bool {
+			more := func() bool { return memoryFiles(l.guard) >= base+files || p.isOver() }
+			return watch.Until(ctx, 5*time.Second, more) && !p.isOver()
+		}
+		if holds(1) {
 			first = append(first, float64(time.Since(began).Microseconds())/1e3)
 		}
-		if until(ctx, 5*time.Second, func() bool { return memoryFiles(l.guard) > base+1 || p.isOver() }) && !p.isOver() {
+		if holds(2) {
 			all = append(all, float64(time.Since(began).Microseconds())/1e3)
 		}
-		until(ctx, 10*time.Second, p.isOver)
+		watch.Until(ctx, 10*time.Second, p.isOver)
 		l.settledAlone(ctx)
 	}
 	if len(first) == 0 || len(all) == 0 {
@@ -206,23 +211,10 @@ func (l *lane) holdCost(ctx context.Context, values map[string]any) error {
 	return nil
 }
 
-// switches counts the context switches of all threads of a process in some time.
+// switches counts how often all threads of a process give up their processor in some time.
 func switches(ctx context.Context, pid int, some time.Duration) int {
-	count := func() (sum int) {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-		for _, file := range files {
-			text, _ := os.ReadFile(file)
-			for line := range strings.Lines(string(text)) {
-				name, value, _ := strings.Cut(line, ":")
-				if name == "voluntary_ctxt_switches" {
-					number, _ := strconv.Atoi(strings.TrimSpace(value))
-					sum += number
-				}
-			}
-		}
-		return sum
-	}
-	before := count()
-	until(ctx, some, func() bool { return false })
-	return count() - before
+	before, _ := watch.Switches(pid)
+	wait.Sleep(ctx, some)
+	after, _ := watch.Switches(pid)
+	return after - before
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,18 +11,18 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // kit is the node of a run.
@@ -207,7 +206,7 @@ func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
 	l.env = append(l.env, "CUDA_MPS_PIPE_DIRECTORY="+pipe, "CUDA_MPS_LOG_DIRECTORY="+pipe+".log",
 		"CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
 	p, err := l.run(k.control, "-d")
-	if err == nil && !until(ctx, 20*time.Second, p.over) {
+	if err == nil && !watch.Until(ctx, 20*time.Second, p.over) {
 		err = errors.New("cannot start a plain daemon: the control program does not end")
 	}
 	l.env = l.env[:len(l.env)-1] // clients have the daemon's GPU
@@ -230,7 +229,7 @@ func (l *lane) shut() error {
 		_ = c.cmd.Process.Kill()
 	}
 	for _, c := range l.clients {
-		until(context.Background(), 10*time.Second, c.over)
+		watch.Until(context.Background(), 10*time.Second, c.over)
 	}
 	switch l.method {
 	case byProlog:
@@ -239,7 +238,7 @@ func (l *lane) shut() error {
 		return nil
 	}
 	p, err := l.run("sh", "-c", `echo quit -t 5 | "$0"`, l.control)
-	if err == nil && !until(context.Background(), 15*time.Second, p.over) {
+	if err == nil && !watch.Until(context.Background(), 15*time.Second, p.over) {
 		err = errors.New("cannot end a plain daemon: the control program does not answer")
 	}
 	return err
@@ -247,48 +246,28 @@ func (l *lane) shut() error {
 
 // client is a program of the user, and what it prints.
 type client struct {
+	watch.Output
 	cmd   *exec.Cmd
 	ended chan struct{}
-	mutex sync.Mutex
-	text  bytes.Buffer
-}
-
-func (c *client) Write(b []byte) (int, error) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return c.text.Write(b)
-}
-
-func (c *client) output() string {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return c.text.String()
 }
 
 // heard returns the last match of a pattern in what the client has printed, and how many there are.
 func (c *client) heard(pattern string) (last []string, count int) {
-	all := regexp.MustCompile("(?m)"+pattern).FindAllStringSubmatch(c.output(), -1)
+	all := regexp.MustCompile("(?m)"+pattern).FindAllStringSubmatch(c.Text(), -1)
 	if len(all) == 0 {
 		return nil, 0
 	}
 	return all[len(all)-1], len(all)
 }
 
-func (c *client) over() bool {
-	select {
-	case <-c.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (c *client) over() bool { return watch.Closed(c.ended) }
 
 // await waits until a client has printed a line, or has ended.
 func (c *client) await(ctx context.Context, pattern string) error {
 	heard := func() bool { _, n := c.heard(pattern); return n > 0 }
-	until(ctx, 40*time.Second, func() bool { return heard() || c.over() })
+	watch.Until(ctx, 40*time.Second, func() bool { return heard() || c.over() })
 	if !heard() {
-		return fmt.Errorf("a client does not print %q: %s", pattern, strings.TrimSpace(c.output()))
+		return fmt.Errorf("a client does not print %q: %s", pattern, strings.TrimSpace(c.Text()))
 	}
 	return nil
 }
@@ -298,11 +277,11 @@ func (l *lane) start(options []string, args ...string) (*client, error) {
 	if l.prefix == nil {
 		return l.run(append([]string{l.client}, args...)...)
 	}
-	return l.run(append(append(append([]string{}, options...), l.client), args...)...)
+	return l.run(slices.Concat(options, []string{l.client}, args)...)
 }
 
 func (l *lane) run(line ...string) (*client, error) {
-	line = append(append([]string{}, l.prefix...), line...)
+	line = slices.Concat(l.prefix, line)
 	c := &client{cmd: exec.Command(line[0], line[1:]...), ended: make(chan struct{})}
 	c.cmd.Dir, c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = "/", l.env, c, c
 	c.cmd.WaitDelay = time.Second // a daemon may have the pipe open
@@ -316,16 +295,4 @@ func (l *lane) run(line ...string) (*client, error) {
 	l.clients = append(l.clients, c)
 	go func() { _ = c.cmd.Wait(); close(c.ended) }()
 	return c, nil
-}
-
-// until polls until done is true, for the given time.
-func until(ctx context.Context, limit time.Duration, done func() bool) bool {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for !done() {
-		if !wait.Sleep(ctx, 5*time.Millisecond) {
-			return done()
-		}
-	}
-	return true
 }

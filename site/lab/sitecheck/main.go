@@ -19,7 +19,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -103,9 +102,6 @@ func outside(ctx context.Context, s settings) (err error) {
 	return err
 }
 
-// noTime is in the text of a part that the run's time did not suffice for. That part is no fault of the driver.
-const noTime = "no time"
-
 // margin is the part of a run's time in which what is open is closed.
 const margin = 10 * time.Second
 
@@ -134,8 +130,8 @@ func check(ctx context.Context, s settings, folder string) error {
 		r, err := p.run(ctx)
 		sign := map[bool]string{true: "ok  ", false: "BAD "}[r.good]
 		switch {
-		case !r.good && (ctx.Err() != nil || strings.Contains(r.text, noTime) && !strings.Contains(r.text, "failed")):
-			sign, r.text = "?   ", cmp.Or(r.text, noTime)
+		case !r.good && (ctx.Err() != nil || r.short):
+			sign, r.text = "?   ", cmp.Or(r.text, "no time")
 		case err != nil:
 			sign, r.text = "BAD ", err.Error()
 		}
@@ -156,13 +152,3 @@ func check(ctx context.Context, s settings, folder string) error {
 }
 
 const issues = "https://github.com/slurm-mps/slurm-mps/issues/new?template=driver.yml"
-
-// writeAll writes a stream into an executable file.
-func writeAll(path string, from io.Reader, flags int) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|flags, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(file, from)
-	return errors.Join(err, file.Close())
-}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 )
@@ -58,4 +59,14 @@ func unpack(folder string) error {
 		}
 	}
 	return nil
+}
+
+// writeAll writes a stream into an executable file.
+func writeAll(path string, from io.Reader, flags int) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|flags, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, from)
+	return errors.Join(err, file.Close())
 }

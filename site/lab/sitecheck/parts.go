@@ -17,13 +17,16 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
 // result is what a part says.
 type result struct {
-	good bool
-	text string
+	good  bool
+	short bool // the run's time did not suffice, which is no fault of the driver
+	text  string
 }
 
 type part struct {
@@ -52,7 +55,7 @@ func (k *kit) conformance(ctx context.Context) (result, error) {
 	end, _ := ctx.Deadline()
 	limit := time.Until(end).Truncate(time.Second)
 	if limit < time.Second {
-		return result{text: "no time for it"}, ctx.Err()
+		return result{short: true, text: "no time for it"}, ctx.Err()
 	}
 	suite := filepath.Join(k.built, "conformance.test")
 	cmd := exec.CommandContext(ctx, suite, "-test.v", "-test.timeout", limit.String())
@@ -71,14 +74,15 @@ func (k *kit) conformance(ctx context.Context) (result, error) {
 	if len(failed) > 0 {
 		text += ", failed: " + strings.Join(failed, ", ")
 	}
-	if late := unfinished.FindStringSubmatch(string(out)); late != nil {
+	late := unfinished.FindStringSubmatch(string(out))
+	if late != nil {
 		text += fmt.Sprintf(", %s had no time to end", late[1])
 	}
 	var exit *exec.ExitError
 	if passed+len(failed) == 0 || err != nil && !errors.As(err, &exit) {
 		return result{}, fmt.Errorf("cannot run the suite: %w: %.300s", err, out)
 	}
-	return result{err == nil, text}, nil
+	return result{good: err == nil, short: late != nil && len(failed) == 0, text: text}, nil
 }
 
 // in runs a trial in a lane, and closes the lane.
@@ -99,11 +103,11 @@ func (k *kit) shares(ctx context.Context) (r result, err error) {
 			if err != nil {
 				return err
 			}
-			until(ctx, 40*time.Second, c.over)
+			watch.Until(ctx, 40*time.Second, c.over)
 			said, _ := c.heard(`(\d+) of \d+ SMs`)
 			shown, _ := c.heard(`err=0\S* sm=(\d+)`)
 			if said == nil || shown == nil {
-				return fmt.Errorf("a client with a share of %d %% fails: %s", percent, strings.TrimSpace(c.output()))
+				return fmt.Errorf("a client with a share of %d %% fails: %s", percent, strings.TrimSpace(c.Text()))
 			}
 			asked++
 			if said[1] == shown[1] {
@@ -131,7 +135,7 @@ func (k *kit) crowd(ctx context.Context) (r result, err error) {
 			all = append(all, c)
 		}
 		starting := func(c *client) bool { _, n := c.heard("ready|err="); return n == 0 && !c.over() }
-		if !until(ctx, 60*time.Second, func() bool { return !slices.ContainsFunc(all, starting) }) {
+		if !watch.Until(ctx, 60*time.Second, func() bool { return !slices.ContainsFunc(all, starting) }) {
 			return errors.New("a client neither starts nor fails")
 		}
 		for _, c := range all {
@@ -141,7 +145,8 @@ func (k *kit) crowd(ctx context.Context) (r result, err error) {
 		}
 		return nil
 	})
-	return result{err == nil && ready == want, fmt.Sprintf("%d of %d served, want %d", ready, want+1, want)}, err
+	r.good, r.text = err == nil && ready == want, fmt.Sprintf("%d of %d served, want %d", ready, want+1, want)
+	return r, err
 }
 
 // endings kills clients with 0.8 s of kernels in flight, each beside two neighbours in the same lane. A neighbour that
@@ -178,7 +183,7 @@ func (k *kit) endings(ctx context.Context, method string) (r result, err error) 
 	shut()
 	r.text = fmt.Sprintf("%d of %d without harm", without, made)
 	r.good = err == nil && made == k.ends && (without == made || method == bare)
-	if made < k.ends {
+	if r.short = made < k.ends; r.short {
 		r.text += fmt.Sprintf(" (%d more: no time)", k.ends-made)
 	}
 	return r, err
@@ -207,17 +212,17 @@ func (l *lane) ending(ctx context.Context, beside []*client) (alive int, err err
 	if err != nil {
 		return 0, err
 	}
-	if !until(ctx, 40*time.Second, victim.over) {
+	if !watch.Until(ctx, 40*time.Second, victim.over) {
 		return 0, errors.New("a client does not end itself")
 	}
 	if _, started := victim.heard(" ready "); started == 0 {
-		return 0, fmt.Errorf("a client does not start: %s", strings.TrimSpace(victim.output()))
+		return 0, fmt.Errorf("a client does not start: %s", strings.TrimSpace(victim.Text()))
 	}
-	until(ctx, 1200*time.Millisecond, func() bool { return false }) // 0.8 s are in flight
+	wait.Sleep(ctx, 1200*time.Millisecond) // 0.8 s are in flight
 	for _, c := range beside {
 		_, before := c.heard("at work")
 		works := func() bool { _, now := c.heard("at work"); return now > before+1 }
-		until(ctx, 15*time.Second, func() bool { return works() || c.over() })
+		watch.Until(ctx, 15*time.Second, func() bool { return works() || c.over() })
 		if works() && !c.over() {
 			alive++
 		}
@@ -239,10 +244,10 @@ func (k *kit) cost(ctx context.Context) (r result, err error) {
 				if err != nil {
 					return err
 				}
-				until(ctx, 40*time.Second, c.over)
+				watch.Until(ctx, 40*time.Second, c.over)
 				done, n := c.heard(`done kernels=(\d+)`)
 				if n == 0 {
-					return fmt.Errorf("a client fails: %s", strings.TrimSpace(c.output()))
+					return fmt.Errorf("a client fails: %s", strings.TrimSpace(c.Text()))
 				}
 				kernels, err := strconv.ParseFloat(done[1], 64)
 				rates[method] = append(rates[method], kernels/2)
@@ -257,6 +262,6 @@ func (k *kit) cost(ctx context.Context) (r result, err error) {
 		slices.Sort(all)
 	}
 	with, without := rates[k.method][1], rates[bare][1]
-	return result{true, fmt.Sprintf("%.0f kernels a second with %s, %.0f with %s (medians of 3): %+.1f %%",
+	return result{good: true, text: fmt.Sprintf("%.0f kernels a second with %s, %.0f with %s (medians of 3): %+.1f %%",
 		with, k.method, without, bare, 100*(with/without-1))}, nil
 }

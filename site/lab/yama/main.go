@@ -22,10 +22,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -142,32 +142,12 @@ func prepare(built string) (t *trials, err error) {
 
 // process is a process of the user, with what it has printed.
 type process struct {
-	cmd   *exec.Cmd
-	mutex sync.Mutex
-	out   bytes.Buffer
-	done  chan struct{}
+	watch.Output
+	cmd  *exec.Cmd
+	done chan struct{}
 }
 
-func (p *process) Write(text []byte) (int, error) {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return p.out.Write(text)
-}
-
-func (p *process) text() string {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return p.out.String()
-}
-
-func (p *process) over() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
+func (p *process) over() bool { return watch.Closed(p.done) }
 
 // start starts rank i. Each place of $W and $C in a command is a path of the environment.
 func (t *trials) start(i int, command string) (*process, error) {
@@ -199,7 +179,7 @@ func (t *trials) try(scope int, w way) (r result) {
 	for _, p := range all {
 		_ = node.SignalGroup(p.cmd, unix.SIGKILL)
 		until(p.over)
-		r.Said = append(r.Said, messages.FindAllString(p.text(), -1)...)
+		r.Said = append(r.Said, messages.FindAllString(p.Text(), -1)...)
 	}
 	if !within(20*time.Second, func() bool { r.Left = t.left(); return len(r.Left) == 0 }) {
 		t.clear()
@@ -280,7 +260,7 @@ func (t *trials) after(r *result, all *[]*process) error {
 	until(late.over)
 	bare, err := os.ReadFile(filepath.Join(t.node.Sim.Node.Dir, "without_mps"))
 	r.Status = status.cmd.ProcessState.ExitCode()
-	r.Served = strings.Contains(late.text(), " done ") && (errors.Is(err, os.ErrNotExist) || len(bytes.TrimSpace(bare)) == 0)
+	r.Served = strings.Contains(late.Text(), " done ") && (errors.Is(err, os.ErrNotExist) || len(bytes.TrimSpace(bare)) == 0)
 	return nil
 }
 
@@ -292,9 +272,9 @@ func (t *trials) ready(i int, command string, all *[]*process) (int, error) {
 	}
 	*all = append(*all, p)
 	var found []string
-	until(func() bool { found = readyPID.FindStringSubmatch(p.text()); return found != nil || p.over() })
+	until(func() bool { found = readyPID.FindStringSubmatch(p.Text()); return found != nil || p.over() })
 	if found == nil {
-		return 0, fmt.Errorf("rank %d does not compute: %s", i, p.text())
+		return 0, fmt.Errorf("rank %d does not compute: %s", i, p.Text())
 	}
 	return strconv.Atoi(found[1])
 }
