@@ -38,7 +38,7 @@ func ends(built string, real bool, trials int, clients ...int) (all []ended, err
 		if real && gpus > testnode.RealGPUs() {
 			break
 		}
-		err := onNode(built, real, set{GPUs: gpus, Scope: "job"}, func(ctx context.Context, b bench) error {
+		err := onNode(built, real, set{GPUs: gpus, Scope: "job"}, manyHooks, func(ctx context.Context, b bench) error {
 			own := make([]ended, len(clients))
 			err := b.closingSlowly(func(b bench) error {
 				for trial := range trials * len(clients) {
@@ -177,11 +177,7 @@ func (b bench) copied(name string) (string, error) {
 	if _, err := os.Stat(to); err == nil {
 		return to, nil
 	}
-	content, err := os.ReadFile(filepath.Join(b.node.Bin, name))
-	if err != nil {
-		return "", err
-	}
-	return to, os.WriteFile(to, content, 0o755)
+	return to, copyProgram(filepath.Join(b.node.Bin, name), to)
 }
 
 // held waits until the guard holds the files of so many clients. The guard writes its state once a second.

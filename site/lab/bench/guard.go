@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -21,18 +19,12 @@ func guards(built string, real bool, trials int) (g guarded, err error) {
 	g = guarded{map[string][]float64{}, map[string][]float64{}}
 	benches := map[string]bench{}
 	for name, hold := range map[string]string{"guard": "30s", "no guard": "0s"} {
-		dir, err := os.MkdirTemp("/tmp", "bench")
+		b, err := newBench(built, real, set{GPUs: 1, Scope: "job"}, fmt.Sprintf("hold = %q", hold))
+		defer b.remove()
 		if err != nil {
 			return g, err
 		}
-		defer os.RemoveAll(dir)
-		defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
-		if err := os.Chmod(dir, 0o755); err != nil {
-			return g, err
-		}
-		if benches[name], err = newBench(dir, built, real, set{GPUs: 1, Scope: "job"}, fmt.Sprintf("hold = %q", hold)); err != nil {
-			return g, err
-		}
+		benches[name] = b
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()

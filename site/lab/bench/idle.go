@@ -26,7 +26,7 @@ const (
 func idle(built string, real bool, windows int) (all idling, err error) {
 	all = idling{}
 	for name, clients := range map[string]int{"no client": 0, "8 idle clients": endClients} {
-		err := onNode(built, real, set{GPUs: 1, Scope: "job"}, func(ctx context.Context, b bench) error {
+		err := onNode(built, real, set{GPUs: 1, Scope: "job"}, manyHooks, func(ctx context.Context, b bench) error {
 			j, err := b.openJob(ctx, 7, 1, clients)
 			if err != nil {
 				return err

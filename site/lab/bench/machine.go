@@ -53,26 +53,26 @@ func now() (m moment, err error) {
 	return m, err
 }
 
-// meanwhile is what the machine did while something was measured. Steal is the time that the host took from the
+// activity is what the machine did while something was measured. Steal is the time that the host took from the
 // processors of a virtual machine.
-type meanwhile struct {
+type activity struct {
 	Busy  uint64 `json:"busy_percent"` // of all processors
 	Wait  uint64 `json:"iowait_ms"`
 	Steal uint64 `json:"steal_ms"`
 	Load  string `json:"load"`
 }
 
-func (m moment) since(began moment) meanwhile {
+func (m moment) since(began moment) activity {
 	const tick = 10
 	work, idle := m.work-began.work, m.idle-began.idle
 	wait, steal := m.waiting-began.waiting, m.steal-began.steal
 	busy := 100 * (work + steal) / max(work+idle+wait+steal, 1)
-	return meanwhile{busy, wait * tick, steal * tick, m.load}
+	return activity{busy, wait * tick, steal * tick, m.load}
 }
 
-func (m meanwhile) String() string {
+func (a activity) String() string {
 	return fmt.Sprintf("processors %d %% busy, %d ms stolen, %d ms waited for disks, load %s",
-		m.Busy, m.Steal, m.Wait, m.Load)
+		a.Busy, a.Steal, a.Wait, a.Load)
 }
 
 // startLoad starts processes that load the machine: for each processor one that computes, and one that starts programs

@@ -211,16 +211,8 @@ type bench struct {
 }
 
 func measure(s *set, built string, real bool, trials int) error {
-	dir, err := os.MkdirTemp("/tmp", "bench")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
-	b, err := newBench(dir, built, real, *s)
+	b, err := newBench(built, real, *s)
+	defer b.remove()
 	if err != nil {
 		return err
 	}
@@ -235,10 +227,17 @@ func measure(s *set, built string, real bool, trials int) error {
 	return nil
 }
 
-func newBench(dir, built string, real bool, s set, grant ...string) (bench, error) {
-	b := bench{dir: dir, conf: filepath.Join(dir, "slurm.conf")}
+// newBench makes a node in a folder of its own, which remove removes, also after an error.
+func newBench(built string, real bool, s set, grant ...string) (b bench, err error) {
+	dir, err := os.MkdirTemp("/tmp", "bench")
+	if err != nil {
+		return b, err
+	}
+	b = bench{dir: dir, conf: filepath.Join(dir, "slurm.conf")}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return b, err
+	}
 	grant = append(grant, fmt.Sprintf("scope = %q", s.Scope))
-	var err error
 	if real {
 		b.node, err = testnode.Real(dir, built, testnode.Default(append(grant, testnode.Unchanged)...))
 	} else {
@@ -260,13 +259,21 @@ func newBench(dir, built string, real bool, s set, grant ...string) (bench, erro
 	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(gres), 0o644)
 }
 
+func (b bench) remove() {
+	if b.dir != "" {
+		_ = os.RemoveAll(b.shm())
+		_ = os.RemoveAll(b.dir)
+	}
+}
+
+func (b bench) shm() string { return filepath.Join("/dev/shm", filepath.Base(b.dir)) }
+
 // runOnTmpfs makes /run of the root a tmpfs, as on a real node.
 func (b bench) runOnTmpfs() error {
-	shm := filepath.Join("/dev/shm", filepath.Base(b.dir))
-	if err := os.Mkdir(shm, 0o755); err != nil {
+	if err := os.Mkdir(b.shm(), 0o755); err != nil {
 		return err
 	}
-	return os.Symlink(shm, filepath.Join(b.node.Root, "run"))
+	return os.Symlink(b.shm(), filepath.Join(b.node.Root, "run"))
 }
 
 // others adds leases of other jobs to the node.

@@ -23,11 +23,14 @@ type pair struct {
 	Epilog hook      `json:"epilog"`
 }
 
-// hook is one run of a hook, and what the machine did meanwhile.
+// hook is one run of a hook, and what the machine did.
 type hook struct {
 	MS float64 `json:"ms"`
-	meanwhile
+	activity
 }
+
+// manyHooks bounds a run of many hooks, each of which has a minute (timed).
+const manyHooks = 12 * time.Hour
 
 // tails measures pairs of hooks, first alone and then beside load. Each pair is a line of the file raw, at once. So an
 // interrupted run keeps what it has.
@@ -41,7 +44,7 @@ func tails(built string, real bool, pairs int, raw string) error {
 		defer file.Close()
 		to = file
 	}
-	return onNode(built, real, set{GPUs: 1, Scope: "job"}, func(ctx context.Context, b bench) error {
+	return onNode(built, real, set{GPUs: 1, Scope: "job"}, manyHooks, func(ctx context.Context, b bench) error {
 		fmt.Println("hook    beside       pairs    p50     p99   p99.9     max   (ms)")
 		alone, err := b.pairs(ctx, 1, pairs, false, to)
 		printTails(os.Stdout, alone)
@@ -88,7 +91,7 @@ func (b bench) watched(ctx context.Context, job testnode.Job, program string) (h
 		return h, err
 	}
 	after, err := now()
-	h.meanwhile = after.since(before)
+	h.activity = after.since(before)
 	return h, err
 }
 
@@ -119,7 +122,7 @@ func printTails(w io.Writer, all []pair) {
 		for _, p := range all {
 			if one := h.of(p); one.MS > outlier*percentile(times, 50) {
 				at := p.Began.UTC().Format("2006-01-02 15:04:05.000")
-				fmt.Fprintf(w, "  %s of the pair at %s: %.1f ms; %s\n", h.name, at, one.MS, one.meanwhile)
+				fmt.Fprintf(w, "  %s of the pair at %s: %.1f ms; %s\n", h.name, at, one.MS, one.activity)
 			}
 		}
 	}

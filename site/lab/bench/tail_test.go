@@ -32,7 +32,7 @@ func TestOutliers(t *testing.T) {
 		all = append(all, pair{Began: at, Load: true, Prolog: hook{MS: 10}, Epilog: hook{MS: 30}})
 	}
 	all[3].Prolog = hook{MS: 30} // not more than three times
-	all[7].Prolog = hook{MS: 31, meanwhile: meanwhile{Busy: 80, Wait: 20, Steal: 120, Load: "3.50"}}
+	all[7].Prolog = hook{MS: 31, activity: activity{Busy: 80, Wait: 20, Steal: 120, Load: "3.50"}}
 	var printed strings.Builder
 	printTails(&printed, all)
 	want := `prolog  load             9   10.0    31.0    31.0    31.0
@@ -56,7 +56,7 @@ func TestWhatTheMachineDid(t *testing.T) {
 	// user nice system idle iowait irq softirq steal guest guest_nice
 	before := read("cpu  100 1 50 1000 10 2 3 4 0 0\ncpu0 1 2 3\n")
 	after := read("cpu  110 2 55 1010 12 3 5 11 0 0\n")
-	if got, want := after.since(before), (meanwhile{Busy: 68, Wait: 20, Steal: 70, Load: "1.25"}); got != want {
+	if got, want := after.since(before), (activity{Busy: 68, Wait: 20, Steal: 70, Load: "1.25"}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := after.since(after); got.Busy != 0 {

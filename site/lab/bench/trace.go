@@ -61,7 +61,7 @@ const schedEvents = "sched:sched_switch,sched:sched_process_exec,sched:sched_pro
 func traceHooks(built, folder string) error {
 	for _, gpus := range []int{1, 8} {
 		name := filepath.Join(folder, fmt.Sprintf("trace-%d", gpus))
-		err := onNode(built, false, set{GPUs: gpus, Scope: "job"}, func(ctx context.Context, b bench) error {
+		err := onNode(built, false, set{GPUs: gpus, Scope: "job"}, time.Minute, func(ctx context.Context, b bench) error {
 			for id := uint32(7); id < 9; id++ { // these fill the caches
 				if _, err := b.traceJob(ctx, gpus, id); err != nil {
 					return err
@@ -87,22 +87,14 @@ func traceHooks(built, folder string) error {
 	return nil
 }
 
-// onNode makes a node, and calls use there.
-func onNode(built string, real bool, s set, use func(context.Context, bench) error) error {
-	dir, err := os.MkdirTemp("/tmp", "bench")
+// onNode makes a node, and calls use there with a limit.
+func onNode(built string, real bool, s set, limit time.Duration, use func(context.Context, bench) error) error {
+	b, err := newBench(built, real, s)
+	defer b.remove()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
-	b, err := newBench(dir, built, real, s)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 12*time.Hour)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return use(ctx, b)
 }

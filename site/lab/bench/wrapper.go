@@ -76,20 +76,12 @@ type lines struct {
 
 // withJob opens a job on a node with one GPU, and calls measure there.
 func withJob(built string, real bool, measure func(context.Context, lines) error) (err error) {
-	dir, err := os.MkdirTemp("/tmp", "bench")
+	b, err := newBench(built, real, set{GPUs: 1, Leases: 1, Scope: "job"})
+	defer b.remove()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
-	b, err := newBench(dir, built, real, set{GPUs: 1, Leases: 1, Scope: "job"})
-	if err != nil {
-		return err
-	}
-	if err := programs(built, dir); err != nil {
+	if err := programs(built, b.dir); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -104,18 +96,18 @@ func withJob(built string, real bool, measure func(context.Context, lines) error
 	}()
 	daemons, err := b.daemonFolders(job.ID)
 	if err == nil {
-		err = peers.Install(dir, real)
+		err = peers.Install(b.dir, real)
 	}
 	if err != nil {
 		return err
 	}
-	idle := filepath.Join(dir, "nothing")
+	idle := filepath.Join(b.dir, "nothing")
 	return measure(ctx, lines{
 		idle:  idle,
-		execs: []string{filepath.Join(dir, "execs"), idle},
-		bash:  []string{filepath.Join(dir, "wrapper.sh"), daemons[0], b.control, idle},
+		execs: []string{filepath.Join(b.dir, "execs"), idle},
+		bash:  []string{filepath.Join(b.dir, "wrapper.sh"), daemons[0], b.control, idle},
 		wrap: func(args ...string) []string {
-			return append([]string{filepath.Join(dir, "mpirun-wrap"), "--root", b.node.Root}, args...)
+			return append([]string{filepath.Join(b.dir, "mpirun-wrap"), "--root", b.node.Root}, args...)
 		},
 	})
 }
@@ -191,15 +183,19 @@ func programs(built, dir string) error {
 		}
 	}
 	for _, name := range []string{"mpirun-wrap", "execs", "nothing"} {
-		content, err := os.ReadFile(filepath.Join(built, "bin", name))
-		if err != nil {
-			return fmt.Errorf("cannot measure wrapper: %w", err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o755); err != nil {
+		if err := copyProgram(filepath.Join(built, "bin", name), filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("cannot measure wrapper: %w", err)
 		}
 	}
 	return nil
+}
+
+func copyProgram(from, to string) error {
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, content, 0o755)
 }
 
 func compile(bin string) error {
