@@ -96,11 +96,7 @@ type result struct {
 }
 
 func run(trials, pairs int, out, only string) error {
-	shared, err := testnode.Shared()
-	if err != nil {
-		return err
-	}
-	built, err := testnode.Build(shared)
+	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}

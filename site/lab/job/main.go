@@ -56,11 +56,7 @@ func run(ranks int, launcher string, showPS bool, screen string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("cannot show a node: slurmd runs prologs as root: run this as root")
 	}
-	shared, err := testnode.Shared()
-	if err != nil {
-		return err
-	}
-	built, err := testnode.Build(shared)
+	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}

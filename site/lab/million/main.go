@@ -26,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
@@ -63,7 +64,7 @@ func measure(ctx context.Context, limit time.Duration, workers int, kept string)
 	if err != nil {
 		return sum, fmt.Errorf("cannot find commit: %w", err)
 	}
-	built, err := build()
+	built, err := testnode.Built()
 	if err != nil {
 		return sum, err
 	}

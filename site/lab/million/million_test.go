@@ -97,7 +97,7 @@ func TestPair(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("hooks need root")
 	}
-	built, err := build()
+	built, err := testnode.Built()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,15 +20,6 @@ const uid, gid = 2001, 2001
 // of sites is minutes.
 const hookLimit = 2 * time.Minute
 
-// build builds the programs and the simulation.
-func build() (string, error) {
-	shared, err := testnode.Shared()
-	if err != nil {
-		return "", err
-	}
-	return testnode.Build(shared)
-}
-
 // pairs runs hooks on a node of its own until ctx ends. A pair that has begun is finished. After a false drain it goes
 // on with a new node, and kept has the old one's log.
 func pairs(ctx context.Context, built, kept string) (sum run, err error) {

@@ -36,11 +36,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	shared, err := testnode.Shared()
-	if err != nil {
-		return err
-	}
-	built, err := testnode.Build(shared)
+	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}

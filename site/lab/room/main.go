@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // settings are the flags of the command.
@@ -99,7 +101,7 @@ func main() {
 	}
 	var err error
 	if *build {
-		_, err = builtFolder()
+		_, err = testnode.Built()
 	} else if s.parts, err = regexp.Compile(*pattern); err == nil {
 		err = run(s)
 	}

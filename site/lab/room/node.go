@@ -89,17 +89,8 @@ func appendTo(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 }
 
-// builtFolder is the folder of the programs and the simulation.
-func builtFolder() (string, error) {
-	shared, err := testnode.Shared()
-	if err != nil {
-		return "", err
-	}
-	return testnode.Build(shared)
-}
-
 func (r *room) makeNode() error {
-	built, err := builtFolder()
+	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}

@@ -34,11 +34,7 @@ func run(results, pattern string) (err error) {
 	if results, err = filepath.Abs(results); err != nil {
 		return err
 	}
-	shared, err := testnode.Shared()
-	if err != nil {
-		return err
-	}
-	built, err := testnode.Build(shared)
+	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}

@@ -43,11 +43,7 @@ func builtFolder(t *testing.T) string {
 	default:
 		t.Skip("prologs are root's: run as root")
 	}
-	shared, err := testnode.Shared()
-	if err != nil {
-		t.Fatal(err)
-	}
-	built, err := testnode.Build(shared)
+	built, err := testnode.Built()
 	if err != nil {
 		t.Fatal(err)
 	}

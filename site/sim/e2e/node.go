@@ -55,13 +55,7 @@ type Node struct {
 }
 
 // Built is the folder of the binaries, built once for all tests.
-var Built = sync.OnceValues(func() (string, error) {
-	shared, err := testnode.Shared()
-	if err != nil {
-		return "", err
-	}
-	return testnode.Build(shared)
-})
+var Built = sync.OnceValues(testnode.Built)
 
 // testLimit bounds what a test starts and does not wait for. It is far above the time of any test: each wait has a
 // limit of its own.

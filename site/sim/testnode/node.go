@@ -118,6 +118,15 @@ func Shared() (string, error) {
 	return filepath.Join(module, ".build"), err
 }
 
+// Built is the folder of what Build makes, at its shared place.
+func Built() (string, error) {
+	shared, err := Shared()
+	if err != nil {
+		return "", err
+	}
+	return Build(shared)
+}
+
 // goBuild builds one binary. The binaries that ranks run are static, and so is the guard.
 func goBuild(module, output, program string) error {
 	cmd := exec.Command("go", "build", "-trimpath", "-o", output, "./cmd/"+program)

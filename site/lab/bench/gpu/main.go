@@ -127,11 +127,8 @@ type bench struct {
 func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 	b := &bench{settings: s, dir: dir, until: time.Now().Add(time.Duration(s.minutes * float64(time.Minute))), gpu: policy.GPU{SMs: 132, SMsPerTPC: 2},
 		nodes: map[string]testnode.Node{}, hooked: map[string]*lab.Cluster{}, real: testnode.RealGPUs() > 0, control: testnode.RealControl}
-	shared, err := testnode.Shared()
-	if err != nil {
-		return nil, err
-	}
-	if b.built, err = testnode.Build(shared); err != nil {
+	var err error
+	if b.built, err = testnode.Built(); err != nil {
 		return nil, err
 	}
 	if b.lines, err = record.Read(s.results); err != nil {
