@@ -99,18 +99,17 @@ func (p *Placement) ignored(env slurm.Env) (all []string) {
 // warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU, and one if
 // some there have slots and some have none.
 func (m messages) warnOfNeighbour(placement *Placement) {
-	ours, theirs := "noslot", "slotted"
-	if placement.Task.Source == launch.SourceSlot {
-		ours, theirs = theirs, ours
-	}
+	kind := map[bool]string{false: "noslot", true: "slotted"}
+	slotted := placement.Task.Source == launch.SourceSlot
 	if m.folder == "" {
 		return
 	}
-	placement.hasNeighbour(ours, true)
-	if placement.hasNeighbour(theirs, false) {
+	another := func(pid int) bool { return pid >= 0 && !ancestors(os.Getpid())[pid] }
+	placement.neighbour(kind[slotted], true)
+	if another(placement.neighbour(kind[!slotted], false)) {
 		m.once("slotted", errors.New("some processes of this job on this GPU have slots and some have none, "+
 			"so they have more than the GPU together: give all of them the same --slots=N (or set SLURM_MPS_SLOTS=N)"))
-	} else if ours == "noslot" && placement.Task.LocalSize == 1 && placement.hasNeighbour("alone", true) {
+	} else if !slotted && placement.Task.LocalSize == 1 && another(placement.neighbour("alone", true)) {
 		m.once("neighbour", errors.New("another process of this job runs on the same GPU, and each has the whole share: "+
 			"to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
 	}

@@ -346,22 +346,27 @@ func (f *slotFile) write(content string) (err error) {
 	return nil
 }
 
-// hasNeighbour reports whether another process of the job with this kind of place runs on the same GPU. If there is none
-// and own is set, this process is recorded.
-func (p *Placement) hasNeighbour(kind string, own bool) bool {
-	file, err := openSlotFile(filepath.Join(p.Ticket.ExchangeDir, kind+"."+strconv.Itoa(p.GPU)))
+// neighbour returns the pid of a process of the job with this kind of place that runs on the same GPU: 0 if that is not
+// known, and -1 for none. If there is none and record is set, this process is recorded.
+func (p *Placement) neighbour(kind string, record bool) (pid int) {
+	path := filepath.Join(p.Ticket.ExchangeDir, kind+"."+strconv.Itoa(p.GPU))
+	if !record && unix.Access(path, unix.F_OK) != nil { // in most jobs all processes have one kind of place
+		return -1
+	}
+	file, err := openSlotFile(path)
 	if err != nil {
-		return false
+		return -1
 	}
 	defer file.close()
-	if err := unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return errors.Is(err, unix.EWOULDBLOCK) && own // another process is about to be recorded
-	}
-	if other, known := readTaker(file, ""); known && other.Running() {
-		return !ancestors(os.Getpid())[other.PID]
-	}
-	if own {
+	busy := unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB)
+	other, known := readTaker(file, "")
+	switch {
+	case record && errors.Is(busy, unix.EWOULDBLOCK):
+		return 0 // it is about to be recorded
+	case busy == nil && known && other.Running():
+		return other.PID
+	case busy == nil && record:
 		_ = writeTaker(file, "") // without it, the next process prints nothing
 	}
-	return false
+	return -1
 }

@@ -120,19 +120,26 @@ func (n node) Features(job slurm.Job) ([]string, error) {
 	return line.Features, err
 }
 
-// command builds the command line of a program without arguments that slurmd runs as root.
-func command(name, short, long string, run func(site.Paths) error) *cobra.Command {
+// execute runs a program without arguments that slurmd runs as root, and returns its exit code.
+func execute(p cli.Process, run func(cli.Process, site.Paths) error, name, short, long string) int {
 	var paths site.Paths
 	c := &cobra.Command{
 		Use: name, Short: short, Long: long, Version: cli.Version(), Args: cobra.NoArgs,
 		SilenceErrors: true, SilenceUsage: true,
 		PreRunE: func(*cobra.Command, []string) error { return checkCaller(paths) },
-		RunE:    func(*cobra.Command, []string) error { return run(paths) },
+		RunE:    func(*cobra.Command, []string) error { return run(p, paths) },
 	}
 	c.Flags().StringVar(&paths.Root, "root", "",
 		"move /etc/slurm-mps, /run/slurm-mps and\n/var/log/slurm-mps below `DIR`")
 	c.CompletionOptions.DisableDefaultCmd = true
-	return c
+	c.SetArgs(p.Args)
+	c.SetOut(p.Out)
+	c.SetErr(p.Err)
+	if err := c.Execute(); err != nil {
+		p.PrintError(name, err)
+		return cli.ExitDrain
+	}
+	return cli.ExitOK
 }
 
 func checkCaller(paths site.Paths) error {
@@ -143,17 +150,6 @@ func checkCaller(paths site.Paths) error {
 		return errors.New("cannot act on this node: not root: slurmd runs this program, see docs/operator.md")
 	}
 	return nil
-}
-
-func execute(p cli.Process, c *cobra.Command) int {
-	c.SetArgs(p.Args)
-	c.SetOut(p.Out)
-	c.SetErr(p.Err)
-	if err := c.Execute(); err != nil {
-		p.PrintError(c.Name(), err)
-		return cli.ExitDrain
-	}
-	return cli.ExitOK
 }
 
 // within runs a function with a deadline. SIGTERM and SIGINT end the function's context earlier. If the function

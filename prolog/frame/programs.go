@@ -23,10 +23,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
+// Prolog is the program prolog.
 func Prolog(p cli.Process) int {
-	return execute(p, command("prolog", "make this node ready for a job's MPS",
-		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes,\ncontrol daemon, ticket.",
-		func(paths site.Paths) error { return runProlog(p, paths) }))
+	return execute(p, runProlog, "prolog", "make this node ready for a job's MPS",
+		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes,\ncontrol daemon, ticket.")
 }
 
 func runProlog(p cli.Process, paths site.Paths) error {
@@ -121,9 +121,8 @@ func warn(log zerolog.Logger, err error, what string) {
 
 // Epilog is the program epilog.
 func Epilog(p cli.Process) int {
-	return execute(p, command("epilog", "bring this node back to what it was before a job",
-		"epilog runs as slurmd's Epilog= and closes the job's lease. It follows the\nlease and never the policy.",
-		func(paths site.Paths) error { return runEpilog(p, paths) }))
+	return execute(p, runEpilog, "epilog", "bring this node back to what it was before a job",
+		"epilog runs as slurmd's Epilog= and closes the job's lease. It follows the\nlease and never the policy.")
 }
 
 func runEpilog(p cli.Process, paths site.Paths) error {

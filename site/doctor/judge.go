@@ -197,7 +197,7 @@ func older(version, than string) bool {
 
 // unpatched judges a version by its branch. Nothing is known of a branch that is not listed.
 func (d *diagnosis) unpatched(what, version string) {
-	for _, p := range known.Patched {
+	for _, p := range known().Patched {
 		if p.What == what && strings.HasPrefix(version, p.Branch+".") && older(version, p.First) {
 			d.warning("unpatched", what+" "+version, "install "+p.First+" or later",
 				"it lacks the fixes of known vulnerabilities (%s)", p.Source)

@@ -4,10 +4,10 @@ package doctor
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -28,7 +28,7 @@ type namespace struct {
 //	  - nodes: "gpu[01-16]"
 //	    dirs: ["/tmp", "/scratch"]
 func readNamespace(path, node string) (namespace, error) {
-	content, err := os.ReadFile(path)
+	content, _, err := osfile.ReadAny(path)
 	found := namespace{}
 	if err == nil {
 		found, err = parseNamespace(string(content), path, node)

@@ -70,6 +70,6 @@ func (r Report) Count(level state.Level) (n int) {
 // proven reports whether slurm-mps was proven with this driver on every type of GPU here.
 func (d *driverState) proven() bool {
 	return len(d.GPUs) > 0 && !slices.ContainsFunc(d.GPUs, func(g device) bool {
-		return !slices.Contains(known.Proven, struct{ Driver, GPU string }{d.Version, g.Device.Name})
+		return !slices.Contains(known().Proven, struct{ Driver, GPU string }{d.Version, g.Device.Name})
 	})
 }

@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"io/fs"
+	"sync"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -144,10 +145,10 @@ type limit struct {
 //go:embed known.json
 var knownFile []byte
 
-var known = func() (k struct {
+var known = sync.OnceValue(func() (k struct {
 	Proven  []struct{ Driver, GPU string }
 	Patched []struct{ What, Branch, First, Source string }
 }) {
 	_ = json.Unmarshal(knownFile, &k)
 	return k
-}()
+})
