@@ -7,7 +7,8 @@
 . "$(dirname "$0")/gpu-pack.sh"
 modes | tee "$results/codes-machine.txt"
 export CODES=${CODES:-/tmp/gpu-codes} RANKS=${RANKS:-1 2 4 8 16} CODES_MINUTES=${CODES_MINUTES:-8}
-export CODES_SCRIPT=${CODES_SCRIPT:-turn.sh} PYTHON=${PYTHON:-$(command -v python3)} CODES_RESULTS=$results/codes.txt
+export CODES_SCRIPT=${CODES_SCRIPT:-turn.sh} PYTHON=${PYTHON:-$(command -v python3)}
+export CODES_MODES=${CODES_MODES:-slices bare ours} FIRST_CORE=${FIRST_CORE:-0} CODES_RESULTS=$results/codes.txt
 if [ "$CODES_SCRIPT" = turn.sh ] && [ ! -x "$CODES/lmp" ]; then
     "$pack/codes/build.sh" "$pack/lammps" "$pack/mpi" "$CODES" || exit 1
 fi

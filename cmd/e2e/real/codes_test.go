@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 )
@@ -29,7 +30,7 @@ func TestRealCodes(t *testing.T) {
 	}
 	defer results.Close()
 	p := newPrograms(t)
-	modes := []string{"slices", "bare", "ours"}
+	modes := strings.Fields(os.Getenv("CODES_MODES"))
 	line := regexp.MustCompile(`(?m)^\d+ (slices|bare|ours) \S+ \d+ .*$`)
 	var slowest time.Duration
 	for turn, end := 1, time.Now().Add(minutes); time.Now().Add(slowest).Before(end); turn++ {
@@ -40,8 +41,8 @@ func TestRealCodes(t *testing.T) {
 			if mode == "ours" {
 				args = append(args, "--constraint=mps")
 			}
-			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s\n%s/%s %s %d",
-				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
+			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s\n%s/%s %s %d",
+				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
 			out, _ := p.run(script, args...)
 			lines := line.FindAllString(out, -1)
 			if len(lines) == 0 {

@@ -36,6 +36,10 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 		t.Skip("needs real GPUs: CONFORMANCE_TARGET=real, as site/lab/gpu-programs.sh sets it")
 	}
 	p := &realPrograms{t: t, gpus: min(testnode.RealGPUs(), 2)}
+	only := os.Getenv("ONLY_GPU") // two runs at once have a GPU each
+	if only != "" {
+		p.gpus = 1
+	}
 	built, err := e2e.Built()
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +58,9 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	o := lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: p.gpus, CPUs: 96, Features: "mps", PrologFlags: "Alloc",
 		SameName: true, Bundle: os.Getenv("SLURM_BUNDLE"), DevDir: "/dev"}
 	o.GresConf = fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", p.gpus-1)
+	if only != "" {
+		o.GresConf = fmt.Sprintf("Name=gpu File=/dev/nvidia%s\n", only)
+	}
 	o.Prolog, o.Epilog, o.TaskProlog = machine.Command("prolog"), machine.Command("epilog"), machine.Command("task-prolog")
 	if p.Cluster, err = lab.Start(p.ctx, o); err != nil {
 		t.Fatal(err)

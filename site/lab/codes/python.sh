@@ -11,7 +11,7 @@ for n in $RANKS; do
     divide "$n"
     rm -rf meet member.* && mkdir meet
     seq "$n" | timeout 100 xargs -P "$n" -I{} sh -c \
-        "taskset -c \$(({} - 1)) ${wrapper:+$wrapper --slots=$n} ${PYTHON:-python3} $CODES/python.py $PWD/meet $n >member.{} 2>error.{} || echo \"{}: \$?\" >>failed"
+        "taskset -c \$(({} - 1 + ${FIRST_CORE:-0})) ${wrapper:+$wrapper --slots=$n} ${PYTHON:-python3} $CODES/python.py $PWD/meet $n >member.{} 2>error.{} || echo \"{}: \$?\" >>failed"
     awk -v head="$turn $mode" -v n="$n" '{sum[$1] += $2; runs[$1]++}
         END {for (p in sum) print head, p, n, runs[p] == n ? sum[p] : "failed"}' member.*
     if [ -e failed ]; then cat failed && tail -n 3 error.* && rm failed; fi
