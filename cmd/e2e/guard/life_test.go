@@ -175,6 +175,34 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 	}
 }
 
+// A client that takes memory beside a dead one, whose files are held, opens no more of the driver's files. A real
+// client opens them once. If a simulated one opened more, the guard held them now and then.
+func TestAClientThatTakesMemoryOpensNoFile(t *testing.T) {
+	s := e2e.NewShared(t)
+	neighbour := s.Neighbour()
+	victim := s.Start("spin", "-ms", "0", "-for", "900")
+	s.Holds(4)
+	victim.Kill()
+	grows := s.Start("spin", "-ms", "1", "-for", "900", "-grow", "1", "-after", "0")
+	s.Holds(6)
+	has := func() (mib int) {
+		contexts, err := s.Sim.Node.GPU(0).Contexts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, context := range contexts {
+			if context.PID == grows.Pid {
+				mib = context.MemoryMiB
+			}
+		}
+		return mib
+	}
+	s.When(func() bool { return has() > 1000 }) // after about as many allocations
+	grows.Kill()
+	s.Holds(6)
+	s.Lives(neighbour)
+}
+
 // If the job's control group has little memory left, the guard pauses the neighbours until the GPU is idle, and closes
 // dead clients' files. Only then does the group get the clients' memory back.
 func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {

@@ -52,13 +52,24 @@ static int open_device(const char *name)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Opens SIM/node/dev/NAME and keeps it open, as the driver's files in /dev are kept open. So /proc/PID/fd shows
- * it. A lock that belongs to the open file tells the server and the node if any process still has it open. */
-static void open_file(const char *name, long byte)
+/* Keeps a file of SIM/node/dev open, as the driver's files in /dev are kept open. So /proc/PID/fd shows it. A lock
+ * that belongs to the open file tells the server and the node if any process still has it open. */
+static void keep_file(int file, long byte)
 {
-	int file = open_device(name);
-	if (file >= 0)
-		node_locks(file, byte);
+	if (file < 0)
+		return;
+	node_locks(file, byte);
+	if (process.files_open < files_max)
+		process.files[process.files_open++] = file;
+}
+
+int own_device(const char *path)
+{
+	struct stat wanted, own;
+	for (int i = 0; i < process.files_open && !stat(path, &wanted); i++)
+		if (!fstat(process.files[i], &own) && own.st_dev == wanted.st_dev && own.st_ino == wanted.st_ino)
+			return process.files[i];
+	return -1;
 }
 
 /* These are the files that cuInit was measured to open when the server has accepted the process or when there is
@@ -67,14 +78,14 @@ static void open_file(const char *name, long byte)
 static void open_files(void)
 {
 	for (int i = 0; i < 2; i++)
-		open_file("nvidia-uvm", 2L * process.pid + i);
+		keep_file(open_device("nvidia-uvm"), 2L * process.pid + i);
 	for (int i = 0; i < process.devices.count; i++) {
 		char gpu[PATH_MAX], name[24];
 		long minor;
 		if (node_gpu(gpu, process.node, (unsigned)process.devices.list[i].gpu) || node_number(gpu, "minor", &minor))
 			continue;
 		snprintf(name, sizeof name, "nvidia%ld", minor);
-		open_file(name, process.pid);
+		keep_file(open_device(name), process.pid);
 	}
 }
 
@@ -107,8 +118,7 @@ API int cuInit(unsigned flags)
 	int control = process.initialized ? -1 : open_device("nvidiactl");
 	process.pid = process.initialized ? process.pid : getpid();
 	int error = process.initialized ? success : find_devices();
-	if (control >= 0)
-		node_locks(control, process.pid);
+	keep_file(control, process.pid);
 	if (!error && !process.initialized) {
 		open_files();
 		rest(process.mps ? init_mps_ms : init_alone_ms);

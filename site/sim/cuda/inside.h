@@ -7,6 +7,10 @@
 #define _GNU_SOURCE
 #endif
 
+/* cuda.c: the descriptor of a driver's file that cuInit has opened, or -1. */
+int own_device(const char *path);
+#define NODE_OWN_DEVICE own_device
+
 #include "../node/node.h"
 #include "work.h"
 #include <pthread.h>
@@ -39,7 +43,7 @@ struct device {
 	char uuid[64], name[96];
 };
 
-enum { devices_max = 64 };
+enum { devices_max = 64, files_max = 3 + devices_max };
 
 struct devices {
 	int count;
@@ -81,6 +85,8 @@ struct process {
 	struct connection server; /* the process's own */
 	double percentage;
 	struct devices devices;
+	int files[files_max]; /* the driver's files that are open */
+	int files_open;
 	struct CUctx_st *contexts;
 };
 

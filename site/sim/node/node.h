@@ -197,6 +197,11 @@ static inline int node_device(const char *path)
 }
 
 static inline void node_done(int file) { (void)file; }
+#elif defined NODE_OWN_DEVICE
+/* A process that uses CUDA opens its driver's files when it starts, and none later. NODE_OWN_DEVICE finds its own. */
+static inline int node_device(const char *path) { return NODE_OWN_DEVICE(path); }
+
+static inline void node_done(int file) { (void)file; }
 #else
 static inline int node_device(const char *path) { return open(path, O_RDONLY | O_CLOEXEC); }
 
