@@ -5,14 +5,12 @@ package own
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -117,7 +115,7 @@ func (s *smi) take(lines *bufio.Scanner) error {
 		if i < 0 {
 			continue // another GPU of the node
 		}
-		s.takeOne(i, strings.Split(figures, ", "), time.Now())
+		s.takeOne(i, figures, time.Now())
 		if first && i == len(s.uuids)-1 {
 			first = false
 			close(s.read)
@@ -131,23 +129,14 @@ const maxSamples = 16
 
 // takeOne takes the figures of a GPU: percent of the time with work, free and total memory in MiB. An unknown one is
 // "[N/A]".
-func (s *smi) takeOne(i int, figures []string, now time.Time) {
+func (s *smi) takeOne(i int, figures string, now time.Time) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	numbers := make([]int, 3)
-	for k := range numbers {
-		var err error
-		if len(figures) != len(numbers) {
-			err = errors.New("another form")
-		} else {
-			numbers[k], err = strconv.Atoi(figures[k])
-		}
-		if err != nil {
-			s.gpus[i] = gauge.Usage{}
-			return
-		}
+	var percent, free, total int
+	if _, err := fmt.Sscanf(figures+"\n", "%d, %d, %d\n", &percent, &free, &total); err != nil {
+		s.gpus[i] = gauge.Usage{}
+		return
 	}
-	percent := numbers[0]
 	if percent > 0 {
 		s.busy[i] = now
 	} else if now.Sub(s.busy[i]) < longestSample {
@@ -155,7 +144,7 @@ func (s *smi) takeOne(i int, figures []string, now time.Time) {
 	}
 	samples := append(s.gpus[i].Samples, gauge.Sample{Micros: uint64(now.UnixMicro()), Percent: percent})
 	s.gpus[i] = gauge.Usage{
-		Known: true, ContextsUnknown: true, FreeMiB: numbers[1], TotalMiB: numbers[2], Samples: samples[max(0, len(samples)-maxSamples):],
+		Known: true, ContextsUnknown: true, FreeMiB: free, TotalMiB: total, Samples: samples[max(0, len(samples)-maxSamples):],
 	}
 }
 

@@ -65,14 +65,20 @@ func TestIdleOnlyAfterALongSample(t *testing.T) {
 		{0, "0", 1}, {900 * time.Millisecond, "0", 1}, {time.Second, "0", 0}, {1100 * time.Millisecond, "40", 40}, {2 * time.Second, "0", 1},
 		{2100 * time.Millisecond, "0", 0},
 	} {
-		s.takeOne(0, []string{c.reads, "10", "20"}, began.Add(c.after))
+		s.takeOne(0, c.reads+", 10, 20", began.Add(c.after))
 		samples := s.gpus[0].Samples
 		if got := samples[len(samples)-1].Percent; got != c.want {
 			t.Errorf("after %v: %d, want %d", c.after, got, c.want)
 		}
 	}
+	for _, unknown := range []string{"[N/A], 10, 20", "3, 10", "3, 10, 20, 30"} {
+		s.takeOne(1, "3, 10, 20", began)
+		if s.takeOne(1, unknown, began); s.gpus[1].Known {
+			t.Errorf("%s: %+v", unknown, s.gpus[1])
+		}
+	}
 	for range 3 * maxSamples {
-		s.takeOne(0, []string{"1", "10", "20"}, began)
+		s.takeOne(0, "1, 10, 20", began)
 	}
 	if got := len(s.gpus[0].Samples); got != maxSamples {
 		t.Errorf("%d samples are kept", got)

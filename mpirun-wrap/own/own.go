@@ -14,6 +14,8 @@
 package own
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +32,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -58,15 +61,11 @@ func newStep(root string, environ []string, task launch.Task, binding launch.Bin
 	if err != nil {
 		return step{}, err
 	}
-	job := task.JobID
-	if job == 0 {
-		job = noJob
-	}
 	key, err := key(root, env, task, devices)
 	if err != nil {
 		return step{}, err
 	}
-	return step{Root: root, Job: job, env: environ, key: key}, nil
+	return step{Root: root, Job: cmp.Or(task.JobID, noJob), env: environ, key: key}, nil
 }
 
 // usable returns the GPUs that a rank with this environment may use.
@@ -172,14 +171,30 @@ func (m *member) enter(ctx context.Context, step step) error {
 			return err
 		}
 		ticket, err := m.Store.ReadTicket(step.Job)
-		if err == nil && (ticket.RefusalReason != "" || serves(ticket)) {
+		why := ""
+		if err == nil && serves(ticket) && quits(ticket.Daemons[0]) {
+			why = ": a script told it to quit, and it waits for its clients: leave the quit out"
+		} else if err == nil && (ticket.RefusalReason != "" || serves(ticket)) {
 			m.Ticket = ticket
 			return nil
 		}
 		if !wait.Sleep(ctx, pause) {
-			return fmt.Errorf("cannot use MPS: the daemon of these ranks does not serve within %v", joinTime)
+			return fmt.Errorf("cannot use MPS: the daemon of these ranks does not serve within %v%s", joinTime, why)
 		}
 	}
+}
+
+// quits reports whether a daemon of this user was told to quit. It then waits for its clients, refuses new ones with
+// error 805, and answers no question. Its keeper starts the next one.
+func quits(d lease.Daemon) bool {
+	file, size, err := serverlog.Open(d.LogDir, "control.log", uint32(os.Getuid()))
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	tail := make([]byte, min(size, 64<<10)) // clients that are refused write lines, too
+	n, _ := file.ReadAt(tail, size-int64(len(tail)))
+	return bytes.Contains(tail[:n], fmt.Appendf(nil, " %d] Cmd:quit", d.Proc.PID))
 }
 
 func serves(ticket lease.Ticket) bool {

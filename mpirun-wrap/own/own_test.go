@@ -3,14 +3,21 @@
 package own
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
+	"golang.org/x/sys/unix"
 )
 
 // gpuNode is the root of a node with these GPUs.
@@ -90,6 +97,47 @@ func TestNewStepRefuses(t *testing.T) {
 	alone := launch.Task{JobID: 7, StepID: "0", LocalSize: 1, Source: launch.SourceStepd}
 	if _, err := newStep(whole, nil, alone, launch.Binding{OwnGPUs: 1}); err != nil {
 		t.Errorf("a step of one task: %v", err)
+	}
+}
+
+// A rank that joins while its daemon quits is not served by that daemon.
+func TestADaemonThatQuits(t *testing.T) {
+	dir := t.TempDir()
+	self, err1 := proc.Current()
+	boot, err2 := proc.BootID()
+	store, err3 := lease.OpenPrivate(dir, boot, 7)
+	alive, err4 := openLock(dir, aliveLock)
+	keeper, err5 := openLock(dir, keeperLock)
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		t.Fatal(err)
+	}
+	defer alive.Close()
+	defer keeper.Close()
+	daemon := lease.Daemon{Proc: self, LogDir: filepath.Join(store.DaemonDir(7, 0), "log")}
+	ticket := lease.Ticket{Job: lease.Job{ID: 7}, Daemons: []lease.Daemon{daemon}}
+	err := errors.Join(unix.Flock(int(keeper.Fd()), unix.LOCK_EX), store.WriteTicket(ticket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	enter := func(pid int, command string) error {
+		line := fmt.Sprintf("[2026-11-21 05:23:12.402 Control %5d] Cmd:%s\n", pid, command)
+		text := line + strings.Repeat("[2026-11-21 05:23:12.402 Control     1] Accepting connection...\n", 200)
+		if err := os.WriteFile(filepath.Join(daemon.LogDir, "control.log"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		return (&member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}).enter(ctx, step{Job: 7})
+	}
+	for _, command := range []string{"quit", "quit -t 2"} {
+		const want = "cannot use MPS: the daemon of these ranks does not serve within 1m0s: " +
+			"a script told it to quit, and it waits for its clients: leave the quit out"
+		if err := enter(self.PID, command); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", command, err, want)
+		}
+	}
+	if err := errors.Join(enter(self.PID+1, "quit"), enter(self.PID, "get_server_list")); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -83,19 +83,15 @@ func findFolder(step step) string {
 
 // newFolder makes the folder of a step in the first of some places that can have it.
 func (s step) newFolder(ctx context.Context, places []string) (string, error) {
-	failed := errors.New("cannot make a folder for the MPS daemon")
-	for i, place := range places {
+	var failed error
+	for _, place := range places {
 		dir, err := s.makeIn(ctx, place)
 		if err == nil || errors.Is(err, errEnding) || ctx.Err() != nil { // the caller tries again
 			return dir, err
 		}
-		separator := ": "
-		if i > 0 {
-			separator = "; "
-		}
-		failed = fmt.Errorf("%w%s%w", failed, separator, err)
+		failed = errors.Join(failed, err)
 	}
-	return "", failed
+	return "", fmt.Errorf("cannot make a folder for the MPS daemon: %w", failed)
 }
 
 // makeIn makes the folder of a step in a place, unless the step has one by now.

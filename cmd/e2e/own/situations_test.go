@@ -326,7 +326,7 @@ func TestRankZeroKilled(t *testing.T) {
 }
 
 // A rank tells the daemon to quit, as a script does at its end. The other ranks compute to their ends. While the daemon
-// waits for them, CUDA refuses new clients. After that, the keeper starts the daemon again.
+// waits for them, CUDA refuses new clients, and a new rank waits. After that, the keeper starts the daemon again.
 func TestQuitByASibling(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	waits := n.start(inStep(7, 0, 0, 4), n.wrap("sh", "-c", "echo waits; exec sleep 900")...)
@@ -349,15 +349,24 @@ func TestQuitByASibling(t *testing.T) {
 	ready(computes)
 	before = n.daemons()
 	n.start(inStep(7, 0, 1, 4), n.wrap("sh", "-c", "echo quit | nvidia-cuda-mps-control")...)
-	n.Until("refusal of a client", func() bool {
-		refused := n.start(inStep(7, 0, 2, 4), n.wrap(n.CudaClient(), "spin", "-for", "0")...)
-		return refused.end() == 1 && strings.Contains(refused.Text(), "err=805")
+	log := filepath.Join(n.folders()[0], "jobs/7/0/log/control.log")
+	n.Until("quit in the daemon's log", func() bool { return strings.Count(e2e.Read(t, log), "Cmd:quit") == 4 })
+	late := n.start(inStep(7, 0, 2, 4), n.spin("0.1")...)
+	n.Until("rank that has joined", func() bool {
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", late.cmd.Process.Pid))
+		return late.over() || slices.ContainsFunc(files, func(fd string) bool {
+			to, _ := os.Readlink(fd)
+			return to == filepath.Join(n.folders()[0], "alive")
+		})
 	})
 	lives(computes)
-	for _, p := range before { // until it has ended, a rank takes it for a daemon that serves
+	ends(0, late)
+	if !strings.Contains(late.Text(), " done ") {
+		t.Errorf("the rank that has waited prints %s", late.Text())
+	}
+	for _, p := range before {
 		n.Gone(p)
 	}
-	n.Until("new daemon", func() bool { late := n.start(inStep(7, 0, 2, 4), n.spin("0")...); return late.end() == 0 })
 	_ = waits.cmd.Process.Signal(unix.SIGKILL)
 	n.clean()
 }
