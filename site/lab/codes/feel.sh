@@ -1,10 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # feel.sh MODE TURN: what a server feels beside a trainer, in each mode; and with slurm-mps, what a server, an allreduce
-# of four ranks and LAMMPS of four ranks feel before, during and after a neighbour's bad end. Twice ENDS (3) neighbours
-# end by SIGKILL with 2 s of work in flight. After an end of the kind "room" there is memory enough. After one
-# of the kind "pause", a program needs the dead one's half of
-# the GPU's memory. It prints the lines of "feel.py table".
+# of four ranks and LAMMPS of four ranks feel before, during and after a neighbour's bad end. Six neighbours end by
+# SIGKILL with 2 s of work in flight. After an end of the kind "room" there is memory enough. After one of the kind
+# "pause", a program needs the dead one's half of the GPU's memory. It prints the lines of "feel.py table".
 . "$CODES/mode.sh" "$1"
 head="$2 $mode"
 export OMP_NUM_THREADS=1 OMPI_MCA_plm_rsh_agent=/bin/true
@@ -73,7 +72,7 @@ endings() {
         ready lammps
     fi
     ready server allreduce-0 && sleep 3
-    for ((i = 0; i < ${ENDS:-3}; i++)); do
+    for ((i = 0; i < 3; i++)); do
         ending room 1024
         ending pause $(($(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1) / 2))
     done

@@ -50,7 +50,7 @@ func TestArchivesOfMeasurements(t *testing.T) {
 
 // TestFewMeasurements checks that raw files go into archives: beside these, a reader finds few files.
 func TestFewMeasurements(t *testing.T) {
-	const limit = 42
+	const limit = 44 // a campaign adds two
 	files := 0
 	err := filepath.WalkDir("../../../docs/measurements", func(_ string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
