@@ -20,7 +20,7 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 		n.clients = []site.Client{{PID: 1 << 30}, {PID: 1<<30 + 1}}
 		if guarded {
 			if err := n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9},
-				Counts: lease.Counts{ClientsSeen: 6, ClientsPeak: 3, Pauses: 2, PausedMillis: 1300}, OutsideSeen: 2}); err != nil {
+				Counts: lease.Counts{ClientsSeen: 6, ClientsPeak: 3, Pauses: 2, PausedMillis: 1300, OutsideSeen: 2}}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -45,7 +45,6 @@ func reapCommand(call *command.Invocation) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&job, "job", 0, "reap only job `ID`, which you know is gone")
-	completeJobs(call, c)
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
 	return c
 }

@@ -31,7 +31,7 @@ import (
 
 const reportHelp = `report prints what a job used of its GPUs on this node: how its clients ended, how busy the GPUs
 were, how much memory was in use, and fatal GPU errors. The first sentence is the result. If the figures justify one,
-a sentence of advice about the number of ranks follows.
+a sentence of advice follows: about the number of ranks, or how to start them.
 
 JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch
 script. Outside of a job, it is a list of your jobs that have a report here; root gets those of all users. A report is

@@ -5,13 +5,10 @@ package main
 
 import (
 	"fmt"
-	"slices"
-	"strconv"
+	"io"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
-	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/spf13/cobra"
 )
 
@@ -63,31 +60,14 @@ func versionCommand(call *command.Invocation) *cobra.Command {
 	}
 }
 
-// completeJobs completes --job with the jobs that have a lease on this node.
-func completeJobs(call *command.Invocation, c *cobra.Command) {
-	_ = c.RegisterFlagCompletionFunc("job", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		boot, _ := proc.BootID()
-		jobs, _ := lease.OpenReadOnly(call.Paths.Run(), boot).Jobs()
-		var ids []string
-		for _, id := range slices.Sorted(slices.Values(jobs)) {
-			ids = append(ids, strconv.FormatUint(uint64(id), 10))
-		}
-		return ids, cobra.ShellCompDirectiveNoFileComp
-	})
-}
-
 const completionHelp = `completion prints a script for a shell, which then completes the commands and flags of mpsctl, or the
 flags of mps-tune. The packages install these scripts, and one for mpirun-wrap.`
 
 // shells are the shells that completion supports. Each script is in that shell's language.
-var shells = map[string]func(*cobra.Command, *command.Invocation) error{
-	"bash": func(root *cobra.Command, call *command.Invocation) error {
-		return root.GenBashCompletionV2(call.Out, true)
-	},
-	"zsh": func(root *cobra.Command, call *command.Invocation) error { return root.GenZshCompletion(call.Out) },
-	"fish": func(root *cobra.Command, call *command.Invocation) error {
-		return root.GenFishCompletion(call.Out, true)
-	},
+var shells = map[string]func(*cobra.Command, io.Writer) error{
+	"bash": func(root *cobra.Command, out io.Writer) error { return root.GenBashCompletionV2(out, true) },
+	"zsh":  (*cobra.Command).GenZshCompletion,
+	"fish": func(root *cobra.Command, out io.Writer) error { return root.GenFishCompletion(out, true) },
 }
 
 func completionCommand(call *command.Invocation) *cobra.Command {
@@ -109,7 +89,7 @@ func completionCommand(call *command.Invocation) *cobra.Command {
 			if len(args) == 2 {
 				program = &cobra.Command{Use: args[1]} // a script asks the program, so it has only its name
 			}
-			return command.WriteError("completion", shells[args[0]](program, call))
+			return command.WriteError("completion", shells[args[0]](program, call.Out))
 		},
 	}
 }

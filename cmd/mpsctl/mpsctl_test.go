@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -140,21 +139,14 @@ func TestHelpFits80Columns(t *testing.T) {
 
 // The values of flags complete, and an argument that is no file does not complete to files.
 func TestCompletionOfValues(t *testing.T) {
-	root := t.TempDir()
-	if err := os.MkdirAll(root+"/run/slurm-mps/leases", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(root+"/run/slurm-mps/leases/4711.json", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for args, want := range map[string]string{
-		"policy explain --gpu h200":        strings.Join(modelNames(), "\n") + "\n:4\n",
-		"policy explain --ranks 1":         ":4\n",
-		"policy explain --partition p":     ":4\n",
-		"reap --root " + root + " --job 4": "4711\n:4\n",
-		"doctor --slurm-conf s":            ":0\n",
-		"status --root /":                  ":16\n",
-		"help pol":                         "policy\tcheck, apply, explain and test the policy\n:4\n",
+		"policy explain --gpu h200":    strings.Join(modelNames(), "\n") + "\n:4\n",
+		"policy explain --ranks 1":     ":4\n",
+		"policy explain --partition p": ":4\n",
+		"reap --job 4":                 ":4\n",
+		"doctor --slurm-conf s":        ":0\n",
+		"status --root /":              ":16\n",
+		"help pol":                     "policy\tcheck, apply, explain and test the policy\n:4\n",
 	} {
 		if _, out, _ := run(Command, append([]string{"__complete"}, strings.Fields(args)...)...); out != want {
 			t.Errorf("%s: %q, want %q", args, out, want)

@@ -75,7 +75,6 @@ func explain(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&r.Driver, "driver", "", "the driver's `VERSION`")
 	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, such as H200, \"H100 PCIe\" or A100-80")
 	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of `N` ranks on the node")
-	completeJobs(call, c)
 	command.CompleteValues(c, "gpu", modelNames()...)
 	return c
 }

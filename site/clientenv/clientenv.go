@@ -27,6 +27,7 @@ type Environment struct {
 	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
 	Job     uint32         // 0 if it is not known
 	JobName string         // with _TASK of a job array, cut at 64 bytes, printable
+	Pipes   string         // the folder of a daemon, "" for none
 	Shards  int            // of the step on this node, 0 for none
 	Unknown string         // why nothing is known
 	Percent policy.Percent // 0 for none
@@ -44,6 +45,7 @@ const (
 	taskVariable    = "SLURM_ARRAY_TASK_ID"  // limits nothing
 	shardsVariable  = "SLURM_SHARDS_ON_NODE" // mpirun-wrap divides them
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+	pipesVariable   = "CUDA_MPS_PIPE_DIRECTORY" // limits nothing
 )
 
 // Read reads the environments of processes that must belong to the job's user, because that user's daemon
@@ -74,7 +76,8 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 			known[users[i]] = without(proc.ErrSilent.Error())
 		}
 	}
-	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable, taskVariable, shardsVariable)
+	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable, taskVariable,
+		shardsVariable, pipesVariable)
 	environments := proc.Environments(ctx, procs, names...)
 	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
@@ -93,6 +96,7 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 func environmentIn(variables map[string]string) Environment {
 	var e Environment
 	e.Rank, e.Step = slurm.RankOf(variables)
+	e.Pipes = variables[pipesVariable]
 	name := strings.TrimSuffix(variables[nameVariable]+"_"+variables[taskVariable], "_")
 	e.JobName = words.Printable(name[:min(len(name), 64)])
 	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)

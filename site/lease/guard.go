@@ -30,10 +30,7 @@ type GuardState struct {
 	// Silent counts the processes of the job's user that are in the middle of an exec and do not answer the guard now.
 	Silent int `json:"processes_silent,omitempty"`
 	Counts
-	// OutsideSeen counts the processes that had a GPU open and were not clients of MPS; Outside names the first of
-	// them.
-	OutsideSeen int       `json:"outside_seen,omitempty"`
-	Outside     []Outside `json:"outside,omitempty"`
+	Outside []Outside `json:"outside,omitempty"` // the first of OutsideSeen
 }
 
 // Counts are a guard's numbers of a job since the job began. The job's report, its summary in the log and its metrics
@@ -45,6 +42,8 @@ type Counts struct {
 	// in milliseconds.
 	Pauses       int   `json:"pauses,omitempty"`
 	PausedMillis int64 `json:"paused_ms,omitempty"`
+	// OutsideSeen counts the processes that had a GPU open and, seconds later, were not clients of MPS.
+	OutsideSeen int `json:"outside_seen,omitempty"`
 }
 
 // NoNeighbour is a reason in GuardState.Released: the files were closed at once, because no other client of the GPU

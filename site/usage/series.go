@@ -21,7 +21,10 @@ func (g *GPU) Add(began time.Time, s Sample) {
 	n := len(g.Samples)
 	if n > 1 && g.covers(began, n-1) < time.Duration(g.Resolution)*time.Second*9/10 {
 		last := g.Samples[n-1]
-		g.Samples[n-1] = merged(last, g.covers(began, n-1), s, s.At.Sub(last.At))
+		both := sum{Sample: NoSample(s.At)}
+		both.add(last, g.covers(began, n-1))
+		both.add(s, s.At.Sub(last.At))
+		g.Samples[n-1] = both.Sample
 		return
 	}
 	if n >= MaxSamples {
@@ -34,11 +37,11 @@ func (g *GPU) Add(began time.Time, s Sample) {
 func (g *GPU) halve(began time.Time) {
 	var half []Sample
 	for i := 0; i < len(g.Samples); i += 2 {
-		if i+1 == len(g.Samples) {
-			half = append(half, g.Samples[i])
-			break
+		both := sum{Sample: NoSample(began)}
+		for n := i; n < min(i+2, len(g.Samples)); n++ {
+			both.add(g.Samples[n], g.covers(began, n))
 		}
-		half = append(half, merged(g.Samples[i], g.covers(began, i), g.Samples[i+1], g.covers(began, i+1)))
+		half = append(half, both.Sample)
 	}
 	g.Samples, g.Resolution = half, 2*g.Resolution
 }
@@ -95,14 +98,6 @@ func (m *sum) add(s Sample, covers time.Duration) {
 		}
 	}
 	m.At, m.Clients = s.At, max(m.Clients, s.Clients)
-}
-
-// merged returns two samples as one.
-func merged(a Sample, first time.Duration, b Sample, second time.Duration) Sample {
-	both := sum{Sample: NoSample(a.At)}
-	both.add(a, first)
-	both.add(b, second)
-	return both.Sample
 }
 
 // rounded keeps one decimal, so that a report is short.

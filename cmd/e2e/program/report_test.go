@@ -540,3 +540,32 @@ func TestAReportAtTheEndOfABatchScript(t *testing.T) {
 	}
 	c.Quiet()
 }
+
+// Ranks of a batch script that no wrapper has placed, as mpirun starts them: mpsctl report tells what to write.
+//
+// Contract: U2
+func TestRanksThatNoWrapperHasPlaced(t *testing.T) {
+	c := e2e.NewCluster(t, testnode.Default(`share = "overlap:2"`), lab.Options{PrologFlags: "Alloc"})
+	ranks := func(program string) string {
+		return "export OMPI_COMM_WORLD_LOCAL_SIZE=3\n" +
+			"for i in 0 1 2; do OMPI_COMM_WORLD_RANK=$i OMPI_COMM_WORLD_LOCAL_RANK=$i " + program + c.Client() + " spin -ms 5 -for 1 & done; wait"
+	}
+	const write = "start ranks by srun mpirun-wrap ./app or mpirun mpirun-wrap ./app."
+	for name, one := range map[string]struct{ script, want string }{
+		"without TaskProlog": {"unset CUDA_MPS_PIPE_DIRECTORY\n" + ranks(""),
+			"3 processes did not use the job's MPS daemon: " + write},
+		"by TaskProlog alone": {ranks(""),
+			"3 ranks of the batch script had all of GPU 0 each. If you did not choose that, " + write},
+		"by the wrapper": {ranks(filepath.Join(c.Top, "mpirun-wrap") + " "), ""},
+	} {
+		id := c.Batch(one.script+"\n"+strings.Join(c.First().Command("mpsctl", "report"), " "), "-n3", "--gres=gpu:1")
+		c.Ended(id)
+		_, report, _ := strings.Cut(c.Output(id), fmt.Sprintf("job %d ", id))
+		text := strings.Join(strings.Fields(report), " ")
+		if !strings.Contains(text, "3 clients, at most") || !strings.Contains(text, one.want) ||
+			strings.Contains(text, write) != (one.want != "") {
+			t.Errorf("%s: want %q in\n%s\n%s", name, one.want, c.Output(id), c.Log())
+		}
+	}
+	c.Quiet()
+}

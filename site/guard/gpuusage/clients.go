@@ -24,6 +24,7 @@ type client struct {
 	peaks       map[int]int // MiB by GPU
 	faulted     bool
 	stayed      bool // it still lived when the job ended
+	outside     bool // as in usage.Client
 }
 
 func (c *client) lives() bool { return c.End.IsZero() }
@@ -42,9 +43,10 @@ func (c *client) gpus() uint64 {
 // clients are the clients of a job that the guard has reported: the latest usage.MaxClients of them, and the living
 // before the ended.
 type clients struct {
-	all  []*client
-	gone []tally // of clients that are no longer in all
-	read func(pid int) clientenv.Environment
+	all     []*client
+	gone    []tally // of clients that are no longer in all
+	read    func(pid int) clientenv.Environment
+	daemons []lease.Daemon
 }
 
 // tally counts clients of a job.
@@ -104,6 +106,8 @@ func (cs *clients) admit(e usage.Event) *client {
 		cs.drop(i)
 	}
 	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: clientenv.Command(e.Proc.PID), peaks: map[int]int{}}
+	serves := func(d lease.Daemon) bool { return d.PipeDir == c.environment.Pipes }
+	c.outside = c.environment.Unknown == "" && !slices.ContainsFunc(cs.daemons, serves)
 	cs.all = append(cs.all, c)
 	return c
 }
@@ -169,15 +173,6 @@ func (cs *clients) shards(job uint32) (n int, known bool) {
 		}
 	}
 	return n, known
-}
-
-func (cs *clients) living() (n int) {
-	for _, c := range cs.all {
-		if c.lives() {
-			n++
-		}
-	}
-	return n
 }
 
 // onGPU takes the driver's list of a GPU's clients, and returns how many clients of the job are on it. A dead client is
@@ -277,8 +272,8 @@ func (cs *clients) rows(job uint32, gpus []lease.TicketDevice, ceiling policy.Pe
 // row returns a client's row for a GPU, without its limits.
 func (c *client) row(gpu int) usage.Client {
 	return usage.Client{
-		PID: c.Proc.PID, GPU: gpu, Rank: c.environment.Rank, Step: c.environment.Step, Program: c.program, PeakMiB: c.peaks[gpu],
-		Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
+		PID: c.Proc.PID, GPU: gpu, Rank: c.environment.Rank, Step: c.environment.Step, Program: c.program, Outside: c.outside,
+		PeakMiB: c.peaks[gpu], Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
 	}
 }
 

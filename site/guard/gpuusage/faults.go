@@ -33,10 +33,7 @@ type fault struct {
 // read reads the new part of the log.
 func (l *log) read() (faults []fault) {
 	file, size, err := serverlog.Open(l.dir, serverlog.Name, l.uid)
-	if err != nil || size == l.offset {
-		if err == nil {
-			file.Close()
-		}
+	if err != nil {
 		return nil
 	}
 	defer file.Close()

@@ -171,7 +171,7 @@ func (r *recorder) reportOfJoined(m *member) usage.Report {
 	report := r.reportOf(m, m.Job)
 	report.ClientsSeen, _ = r.clients.count(m.Job)
 	m.peak = max(m.peak, r.clients.peak(m.Job))
-	report.ClientsPeak = m.peak
+	report.ClientsPeak, report.OutsideSeen = m.peak, 0
 	report.Pauses -= m.before.Pauses
 	report.PausedMillis -= m.before.PausedMillis
 	earlier := func(f usage.Fault) bool { return f.At.Before(m.Begin) }

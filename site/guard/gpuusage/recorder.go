@@ -70,7 +70,7 @@ type recorder struct {
 }
 
 func newRecorder(o options) *recorder {
-	r := &recorder{options: o, clients: clients{read: o.read}, began: time.Now()}
+	r := &recorder{options: o, clients: clients{read: o.read, daemons: o.lease.Daemons}, began: time.Now()}
 	r.report = describe(o.lease)
 	r.report.Share = o.ticket.Grant.Share.String()
 	for _, d := range o.ticket.Devices {
@@ -123,12 +123,12 @@ func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 				r.write()
 				return
 			}
-			before := r.clients.living()
+			lived := r.clients.find((*client).lives) != nil
 			r.tell(e)
 			if changed == nil {
 				changed = time.After(max(writeSoon, time.Until(r.written.Add(writeEvery))))
 			}
-			if before > 0 && r.clients.living() == 0 && r.report.End.IsZero() {
+			if lived && r.clients.find((*client).lives) == nil && r.report.End.IsZero() {
 				timer.Reset(max(time.Until(r.last.Add(r.interval/restSamples)), 0))
 			}
 		case <-changed:

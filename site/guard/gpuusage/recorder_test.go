@@ -51,6 +51,23 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 }
 
+// A client whose environment names none of the job's daemons is outside of MPS. Of an unknown one, that is not known.
+func TestClientsOutside(t *testing.T) {
+	for want, environments := range map[bool][]clientenv.Environment{
+		false: {{Pipes: "/a"}, {Pipes: "/b"}, {Unknown: "the process has ended"}}, true: {{}, {Pipes: "/c"}},
+	} {
+		for _, e := range environments {
+			all := clients{
+				read: func(int) clientenv.Environment { return e }, daemons: []lease.Daemon{{PipeDir: "/a"}, {PipeDir: "/b"}},
+			}
+			all.tell(event(1))
+			if rows := all.rows(anyJob, []lease.TicketDevice{{}}, 0); len(rows) != 1 || rows[0].Outside != want {
+				t.Errorf("%+v: %+v, want outside %v", e, rows, want)
+			}
+		}
+	}
+}
+
 // If all clients of the report live, there is no room for another one, and its environment is not read. It gets the
 // room of the first that ends.
 func TestClientsWithoutRoom(t *testing.T) {
@@ -60,13 +77,13 @@ func TestClientsWithoutRoom(t *testing.T) {
 	for pid := 1; pid <= late; pid++ {
 		all.tell(event(pid))
 	}
-	if all.living() != usage.MaxClients || read != usage.MaxClients {
-		t.Errorf("%d live, %d environments are read", all.living(), read)
+	if living(all) != usage.MaxClients || read != usage.MaxClients {
+		t.Errorf("%d live, %d environments are read", living(all), read)
 	}
 	all.tell(end(event(1)))
 	all.tell(event(late))
-	if all.living() != usage.MaxClients || all.find(func(c *client) bool { return c.Proc.PID == late }) == nil {
-		t.Errorf("a client does not take the room of one that has ended: %d live", all.living())
+	if living(all) != usage.MaxClients || all.find(func(c *client) bool { return c.Proc.PID == late }) == nil {
+		t.Errorf("a client does not take the room of one that has ended: %d live", living(all))
 	}
 }
 
@@ -209,4 +226,13 @@ func TestAClientWithoutAKnownGPU(t *testing.T) {
 			t.Errorf("of %d GPUs: %+v, want GPU %d", gpus, rows, want)
 		}
 	}
+}
+
+func living(all clients) (n int) {
+	for _, c := range all.all {
+		if c.lives() {
+			n++
+		}
+	}
+	return n
 }

@@ -63,7 +63,7 @@ var packages = map[string][]string{
 	"site/guard/pause":    {"site/proc", "site/wait", "site/words", "golang.org/x/sys/unix"},
 	"site/guard/gauge":    {"site/proc"},
 	"site/slurm/launch":   {"site/slurm"},
-	"site/usage/judge":    {"site/usage", "site/words", "golang.org/x/sys/unix"},
+	"site/usage/judge":    {"policy", "site/usage", "site/words", "golang.org/x/sys/unix"},
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed

@@ -3,10 +3,14 @@
 package judge
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // These are the limits for an advice.
@@ -20,10 +24,10 @@ const (
 	maxRanks    = 48
 )
 
-// Advice returns a sentence about the number of ranks, or "" if the figures justify no advice.
+// Advice returns a sentence about how ranks were started, or about their number, or "" if nothing justifies one.
 func (r Job) Advice() string {
 	_, why := r.advise()
-	return why
+	return cmp.Or(r.unplaced(), why)
 }
 
 // advise returns an advice without and with its reasons. Both are "" if the figures justify none. Those of a part of a
@@ -110,4 +114,29 @@ func figures(s usage.Sample) string {
 
 func gibOf(s usage.Sample, g usage.GPU) string {
 	return fmt.Sprintf("%d of %d GiB", (int(s.UsedMiB)+512)>>10, g.MemoryMiB>>10)
+}
+
+// unplaced returns a sentence about processes that MPS did not serve, or about ranks that no wrapper has placed, with
+// what to write, or "". Under mpirun without it, TaskProlog gives each rank the share of a single one.
+func (r Job) unplaced() string {
+	const write = "start ranks by srun mpirun-wrap ./app or mpirun mpirun-wrap ./app."
+	without := func(c usage.Client) bool { return !c.Outside }
+	if n := max(r.OutsideSeen, len(slices.DeleteFunc(r.eachOnce(), without))); n > 0 {
+		return fmt.Sprintf("%s did not use the job's MPS daemon: %s", words.Count(n, "process"), write)
+	}
+	rule, _ := policy.ParseShare(r.Share) // of an invalid one, no share is known
+	for n, g := range r.GPUs {
+		ranks := map[int]bool{}
+		for _, c := range r.Clients {
+			if c.GPU == n && c.Step == "batch" && c.Rank >= 0 && c.SMs == 0 {
+				ranks[c.Rank] = true
+			}
+		}
+		shares, err := policy.SplitSMs(policy.GPU{SMs: g.SMs, SMsPerTPC: 2}, rule, len(ranks), policy.PercentFrom(100))
+		if err == nil && shares[0].SMs < g.SMs {
+			return fmt.Sprintf("%d ranks of the batch script had all of %s each. If you did not choose that, %s", len(ranks),
+				r.GPUName(n), write)
+		}
+	}
+	return ""
 }

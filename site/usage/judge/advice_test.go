@@ -59,3 +59,44 @@ func TestAdvice(t *testing.T) {
 		}
 	}
 }
+
+// Ranks of a batch script that all have the whole GPU are named if the wrapper would have divided it.
+func TestUnplaced(t *testing.T) {
+	ranks := func(n int, change func(*Client)) (all []Client) {
+		for rank := range n {
+			c := Client{PID: 10 + rank, Rank: rank, Step: "batch"}
+			change(&c)
+			all = append(all, c)
+		}
+		return all
+	}
+	as := func(*Client) {}
+	const write = "start ranks by srun mpirun-wrap ./app or mpirun mpirun-wrap ./app."
+	for name, c := range map[string]struct {
+		share   string
+		clients []Client
+		seen    int // outside, by the guard
+		want    string
+	}{
+		"outside, by the environment": {"even", ranks(2, func(c *Client) { c.Outside = true }), 0,
+			"2 processes did not use the job's MPS daemon: " + write},
+		"outside, by the guard": {"even", ranks(1, as), 1, "1 process did not use the job's MPS daemon: " + write},
+		"whole GPUs": {"overlap:2", ranks(3, as), 0,
+			"3 ranks of the batch script had all of GPU 4 each. If you did not choose that, " + write},
+		"two of overlap:2":     {"overlap:2", ranks(2, as), 0, ""},
+		"the site's share":     {"none", ranks(9, as), 0, ""},
+		"an unknown share":     {"", ranks(9, as), 0, ""},
+		"one program":          {"even", ranks(1, as), 0, ""},
+		"a list":               {"3:1", ranks(3, as), 0, ""},
+		"parts":                {"even", ranks(3, func(c *Client) { c.SMs = 44 }), 0, ""},
+		"ranks of srun":        {"even", ranks(3, func(c *Client) { c.Step = "0" }), 0, ""},
+		"processes of no rank": {"even", ranks(3, func(c *Client) { c.Rank = -1 }), 0, ""},
+		"programs of one rank": {"even", ranks(3, func(c *Client) { c.Rank = 0 }), 0, ""},
+	} {
+		r := Report{Share: c.share, Clients: c.clients, GPUs: []GPU{{Index: 4, SMs: 132}}}
+		r.OutsideSeen = c.seen
+		if got := (Job{r}).Advice(); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
