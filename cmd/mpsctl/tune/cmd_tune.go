@@ -30,7 +30,8 @@ the shell of salloc. It runs the command with SLURM_MPS_SHARE set to each share.
 
 Without --rate, a run lasts until the command ends, and its rate is the number of runs in an hour. With --rate, the rate
 comes from the numbers that the pattern finds in stdout and stderr. It is the mean of the second half of them, so the
-first ones, of a slow start, do not count. A line may end with a carriage return, as that of a progress bar does. With
+first ones, of a slow start, do not count. If each rank prints one number, let one rank print their sum instead: half
+of the ranks would not count. A line may end with a carriage return, as that of a progress bar does. With
 --seconds, mps-tune ends a run after that time.
 
 mps-tune makes one run to warm up, and stops if it fails. Then it tries each share once, in an order by chance, and

@@ -5,6 +5,7 @@ package tune
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,9 +36,10 @@ type question struct {
 
 // sample is one run.
 type sample struct {
-	rule policy.ShareRule
-	rate float64 // of the pattern, or runs per hour
-	err  error   // why there is no rate
+	rule    policy.ShareRule
+	rate    float64 // of the pattern, or runs per hour
+	numbers int     // that the pattern found
+	err     error   // why there is no rate
 }
 
 // measure runs the command with each share once in each round. Each round has an order of its own, by chance, so that a
@@ -83,6 +85,9 @@ func (s sample) line(warmsUp bool) string {
 	switch {
 	case s.err != nil:
 		return s.rule.String() + ": failed"
+	case warmsUp && s.numbers > 1:
+		return fmt.Sprintf("%s: %.5g, the mean of the last %d of %d numbers, to warm up: it does not count", s.rule, s.rate,
+			s.numbers-s.numbers/2, s.numbers)
 	case warmsUp:
 		return fmt.Sprintf("%s: %.5g, to warm up: it does not count", s.rule, s.rate)
 	}
@@ -116,7 +121,7 @@ func (q question) run(ctx context.Context, rule policy.ShareRule) sample {
 	case q.rate == nil:
 		rate, err = time.Hour.Seconds()/took.Seconds(), nil
 	}
-	return sample{rule, rate, err}
+	return sample{rule, rate, len(p.heard.rates), err}
 }
 
 // process is the command while it runs.
@@ -193,10 +198,7 @@ func (p *process) signal(s syscall.Signal) {
 
 // failure returns how a command ended, and its last output.
 func (p *process) failure() error {
-	last := p.heard.errors
-	if last == "" {
-		last = p.heard.out
-	}
+	last := cmp.Or(p.heard.errors, p.heard.out)
 	if last == "" {
 		return fmt.Errorf("%w, and it printed nothing", p.err)
 	}

@@ -169,6 +169,18 @@ func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 	}
 }
 
+// Numbers of ranks that print one each are a rate, and the first line tells which of them count.
+func TestMeasureTakesOneNumberOfEachRank(t *testing.T) {
+	q := question{rules: mustRules(t, "none", "even"), repeats: 1, within: time.Minute,
+		rate: regexp.MustCompile("rate ([0-9]+)"), line: []string{"sh", "-c", "for n in 1 2 4 6; do echo rate $n; done"}}
+	var out bytes.Buffer
+	samples, err := q.measure(t.Context(), &out)
+	const want = "\nnone: 5, the mean of the last 2 of 4 numbers, to warm up: it does not count\n"
+	if err != nil || len(samples) != 2 || samples[0].rate != 5 || !strings.Contains(out.String(), want) {
+		t.Errorf("%+v, %v, %q, want %q", samples, err, out.String(), want)
+	}
+}
+
 // A share that fails later is not tried again, and the others go on. The number of runs is printed first.
 func TestMeasureGoesOn(t *testing.T) {
 	q := question{rules: mustRules(t, "none", "even", "25%"), repeats: 2, within: time.Minute, site: mustRules(t, "none")[0],
