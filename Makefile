@@ -2,9 +2,11 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
+# The source of a release has this file in place of a commit.
+-include .release
 LDEXTRA := # more options for the linker
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/site/cli.commit=$(COMMIT) $(LDEXTRA)
 FOLDERS := cmd epilog mpirun-wrap policy prolog site
@@ -23,6 +25,7 @@ help: ## print this
 # are links (docs/decisions/038-size.md).
 build: ## the programs, in .build/bin
 	@mkdir -p $(BUILT)/bin
+	@echo 'make build: the programs, in $(BUILT)/bin'
 	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/guard ./cmd/mpirun-wrap ./cmd/task-prolog
 	ln -sf epilog $(BUILT)/bin/gpu-usage
@@ -45,8 +48,15 @@ install: parts ## install on this machine, or below DESTDIR; PREFIX replaces /us
 
 # The same commit gives the same bytes.
 packages: parts ## .deb and .rpm, in .build/packages
+	@rm -rf $(BUILT)/packages
 	site/pkg/build.sh $(BUILT)/package $(BUILT)/packages
 	SLURM_INCLUDE=$(SLURM_INCLUDE) site/pkg/spank.sh $(BUILT)/package $(BUILT)/packages
+
+# All files of a release, from a checkout without changes (site/pkg/release.sh). For arm64 it installs the cross compiler.
+ARCHES ?= amd64 arm64
+release: ## all files of a release, in .build/release: VERSION=X.Y.Z, and RELEASE_KEY=FILE to sign
+	@case "$(ARCHES)" in *arm64*) site/lab/install.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross ;; esac
+	@ARCHES='$(ARCHES)' RELEASE_KEY='$(RELEASE_KEY)' site/pkg/release.sh '$(VERSION)' $(BUILT)
 
 # The SPANK plugin, for the release of Slurm whose headers are in SLURM_INCLUDE/slurm.
 SLURM_INCLUDE ?= /usr/include
@@ -114,6 +124,10 @@ test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove 
 $(BUILT)/debian-%:
 	site/pkg/root.sh $@ $*
 
+# Makes a release of the last commit in two folders, compares all bytes, verifies it, and builds from its source alone.
+test-release: ## make a release twice, compare the bytes, and verify it: 10 min
+	RELEASE=1 go test -count=1 -timeout 30m -v ./site/pkg -run '^TestRelease$$'
+
 # Follows docs/operator.md in such a root, with the .debs, Debian's Slurm and simulated GPUs, until a job runs under
 # MPS. SUITE=trixie has Slurm 24.11, SUITE=forky 26.05. Without SUITE it is bookworm with 22.05.
 WALK := $(if $(filter file,$(origin SUITE)),bookworm,$(SUITE))
@@ -170,6 +184,11 @@ lint: check ## check, and golangci-lint if it is installed
 	else \
 	    echo "golangci-lint is not on PATH, so only make check has run"; \
 	fi
+
+# Asks vuln.go.dev which known vulnerabilities the programs and the tools reach.
+vulncheck: ## known vulnerabilities of the modules and of Go: it needs a network
+	go tool -modfile=site/pkg/tools/go.mod govulncheck ./...
+	go tool -modfile=site/pkg/tools/go.mod govulncheck -C $(BENCH) ./...
 
 # Runs every fuzzer for FUZZTIME. The target test runs the fuzzers of input from admins and users for 6 s each.
 fuzz: ## run every fuzzer for FUZZTIME

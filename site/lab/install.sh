@@ -1,11 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# install.sh: installs the Debian packages that a lab needs, if some are missing. It works on Debian 12 and 13 and on
-# Ubuntu 24.04, as root. If no package is missing, it prints nothing and changes nothing. It starts no service,
+# install.sh [PACKAGE...]: installs these Debian packages, or those that a lab needs, if some are missing. It works on
+# Debian 12 and 13 and on Ubuntu 24.04, as root. If no package is missing, it prints nothing and changes nothing. It starts no service,
 # because a lab starts its own daemons and this machine must not become a Slurm node.
 set -eu
 
 packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev libslurm-dev gcc libc6-dev make xz-utils patchelf parallel'
+[ $# = 0 ] || packages=$*
 policy=/usr/sbin/policy-rc.d # every package's maintainer script asks this program before it starts a service
 kept=$policy.kept-by-slurm-mps-lab
 log=''

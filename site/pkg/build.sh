@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh BUILT OUT: makes the .deb and the .rpm in OUT from the programs that make build has put into BUILT/bin.
-# VERSION sets another version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are
-# the commit's, and the packages contain no path or host name of this machine.
+# build.sh BUILT OUT: makes the .deb and the .rpm in OUT from what make parts has put into BUILT. VERSION sets another
+# version, ARCH another architecture. The same commit, compiled by the same Go and gcc, gives the same bytes: all times
+# are the commit's, and the packages contain no path or host name of this machine.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -24,7 +24,5 @@ GLIBC=$(glibc_of "$BUILT"/bin/{prolog,epilog,mpsctl})
 export GLIBC BUILT
 
 mkdir -p "$out"
-rm -f "$out"/slurm-mps[-_][0-9]*
-site/pkg/parts.sh "$BUILT"
+echo "build.sh: the .deb and the .rpm of slurm-mps $VERSION for $ARCH, with glibc $GLIBC or newer"
 package site/pkg/nfpm.yaml "$BUILT/nfpm.yaml" "$out"
-ls "$out"/slurm-mps[-_][0-9]*

@@ -8,8 +8,10 @@ umask 022
 
 BUILT=$(realpath "$1")
 cd "$(dirname "$0")/../.."
+[ ! -e .release ] || . ./.release
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 
+echo "parts.sh: man pages, documents, licenses of modules, completions"
 mkdir -p "$BUILT"/{man,completion}
 go run ./site/pkg/man -bin "$BUILT/bin" -docs docs -date "$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%d)" -out "$BUILT/man"
 go run ./site/pkg/docs -out "$BUILT/doc"

@@ -21,6 +21,7 @@ made=' '
 headers_of() {
     local kept=$BUILT/headers/$1 from
     if [ ! -d "$kept" ]; then
+        echo "spank.sh: fetching the headers of the Slurm of Debian $1" >&3
         from=$(mktemp -d)
         site/lab/unpack.sh "$from" "$1" libslurm-dev || { rm -rf "$from"; return 1; }
         mkdir -p "$kept.part"
@@ -52,19 +53,19 @@ plugin() {
     sed "s/@RELEASE@/$RELEASE/" site/pkg/scripts/spank-preinstall >"$PLUGIN/preinstall"
     GLIBC=$(glibc_of "$PLUGIN/slurm_mps.so")
     export RELEASE PLUGIN GLIBC
+    echo "spank.sh: the SPANK plugin for Slurm $RELEASE on $ARCH"
     package site/pkg/spank.yaml "$PLUGIN/nfpm.yaml" "$out"
     made="$made$RELEASE "
-    ls "$out/slurm-mps-spank-$RELEASE"[-_]*
 }
 
 mkdir -p "$out"
-rm -f "$out"/slurm-mps-spank-*
 include=${SLURM_INCLUDE:-/usr/include}
 if [ -e "$include/slurm/spank.h" ]; then
     plugin "$include"
 else
     echo "spank.sh: no package of the SPANK plugin for the Slurm of this machine: there is no $include/slurm/spank.h (Debian: libslurm-dev; elsewhere: SLURM_INCLUDE=FOLDER)"
 fi
+exec 3>&1
 for suite in $suites; do
     if headers=$(headers_of "$suite" 2>"$BUILT/headers.log"); then
         plugin "$headers"

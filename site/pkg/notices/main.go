@@ -120,6 +120,10 @@ func (p listed) module(root string) module {
 		return module{}
 	}
 	m := module{path: p.Module.Path, version: p.Module.Version, dir: p.Module.Dir}
+	if m.dir == "" { // Go names no folder of a vendored module, which has its licenses there
+		below := strings.LastIndex(p.Dir, "/vendor/"+m.path)
+		m.dir = p.Dir[:max(below, 0)+len("/vendor/"+m.path)]
+	}
 	if r := p.Module.Replace; r != nil {
 		m.path, m.version = m.path+" (replaced by "+r.Path+")", r.Version
 	}

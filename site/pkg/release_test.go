@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkg
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// in runs a script in a folder, with more variables, and returns what it prints.
+func in(t *testing.T, folder string, env []string, script string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = folder, append(os.Environ(), env...), 5*time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func mustIn(t *testing.T, folder string, env []string, script string, args ...string) string {
+	t.Helper()
+	out, err := in(t, folder, env, script, args...)
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", script, args, err, out)
+	}
+	return out
+}
+
+// A wrong version and a checkout with changes are refused by one sentence, before anything is made.
+func TestReleaseRefuses(t *testing.T) {
+	dir := t.TempDir()
+	mustIn(t, ".", nil, `mkdir -p "$1/site/pkg" && cp release.sh "$1/site/pkg/" && cd "$1" && git init -q && git add . &&
+git -c user.name=test -c user.email=test@localhost commit -q -m all`, dir)
+	refused := func(version, want string, env ...string) {
+		t.Helper()
+		out, err := in(t, dir, env, `site/pkg/release.sh "$1" built`, version)
+		if err == nil || strings.Count(out, "\n") != 1 || !strings.Contains(out, want) {
+			t.Errorf("version %q: %v: %q, want one line with %q", version, err, out, want)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "built", "release")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("version %q: there is a folder: %v", version, err)
+		}
+	}
+	for _, version := range []string{
+		"", "1", "0.1", "v0.1.0", "0.1.0-rc1", "0.1.0~rc", "0.1.0~rc01", "0.1.0~git1", "00.1.0", "0.1.0.1", "0.1.0 ",
+	} {
+		refused(version, "that is no version: make release VERSION=X.Y.Z, or X.Y.Z~rcN")
+	}
+	refused("0.1.0", "cannot read the key /nowhere", "RELEASE_KEY=/nowhere")
+	refused("0.1.0", "there is no pdp11-gcc", "ARCHES=pdp11")
+	mustIn(t, dir, nil, "touch more")
+	refused("0.1.0~rc1", "cannot release 0.1.0~rc1: this checkout has changes")
+}
+
+// TestRelease checks a whole release: two builds in two folders, the second with a cache of its own, have the same
+// bytes; a stranger can verify them and notices a changed file; the tar of the source builds without network; the
+// user's tar has a static program.
+func TestRelease(t *testing.T) {
+	if os.Getenv("RELEASE") == "" {
+		t.Skip("RELEASE is not set: run make test-release")
+	}
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	mustIn(t, dir, nil, `ssh-keygen -q -t ed25519 -N '' -C '' -f "$1"`, key)
+	mustIn(t, ".", nil, `git clone -q --local "$(git rev-parse --show-toplevel)" "$1/a" &&
+git clone -q --local "$1/a" "$1/a-longer-name"`, dir)
+	var made []string
+	for place, env := range map[string][]string{"a": nil, "a-longer-name": {"GOCACHE=" + filepath.Join(dir, "cache")}} {
+		clone := filepath.Join(dir, place)
+		began := time.Now()
+		out := mustIn(t, clone, env, `make release VERSION=0.1.0~rc1 RELEASE_KEY="$1"`, key)
+		t.Logf("%s, after %s:\n%s", place, time.Since(began).Round(time.Second), out)
+		made = append(made, filepath.Join(clone, ".build/release"))
+	}
+	sums := mustIn(t, made[0], nil, "sha256sum *")
+	if other := mustIn(t, made[1], nil, "sha256sum *"); sums != other || strings.Count(sums, "\n") < 10 {
+		t.Errorf("two builds differ:\n%s%s", sums, other)
+	}
+	verifies(t, made[0], key)
+	const name = "slurm-mps-0.1.0~rc1"
+	commit := mustIn(t, filepath.Join(dir, "a"), nil, "git rev-parse HEAD | tr -d '\\n'")
+	version := "slurm-mps 0.1.0~rc1+" + commit[:12] + " (go"
+	provenance := mustIn(t, made[0], nil, "cat "+name+".provenance.json")
+	if !strings.Contains(provenance, commit) || !strings.Contains(provenance, "pkg:golang/github.com/hashicorp/hcl/v2@") {
+		t.Errorf("provenance without the commit %s or without a module: %s", commit, provenance)
+	}
+	inventory(t, filepath.Join(made[0], name+".cdx.json"))
+
+	mustIn(t, dir, nil, "mkdir source user && tar -xzf "+filepath.Join(made[0], name+".tar.gz")+" -C source && tar -xzf "+
+		filepath.Join(made[0], name+"-user-amd64.tar.gz")+" -C user")
+	none := "GOMODCACHE=" + filepath.Join(dir, "none")
+	alone := []string{"GOFLAGS=-mod=vendor", "GOPROXY=off", "GOTOOLCHAIN=local", none}
+	source := filepath.Join(dir, "source", name)
+	mustIn(t, source, alone, "unshare -n make parts && unshare -n go test -vet=off ./policy/plan")
+	for _, program := range []string{source + "/.build/package/bin/mpsctl", "user/" + name + "-user-amd64/mpirun-wrap"} {
+		if out := mustIn(t, dir, nil, program+" --version"); !strings.HasPrefix(out, version) {
+			t.Errorf("%s prints %q, want %q", program, out, version)
+		}
+	}
+	out := mustIn(t, dir, nil, "readelf -l user/*/mpirun-wrap")
+	if !strings.Contains(out, "LOAD") || strings.Contains(out, "INTERP") {
+		t.Errorf("mpirun-wrap is not static: %s", out)
+	}
+}
+
+// verifies checks the commands by which a stranger verifies files, on these and on changed ones.
+func verifies(t *testing.T, made, key string) {
+	t.Helper()
+	dir := t.TempDir()
+	mustIn(t, dir, nil, `cp "$1"/* . && printf 'slurm-mps %s\n' "$(cat "$2.pub")" >release-signers`, made, key)
+	const signature = "ssh-keygen -Y verify -f release-signers -I slurm-mps -n slurm-mps-release " +
+		"-s SHA256SUMS.sig <SHA256SUMS"
+	const sums = "sha256sum --check --ignore-missing SHA256SUMS"
+	mustIn(t, dir, nil, signature+" && "+sums)
+	mustIn(t, dir, nil, "printf x >>slurm-mps_*_amd64.deb && rm slurm-mps_*_arm64.deb")
+	if out, err := in(t, dir, nil, sums); err == nil {
+		t.Errorf("a changed package has its sum: %s", out)
+	}
+	mustIn(t, dir, nil, "sha256sum slurm-mps_*.deb >SHA256SUMS && "+sums)
+	if out, err := in(t, dir, nil, signature); err == nil {
+		t.Errorf("changed sums have their signature: %s", out)
+	}
+}
+
+// module is a component of an SBOM.
+type module struct{ Name, Version string }
+
+// inventory checks that the SBOM names this version and the modules that the programs link.
+func inventory(t *testing.T, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	var bom struct {
+		BOMFormat string
+		Metadata  struct {
+			Component struct{ Name, Version string }
+		}
+		Components []module
+	}
+	if err := errors.Join(err, json.NewDecoder(bytes.NewReader(content)).Decode(&bom)); err != nil {
+		t.Fatal(err)
+	}
+	ours := module{"github.com/slurm-mps/slurm-mps", "v0.1.0-rc1"}
+	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component != ours {
+		t.Errorf("the SBOM is of %+v, %s", bom.Metadata.Component, bom.BOMFormat)
+	}
+	for _, name := range []string{"github.com/NVIDIA/go-nvml", "github.com/hashicorp/hcl/v2", "golang.org/x/sys", "std"} {
+		if !slices.ContainsFunc(bom.Components, func(m module) bool { return m.Name == name && m.Version != "" }) {
+			t.Errorf("the SBOM lacks %s: %+v", name, bom.Components)
+		}
+	}
+}
