@@ -14,6 +14,28 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
 
+// The workflows name each action of others by the digest of its commit, which no one can move, and by its version.
+func TestActionsArePinned(t *testing.T) {
+	paths, err := filepath.Glob("../../../.github/workflows/*.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pinned := regexp.MustCompile(`uses: [a-z/-]+@[0-9a-f]{40} # v[0-9.]+$`)
+	named := 0
+	for _, path := range paths {
+		for line := range strings.Lines(e2e.Read(t, path)) {
+			if strings.Contains(line, "uses:") {
+				if named++; !pinned.MatchString(strings.TrimRight(line, "\n")) {
+					t.Errorf("%s: %s: want the digest of a commit, and # with its version", path, line)
+				}
+			}
+		}
+	}
+	if named < 6 {
+		t.Errorf("%d actions found: want 6 or more", named)
+	}
+}
+
 // The files in .github name only targets of make that exist, and link only to files that exist. The workflow runs what
 // every change must pass.
 func TestTheFilesForGitHub(t *testing.T) {
