@@ -113,16 +113,20 @@ git clone -q --local "$1/a" "$1/a-longer-name"`, dir)
 	}
 }
 
-// verifies checks the commands by which a stranger verifies files, on these and on changed ones.
+// verifies checks the commands of docs/RELEASES.md by which a stranger verifies files, on these and on changed ones.
 func verifies(t *testing.T, made, key string) {
 	t.Helper()
 	dir := t.TempDir()
 	mustIn(t, dir, nil, `cp "$1"/* . && printf 'slurm-mps %s\n' "$(cat "$2.pub")" >release-signers`, made, key)
-	const signature = "ssh-keygen -Y verify -f release-signers -I slurm-mps -n slurm-mps-release " +
-		"-s SHA256SUMS.sig <SHA256SUMS"
-	const sums = "sha256sum --check --ignore-missing SHA256SUMS"
+	page, err := os.ReadFile("../../docs/RELEASES.md")
+	_, page, _ = bytes.Cut(page, []byte("```sh\n"))
+	lines := strings.Split(string(page), "\n")
+	if err != nil || len(lines) < 3 || !strings.HasPrefix(lines[2], "make release ") { // this one is done
+		t.Fatalf("docs/RELEASES.md has the commands %q, %v", lines, err)
+	}
+	signature, sums := lines[0], lines[1]
 	mustIn(t, dir, nil, signature+" && "+sums)
-	mustIn(t, dir, nil, "printf x >>slurm-mps_*_amd64.deb && rm slurm-mps_*_arm64.deb")
+	mustIn(t, dir, nil, `for file in slurm-mps_*_amd64.deb; do printf x >>"$file"; done; rm slurm-mps_*_arm64.deb`)
 	if out, err := in(t, dir, nil, sums); err == nil {
 		t.Errorf("a changed package has its sum: %s", out)
 	}

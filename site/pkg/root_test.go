@@ -178,6 +178,7 @@ func (r root) hook(program string) (code int, output string) {
 // rank starts a client of job 7 through the wrapper. It returns when the client runs on its GPU.
 func (r root) rank() *exec.Cmd {
 	r.t.Helper()
+	r.must(0, "rm -f /tmp/rank.out") // of an earlier rank
 	env := []string{"SLURM_JOB_ID=7", "LD_LIBRARY_PATH=/opt/sim/lib"}
 	cmd := r.command(env,
 		"exec setpriv --reuid 2001 --regid 2001 --clear-groups mpirun-wrap --local-rank=0 --local-size=1 /opt/sim/bin/cuda-client spin -ms 1 -for 300 >/tmp/rank.out 2>&1")
@@ -226,25 +227,33 @@ func only(t *testing.T, dir, pattern string) string {
 
 // manager is a package manager in a root.
 type manager struct {
-	name, install, upgrade, remove, has string
+	name, install, upgrade, back, remove, has string
 }
 
 var (
-	dpkg = manager{"dpkg", "dpkg -i /old", "dpkg -i /new", "dpkg -r slurm-mps", "dpkg-query -W -f '${db:Status-Abbrev}' slurm-mps | grep -q '^.i '"}
-	rpm  = manager{"rpm", "rpm -i --nodeps /old", "rpm -U --nodeps /new", "rpm -e slurm-mps", "rpm -q slurm-mps"}
+	dpkg = manager{
+		name: "dpkg", install: "dpkg -i /old", upgrade: "dpkg -i /new", back: "dpkg -i /old", remove: "dpkg -r slurm-mps",
+		has: "dpkg-query -W -f '${db:Status-Abbrev}' slurm-mps | grep -q '^.i '",
+	}
+	rpm = manager{
+		name: "rpm", install: "rpm -i --nodeps /old", upgrade: "rpm -U --nodeps /new",
+		back: "rpm -U --nodeps --oldpackage /old", remove: "rpm -e slurm-mps", has: "rpm -q slurm-mps",
+	}
 )
 
-// TestRootInstallUpgradeRemove installs, upgrades and removes the packages. A job continues during an upgrade, and
-// the new epilog closes it. The admin's policy stays. A removal is refused while a job holds a GPU. After a removal,
-// the output names the files that are left.
+// TestRootInstallUpgradeRemove installs a candidate, goes to the release and back, and removes the packages. A job
+// continues during an upgrade and on the way back, and the epilog that is there then closes it. Both versions have the
+// same programs, as long as there is no earlier release. The admin's policy stays. A removal is refused while a job
+// holds a GPU. After a removal, the output names the files that are left.
 //
 // Contract: R10
 func TestRootInstallUpgradeRemove(t *testing.T) {
 	dir := built(t)
-	newDeb, newRPM := packages(t, dir, "9.0.0")
+	oldDeb, oldRPM := packages(t, dir, "0.1.0~rc1")
+	newDeb, newRPM := packages(t, dir, "0.1.0")
 	for m, files := range map[manager][2]string{
-		dpkg: {only(t, filepath.Join(dir, "packages"), ourDeb), newDeb},
-		rpm:  {only(t, filepath.Join(dir, "packages"), ourRPM), newRPM},
+		dpkg: {oldDeb, newDeb},
+		rpm:  {oldRPM, newRPM},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			r := newRoot(t, filepath.Join(dir, "debian-bookworm"))
@@ -278,12 +287,7 @@ func (r root) lives(m manager) {
 		t.Error("the upgrade did not replace the old files")
 	}
 	r.must(0, "tail -n 1 /etc/slurm-mps/policy.hcl | grep -qx '# ours'")
-	if out := r.must(0, "mpsctl status"); !strings.Contains(out, "job 7") || !strings.Contains(out, "cuda-client") {
-		t.Errorf("after the upgrade, the rank is not a client:\n%s", out)
-	}
-	if err := rank.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("the rank has ended: %v", err)
-	}
+	r.goesOn(rank)
 
 	if out := r.must(1, m.remove); !strings.Contains(out, "held for job 7: drain the node") {
 		t.Errorf("a removal during a job prints %s", out)
@@ -297,6 +301,7 @@ func (r root) lives(m manager) {
 		t.Errorf("after the epilog:\n%s", out)
 	}
 
+	r.goesBack(m)
 	r.collects()
 	if m == dpkg {
 		r.rotates()
@@ -315,6 +320,35 @@ func (r root) lives(m manager) {
 	if m == dpkg {
 		r.must(0, "dpkg --purge slurm-mps && test ! -e /etc/slurm-mps && test ! -e /var/log/slurm-mps && test ! -e /var/lib/slurm-mps")
 	}
+}
+
+// goesOn checks that the rank of job 7 runs, and is a client for the programs that are installed now.
+func (r root) goesOn(rank *exec.Cmd) {
+	r.t.Helper()
+	if out := r.must(0, "mpsctl status"); !strings.Contains(out, "job 7") || !strings.Contains(out, "cuda-client") {
+		r.t.Errorf("after another version, the rank is not a client:\n%s", out)
+	}
+	if err := rank.Process.Signal(syscall.Signal(0)); err != nil {
+		r.t.Errorf("the rank has ended: %v", err)
+	}
+}
+
+// goesBack puts the older version onto a node with a job that the newer one has opened. The older epilog closes it.
+func (r root) goesBack(m manager) {
+	r.t.Helper()
+	if code, out := r.hook("prolog"); code != 0 {
+		r.t.Fatalf("prolog: code %d: %s", code, out)
+	}
+	rank := r.rank()
+	r.must(0, m.back)
+	r.goesOn(rank)
+	if code, out := r.hook("epilog"); code != 0 {
+		r.t.Fatalf("epilog of the older version: code %d: %s", code, out)
+	}
+	if out := r.must(0, "mpsctl status"); strings.Contains(out, "job 7") {
+		r.t.Errorf("after the epilog of the older version:\n%s", out)
+	}
+	r.must(0, m.upgrade)
 }
 
 // licensed checks that the licenses are installed where Debian and rpm look for them.
@@ -338,7 +372,7 @@ func (r root) licensed(m manager) {
 func (r root) collects() {
 	r.t.Helper()
 	r.must(0, `mkdir -p /var/lib/slurm-mps/metrics; OUT=/var/lib/slurm-mps/metrics/slurm-mps.prom; eval "$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/slurm-mps-metrics.service)"`)
-	r.must(0, "cd /var/lib/slurm-mps/metrics && grep -qx 'slurm_mps_closed_jobs_total 1' slurm-mps.prom && grep -qx 'slurm_mps_clients_total 1' slurm-mps.prom")
+	r.must(0, "cd /var/lib/slurm-mps/metrics && grep -qx 'slurm_mps_closed_jobs_total 2' slurm-mps.prom && grep -qx 'slurm_mps_clients_total 2' slurm-mps.prom")
 }
 
 // rotates checks that logrotate accepts its file, and that the log starts again after the rotation.
