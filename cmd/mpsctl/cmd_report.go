@@ -97,7 +97,7 @@ func writePage(path string, r usage.Report) error {
 	if err := page.Write(&html, judge.Job{Report: r}, time.Now()); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
 	}
-	if err := replaceFile(path, html.Bytes()); err != nil {
+	if err := replaceFile(path, html.Bytes(), os.Open); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	return nil

@@ -14,7 +14,7 @@ func TestReplaceFile(t *testing.T) {
 	dir := t.TempDir()
 	page := filepath.Join(dir, "page.html")
 	for _, text := range []string{"one", "two"} {
-		if err := replaceFile(page, []byte(text)); err != nil {
+		if err := replaceFile(page, []byte(text), os.Open); err != nil {
 			t.Fatal(err)
 		}
 		if content, err := os.ReadFile(page); err != nil || string(content) != text {
@@ -24,7 +24,7 @@ func TestReplaceFile(t *testing.T) {
 	if err := os.Chmod(page, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	if err := replaceFile(page, []byte("three")); err != nil {
+	if err := replaceFile(page, []byte("three"), os.Open); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(page); err != nil || info.Mode() != 0o640 {
@@ -38,7 +38,7 @@ func TestReplaceFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{link, kept, "/dev/null", filepath.Join(dir, "none/page.html")} {
-		if err := replaceFile(path, []byte("x")); err == nil || !strings.HasPrefix(err.Error(), "cannot write ") {
+		if err := replaceFile(path, []byte("x"), os.Open); err == nil || !strings.HasPrefix(err.Error(), "cannot write ") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

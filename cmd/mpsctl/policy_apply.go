@@ -3,12 +3,10 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -73,19 +71,18 @@ func applyFile(call *command.Invocation, file string, dryRun bool) error {
 		text := func(s command.Screen) string { return a.Tests.text(s) + a.unchanged() }
 		return call.PrintFindings("policy", a, text, true)
 	}
-	old, err := osfile.ReadRootOwned(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := osfile.ReadRootOwned(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cli.RuntimeError{Err: err}
 	}
 	updated := compiled.Sources()[0].Text // that was checked: the file may have changed since
-	if a.Diff = unified(path, string(old), file, updated); dryRun {
+	if a.Diff = unified(path, file, updated); dryRun {
 		return call.Print("policy", a, a.text)
 	}
-	if err := install(path, []byte(updated)); err != nil {
+	if err := replaceFile(path, []byte(updated), osfile.OpenFolder); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	if tests != nil {
-		if err := install(besidePolicy(path), tests); err != nil {
+		if err := replaceFile(besidePolicy(path), tests, osfile.OpenFolder); err != nil {
 			return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied without its cases: %w", err)}
 		}
 	}
@@ -131,23 +128,6 @@ func casesBeside(policy string) (text []byte, cases []lint.Case, err error) {
 	}
 	cases, err = lint.ParseCases(text, file)
 	return text, cases, err
-}
-
-// install replaces a file and keeps its mode.
-func install(path string, content []byte) error {
-	mode := fs.FileMode(0o644)
-	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
-		mode = info.Mode().Perm() &^ 0o022
-		if old, err := osfile.ReadRootOwned(path); err == nil && bytes.Equal(old, content) {
-			return nil
-		}
-	}
-	dir, err := osfile.OpenFolder(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return osfile.File{Content: content, Mode: mode, Sync: true}.Write(dir, filepath.Base(path))
 }
 
 func (a applied) unchanged() string { return "Nothing has changed: " + a.File + " stays as it is.\n" }

@@ -15,7 +15,6 @@ import (
 type Screen struct {
 	Terminal bool
 	Columns  int
-	Rows     int // 0 for a pipe, which has no last row
 	Colour   bool
 }
 
@@ -39,7 +38,7 @@ func terminal(out io.Writer) Screen {
 	if err != nil {
 		return plain
 	}
-	s := Screen{Terminal: true, Columns: int(size.Col), Rows: int(size.Row)}
+	s := Screen{Terminal: true, Columns: int(size.Col)}
 	if s.Columns == 0 { // a terminal that does not report its size
 		s.Columns = plain.Columns
 	}
