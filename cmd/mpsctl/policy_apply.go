@@ -7,15 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
-	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +24,9 @@ import (
 const applyHelp = `apply replaces this node's policy.hcl by the given file, if the new policy can be used together with the node's own
 policy.d. If there is a policy_test.hcl beside the given file, each of its cases must have the expected result. apply
 prints the difference to the file that is there now, as diff -u does. The old file is there until the new one is whole, and the
-mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node.
+mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node. The last five
+policies that were replaced are kept with their cases in the folder old beside policy.hcl, and apply prints the command
+that goes back.
 
 With --dry-run it checks, tests and prints the same, and changes nothing.
 
@@ -51,6 +54,7 @@ type applied struct {
 	File    string `json:"file"` // the file that was written
 	Diff    string `json:"diff"` // to the old file, as diff -u prints it
 	Tests   tested `json:"tests"`
+	Back    string `json:"back,omitempty"` // the command that applies the replaced policy again
 	// Warnings are those of policy check.
 	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
 }
@@ -71,12 +75,22 @@ func applyFile(call *command.Invocation, file string, dryRun bool) error {
 		text := func(s command.Screen) string { return a.Tests.text(s) + a.unchanged() }
 		return call.PrintFindings("policy", a, text, true)
 	}
-	if _, err := osfile.ReadRootOwned(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	old, err := osfile.ReadRootOwned(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cli.RuntimeError{Err: err}
 	}
 	updated := compiled.Sources()[0].Text // that was checked: the file may have changed since
 	if a.Diff = unified(path, file, updated); dryRun {
 		return call.Print("policy", a, a.text)
+	}
+	if err == nil && string(old) != updated {
+		kept, err := keepReplaced(path, old)
+		if err != nil {
+			return cli.RuntimeError{Err: fmt.Errorf("cannot keep the replaced policy: %w", err)}
+		}
+		if _, err := policyfile.LoadWith(path, kept); err == nil { // a broken one is kept, and is no way back
+			a.Back = "mpsctl policy apply " + kept + call.Paths.Flag()
+		}
 	}
 	if err := replaceFile(path, []byte(updated), osfile.OpenFolder); err != nil {
 		return cli.RuntimeError{Err: err}
@@ -130,18 +144,49 @@ func casesBeside(policy string) (text []byte, cases []lint.Case, err error) {
 	return text, cases, err
 }
 
+// maxReplaced is how many replaced policies are kept.
+const maxReplaced = 5
+
+// keepReplaced keeps a policy before it is replaced, with the cases beside it, and returns the path of the copy. Each
+// has a folder of its own, so that apply finds the cases. The oldest folders are removed. Only root can read them, and
+// no link is followed.
+func keepReplaced(policy string, text []byte) (kept string, err error) {
+	beside := filepath.Dir(policy)
+	if _, err := osfile.ListRootOwned(beside); err != nil {
+		return "", err
+	}
+	folder := filepath.Join(beside, "old")
+	if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	names, err := osfile.ListRootOwned(folder)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names[:max(len(names)+1-maxReplaced, 0)] {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(folder, name)))
+	}
+	kept = filepath.Join(folder, time.Now().UTC().Format("20060102-150405.000000"), filepath.Base(policy))
+	err = errors.Join(err, os.Mkdir(filepath.Dir(kept), 0o700), replaceFile(kept, text, osfile.OpenFolder))
+	if cases, casesErr := osfile.ReadRootOwned(besidePolicy(policy)); casesErr == nil {
+		err = errors.Join(err, replaceFile(besidePolicy(kept), cases, osfile.OpenFolder))
+	}
+	return kept, err
+}
+
 func (a applied) unchanged() string { return "Nothing has changed: " + a.File + " stays as it is.\n" }
 
 func (a applied) text(screen command.Screen) string {
 	var b strings.Builder
 	b.WriteString(cmp.Or(a.Diff, "No line changes.\n"))
-	if n := len(a.Tests.Results); n > 0 {
-		fmt.Fprintf(&b, "%s passed\n", words.Count(n, "case"))
-	}
+	b.WriteString(a.Tests.text(screen))
 	writeWarnings(&b, a.Warnings, screen.Colour)
 	if !a.Applied {
 		return b.String() + a.unchanged()
 	}
 	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)
+	if a.Back != "" {
+		fmt.Fprintf(&b, "To go back: %s\n", a.Back)
+	}
 	return b.String()
 }

@@ -78,10 +78,11 @@ func (t *tested) add(results []lint.Result) {
 func (t tested) text(command.Screen) string {
 	var b strings.Builder
 	for _, r := range t.Results {
+		result := "FAIL"
 		if r.Passed {
-			continue
+			result = "ok  "
 		}
-		fmt.Fprintf(&b, "FAIL %s:%d: case %q\n", r.File, r.Line, r.Name)
+		fmt.Fprintf(&b, "%s %s:%d: case %q\n", result, r.File, r.Line, r.Name)
 		for _, difference := range r.Wrong {
 			fmt.Fprintf(&b, "     %s\n", difference)
 		}

@@ -4,6 +4,7 @@ package policy_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 const teaching = `version = 1
@@ -209,7 +211,7 @@ case "wrong" {
 		{[]string{"check", bad}, 1, `scope: want job or gpu`},
 		{[]string{"check", "--json", bad}, 1, `{"ok":false,"diagnostics":[{"file":"` + bad + `","line":3,"column":13`},
 		{[]string{"check", dir + "/none.hcl"}, 1, "mpsctl: cannot read " + dir + "/none.hcl: no such file or directory\n"},
-		{[]string{"test", cases}, 0, "1 case passed, 0 failed\n"},
+		{[]string{"test", cases}, 0, ": case \"a student with two GPUs\"\n1 case passed, 0 failed\n"},
 		{[]string{"test", failing}, 1, "FAIL " + failing +
 			":2: case \"wrong\"\n     the rule that decides is \"all\", expected \"chemistry\"\n0 cases passed, 1 failed\n"},
 		{[]string{"test", "--json", "--policy", good, failing}, 1, `"failed":1}`},
@@ -274,10 +276,11 @@ func TestPolicyApply(t *testing.T) {
 	p := newTestNode(t, teaching, node.H200)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "new.hcl")
+	besideNew := filepath.Join(dir, "policy_test.hcl")
 	apply := func(code int, policy, cases string) string {
 		t.Helper()
 		p.Write(file, policy)
-		p.Write(filepath.Join(dir, "policy_test.hcl"), cases)
+		p.Write(besideNew, cases)
 		if cases == "" {
 			if err := os.Remove(filepath.Join(dir, "policy_test.hcl")); err != nil {
 				t.Fatal(err)
@@ -348,33 +351,40 @@ rule "new" {
 	}
 	same(teaching, 2)
 	out := apply(0, later, strings.Replace(cases, "RULE", "all", 1))
-	for _, line := range []string{"\n-  grant {}\n", "\n+rule \"new\" {\n", "\n+    share = \"overlap:4\"\n", "\n   constraint = \"mps\"\n", "\n1 case passed\n"} {
+	for _, line := range []string{"\n-  grant {}\n", "\n+rule \"new\" {\n", "\n+    share = \"overlap:4\"\n", "\n   constraint = \"mps\"\n", "\nok   " + besideNew + ":2: case \"a\"\n1 case passed, 0 failed\n"} {
 		if !strings.Contains(out, line) {
 			t.Errorf("there is no %q in\n%s", line, out)
 		}
 	}
-	if !strings.HasPrefix(out, changed) || !strings.HasSuffix(out, "\n"+p.Paths().Policy()+" is the policy now: the next job has it\n") {
+	now, back, _ := strings.Cut(out, "To go back: mpsctl ")
+	if !strings.HasPrefix(out, changed) || !strings.HasSuffix(now, "\n"+p.Paths().Policy()+" is the policy now: the next job has it\n") {
 		t.Errorf("apply prints\n%s", out)
 	}
 	if strings.Count(out, "Warning: Never tried") != 2 {
 		t.Errorf("there is no warning of the two rules after the rule for every job:\n%s", out)
 	}
-	same(later, 3)
+	same(later, 4)
 	if got := e2e.Read(t, filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl")); got != strings.Replace(cases, "RULE", "all", 1) {
 		t.Errorf("the policy's cases were not installed with it: %s", got)
 	}
-	if result := p.Ctl("policy", "test"); result.Code != 0 || result.Output != "1 case passed, 0 failed\n" {
+	if result := p.Ctl("policy", "test"); result.Code != 0 || !strings.HasSuffix(result.Output, ":2: case \"a\"\n1 case passed, 0 failed\n") {
 		t.Errorf("the node's own cases: %+v", result)
 	}
 	if info, err := os.Stat(p.Paths().Policy()); err != nil || info.Mode() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if out := apply(0, later, ""); !strings.HasPrefix(out, "No line changes.\n") {
+	if out := apply(0, later, ""); !strings.HasPrefix(out, "No line changes.\n0 cases passed, 0 failed\n") || strings.Contains(out, "To go back") {
 		t.Errorf("again: %s", out)
 	}
+	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 {
+		t.Errorf("%s: %+v", back, result)
+	}
+	same(teaching, 4)
 	// apply replaces a broken policy. From then on the copy of the new policy is used if the policy breaks.
 	p.Write(p.Paths().Policy(), "rubbish {")
-	apply(0, later, "")
+	if out := apply(0, later, ""); strings.Contains(out, "To go back") {
+		t.Errorf("a broken policy is a way back: %s", out)
+	}
 	p.Write(p.Paths().Policy(), "rubbish {")
 	p.Must(0, p.Job(7, "0"), "prolog")
 	p.Must(0, p.Job(7, "0"), "epilog")
@@ -387,6 +397,67 @@ rule "new" {
 	}
 	if result := p.Ctl("policy", "apply"); result.Code != 2 {
 		t.Errorf("without a file: %+v", result)
+	}
+}
+
+// The last five policies that apply replaced are kept, for root alone and with their cases. The newest goes back to the
+// policy and the cases before. Nothing is kept in a folder that is a link or another's, and nothing is applied then.
+func TestReplacedPoliciesAreKept(t *testing.T) {
+	p := newTestNode(t, teaching, node.H200)
+	file, cases := filepath.Join(t.TempDir(), "policy.hcl"), ""
+	etc := filepath.Dir(p.Paths().Policy())
+	old, elsewhere := filepath.Join(etc, "old"), t.TempDir()
+	apply := func(n int) testnode.Result {
+		t.Helper()
+		p.Write(file, fmt.Sprintf("%s\n# %d\n", teaching, n))
+		cases = fmt.Sprintf("version = 1\ncase \"%d\" {\n  job {}\n  expect {\n    asked = false\n  }\n}\n", n)
+		p.Write(filepath.Join(filepath.Dir(file), "policy_test.hcl"), cases)
+		return p.Ctl("policy", "apply", file)
+	}
+	for _, spoil := range []func() error{
+		func() error { return os.Symlink(elsewhere, old) },
+		func() error { return errors.Join(os.Remove(old), os.Mkdir(old, 0o755), os.Chmod(old, 0o777)) },
+	} {
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		if result := apply(0); result.Code != 1 || !strings.Contains(result.Output, "cannot keep the replaced policy: ") || e2e.Read(t, p.Paths().Policy()) != teaching {
+			t.Errorf("%+v", result)
+		}
+	}
+	if names, err := os.ReadDir(elsewhere); err != nil || len(names) > 0 {
+		t.Errorf("at the target of the link: %v, %v", names, err)
+	}
+	if err := os.Remove(old); err != nil {
+		t.Fatal(err)
+	}
+	back := ""
+	for n := range 8 {
+		result := apply(n)
+		_, back, _ = strings.Cut(result.Output, "To go back: mpsctl ")
+		if result.Code != 0 || back == "" {
+			t.Fatalf("%+v", result)
+		}
+	}
+	kept, err := filepath.Glob(filepath.Join(old, "*", "policy.hcl"))
+	if err != nil || len(kept) != 5 {
+		t.Fatalf("kept: %q, %v", kept, err)
+	}
+	for i, path := range kept {
+		if mark := fmt.Sprintf("\n# %d\n", i+2); !strings.HasSuffix(e2e.Read(t, path), mark) {
+			t.Errorf("%s does not end with %q", path, mark)
+		}
+		for _, dir := range []string{old, filepath.Dir(path)} {
+			if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("%s: %v, %v", dir, info, err)
+			}
+		}
+	}
+	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 || !strings.Contains(result.Output, `: case "6"`) {
+		t.Errorf("%s: %+v", back, result)
+	}
+	if !strings.HasSuffix(e2e.Read(t, p.Paths().Policy()), "\n# 6\n") || !strings.Contains(e2e.Read(t, filepath.Join(etc, "policy_test.hcl")), `case "6"`) {
+		t.Error("the policy or the cases before are not back")
 	}
 }
 
