@@ -198,7 +198,7 @@ rule "one" {
   grant {}
 }`)
 	for comment, want := range map[string]string{"a b": "one", "a  b": "two"} {
-		if verdict := compiled.Decide(policy.Request{Job: policy.Job{Comment: comment}}); verdict.Rule != want {
+		if verdict := compiled.Policy().Decide(policy.Request{Job: policy.Job{Comment: comment}}); verdict.Rule != want {
 			t.Errorf("%q: rule %q, want %q", comment, verdict.Rule, want)
 		}
 	}
@@ -220,4 +220,26 @@ func decision(v policy.Decision) string {
 		}
 	}
 	return line
+}
+
+// A rule that denies is for every job if the policy has no trigger. Only a condition that may depend on how the job asks
+// makes it harmless.
+func TestADenialOfJobsThatDoNotAsk(t *testing.T) {
+	const trigger = "trigger {\n  constraint = \"mps\"\n}\n"
+	for text, want := range map[string]int{
+		"when = job.partition == \"edu\"\n  deny = \"no\"":                                             1,
+		"when = true\n  deny = \"no\"":                                                                 1,
+		"when = job.partition == \"edu\"\n  grant {}":                                                  0,
+		"when = contains(job.requested, \"mps\") && job.partition == \"edu\"\n  deny = \"no\"":         0,
+		"when = startswith(job.comment, \"mps\") || job.option != \"\"\n  deny = \"no\"":               0,
+		"when = local.asked\n  deny = \"no\"\n}\nlocals {\n  asked = contains(job.requested, \"mps\")": 0,
+	} {
+		rule := "rule \"r\" {\n  " + text + "\n}\n"
+		if found := Warnings(parsed(t, "version = 1\n"+rule)); len(found) != want || want > 0 && (found[0].Line != 2 || !found[0].Warning) {
+			t.Errorf("without a trigger, %s: %+v", text, found)
+		}
+		if found := Warnings(parsed(t, "version = 1\n"+trigger+rule)); len(found) > 0 {
+			t.Errorf("with a trigger, %s: %+v", text, found)
+		}
+	}
 }

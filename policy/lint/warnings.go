@@ -4,6 +4,7 @@ package lint
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -14,9 +15,9 @@ import (
 )
 
 // Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
-// job can meet.
+// job can meet. It also returns the rules that deny jobs which never asked for MPS.
 func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
-	found := neverTried(c)
+	found := rules(c)
 	for _, body := range c.Bodies() {
 		_ = hclsyntax.VisitAll(body, func(n hclsyntax.Node) hcl.Diagnostics {
 			found = append(found, neverEqual(c, n)...)
@@ -26,10 +27,18 @@ func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
 	return c.Warnings(found)
 }
 
-// neverTried returns the rules after a rule that matches every job.
-func neverTried(c *policyfile.Compiled) (found hcl.Diagnostics) {
+// asks matches a condition that may depend on how a job asks for MPS.
+var asks = regexp.MustCompile(`\b(job\.(requested|comment|option)|local)\b`)
+
+// rules returns the rules after a rule that matches every job, and those that deny jobs which never asked for MPS.
+func rules(c *policyfile.Compiled) (found hcl.Diagnostics) {
 	var last *policyfile.Rule
 	for _, r := range c.Rules() {
+		if r.Denies && c.Policy().Trigger == nil && !asks.MatchString(sourceOf(c, r.When)) {
+			found = append(found, policyfile.Mistake(r.Where, "Denies jobs that do not ask",
+				"the policy has no trigger, so this rule also denies jobs that never asked for MPS, and their output has "+
+					"the reason: write trigger { constraint = \"mps\" }"))
+		}
 		if last != nil {
 			found = append(found, policyfile.Mistake(r.Where, "Never tried",
 				"rule %q at %s:%d is for every job, and the first rule that holds decides: move this one before it",
