@@ -20,8 +20,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
-// reconfigure makes Slurm read its changed files.
-const reconfigure = ", on slurmctld's host and every node, then: scontrol reconfigure"
+// reconfigure makes Slurm read its changed files. What slurm.conf(5) and gres.conf(5) have of nodes, GresTypes= and
+// Type= takes effect after a restart of both daemons, which ends no job.
+const (
+	reconfigure = ", on slurmctld's host and every node, then: scontrol reconfigure"
+	restart     = ", on slurmctld's host and every node; on that host: systemctl restart slurmctld; " +
+		"then on every node: systemctl restart slurmd"
+)
 
 func (d *diagnosis) slurmReads() {
 	if d.SlurmErr == nil {
@@ -54,8 +59,8 @@ func (s slurmFiles) value(name string) string {
 	return last.Value
 }
 
-// write returns the repair of a line of slurm.conf.
-func (s slurmFiles) write(line string) string { return "write " + line + " in " + s.Path + reconfigure }
+// write returns the repair of a line of slurm.conf, with what makes Slurm read it.
+func (s slurmFiles) write(line, then string) string { return "write " + line + " in " + s.Path + then }
 
 // setHook returns the repair that makes Slurm start our program.
 func (d *diagnosis) setHook(h hook) string {
@@ -65,7 +70,7 @@ func (d *diagnosis) setHook(h hook) string {
 			path = p.Path
 		}
 	}
-	return d.Slurm.write(h.Name + "=" + path)
+	return d.Slurm.write(h.Name+"="+path, reconfigure)
 }
 
 // hooksOurs checks that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a
@@ -152,7 +157,7 @@ func (d *diagnosis) hookOrder() {
 
 func (d *diagnosis) prologFlags() {
 	has := func(flag string) bool { return d.Slurm.has("PrologFlags", flag) }
-	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.write("PrologFlags=Alloc,Contain")
+	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.write("PrologFlags=Alloc,Contain", reconfigure)
 	switch {
 	case has("RunInJob"):
 		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives "+
@@ -202,7 +207,7 @@ func (d *diagnosis) prologTimeouts() {
 		}
 		minimum := int(c.minimum.Seconds())
 		d.fault("hook-timeout", setting.From,
-			fmt.Sprintf("%s; or lower %s in %s", d.Slurm.write(fmt.Sprintf("%s=%d", c.name, minimum)), c.attribute,
+			fmt.Sprintf("%s; or lower %s in %s", d.Slurm.write(fmt.Sprintf("%s=%d", c.name, minimum), reconfigure), c.attribute,
 				d.Paths.ConfigFile()),
 			"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, setting.Value, minimum)
 	}
@@ -210,7 +215,7 @@ func (d *diagnosis) prologTimeouts() {
 
 func (d *diagnosis) gresTypes() {
 	if !d.Slurm.has("GresTypes", "gpu") {
-		d.fault("gres-types", d.Slurm.lineOf("GresTypes"), d.Slurm.write("GresTypes=gpu"),
+		d.fault("gres-types", d.Slurm.lineOf("GresTypes"), d.Slurm.write("GresTypes=gpu", restart),
 			"GresTypes lacks gpu: Slurm hands out no GPU")
 	}
 }
@@ -220,13 +225,13 @@ func (d *diagnosis) nodeLine() {
 	switch {
 	case errors.Is(s.NodeErr, slurm.ErrNoNode):
 		d.warning("node-unknown", s.Path, "give the node's name: mpsctl doctor --node NAME; or "+
-			s.write("NodeName="+d.Name+" Gres=gpu:N Feature=mps"), "no NodeName= line names %s: a node that registers "+
+			s.write("NodeName="+d.Name+" Gres=gpu:N Feature=mps", restart), "no NodeName= line names %s: a node that registers "+
 			"itself has no features and no count of GPUs that a prolog can read", d.Name)
 	case s.NodeErr != nil:
 		d.fault("node-line", s.Path, "correct that line", "%v", s.NodeErr)
 	case s.Gres != nil && s.count() == 0:
 		line := fmt.Sprintf("Gres=gpu:%d on the line of node %s", max(1, len(d.gpus())), d.Name)
-		d.fault("node-gres", s.lineOf("NodeName"), s.write(line), "slurm.conf gives node %s no GPU", d.Name)
+		d.fault("node-gres", s.lineOf("NodeName"), s.write(line, restart), "slurm.conf gives node %s no GPU", d.Name)
 	}
 }
 
@@ -247,7 +252,7 @@ func (d *diagnosis) nodeFeature() {
 		return
 	}
 	features := strings.Join(append(slices.Clone(s.Features), trigger.Constraint), ",")
-	d.fault("node-feature", s.lineOf("NodeName"), s.write("Feature="+features+" on the line of node "+d.Name),
+	d.fault("node-feature", s.lineOf("NodeName"), s.write("Feature="+features+" on the line of node "+d.Name, restart),
 		"node %s has no Feature %s, by which the policy's trigger lets jobs ask: sbatch --constraint=%[2]s never runs "+
 			"here", d.Name, trigger.Constraint)
 }
@@ -291,7 +296,8 @@ func (s slurmFiles) types() []string {
 
 func (d *diagnosis) oneType() {
 	if types := d.Slurm.types(); len(types) > 1 {
-		d.fault("gpu-types", d.Slurm.lineOf("Gres"), "give the node's GPUs one type, the same in Gres= and Type=, or none",
+		d.fault("gpu-types", d.Slurm.lineOf("Gres"),
+			"give the node's GPUs one type, the same in Gres= and Type=, or none"+restart,
 			"node %s has GPUs of types %s: of a request for two of them Slurm may tell the prolog a part only, "+
 				"so that every such node's jobs are refused", d.Name, strings.Join(types, " and "))
 	}
@@ -314,8 +320,8 @@ func (d *diagnosis) gresAgrees() {
 	for position := range s.count() {
 		if err := s.match(position, devices); err != nil {
 			d.fault("gres-differs", s.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi "+
-				"-L agree; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid "+
-				"there", d.Name, s.Gres.Path, len(devices)),
+				"-L agree%s; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid "+
+				"there", d.Name, s.Gres.Path, len(devices), restart),
 				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v",
 				s.count(), d.Name, position, err)
 			return
@@ -353,7 +359,7 @@ func (d *diagnosis) parts() {
 			continue
 		}
 		if _, err := s.Gres.SharedCount(name, 0); err != nil {
-			d.fault(state.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+reconfigure,
+			d.fault(state.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+restart,
 				"jobs of gres/%s are refused MPS: %s", name, words.OneLine(err))
 		}
 	}
@@ -406,7 +412,7 @@ func (d *diagnosis) devicesConstrained() {
 	const harm = "a job's processes can open GPUs that it was not given, past MPS"
 	s := d.Slurm
 	if !s.has("TaskPlugin", "task/cgroup") && !s.has("TaskPlugin", "cgroup") {
-		fix := s.write("TaskPlugin=task/cgroup,task/affinity") + "; and ConstrainDevices=yes in cgroup.conf"
+		fix := s.write("TaskPlugin=task/cgroup,task/affinity", reconfigure) + "; and ConstrainDevices=yes in cgroup.conf"
 		d.warning("devices-open", s.lineOf("TaskPlugin"), fix, "TaskPlugin lacks task/cgroup: %s", harm)
 		return
 	}

@@ -95,6 +95,8 @@ func (n *slurmNode) diagnose() []string {
 // have none.
 func TestJudgeSlurm(t *testing.T) {
 	const write = ", on slurmctld's host and every node, then: scontrol reconfigure"
+	const restart = ", on slurmctld's host and every node; on that host: systemctl restart slurmctld; " +
+		"then on every node: systemctl restart slurmd"
 	for _, c := range []struct {
 		name  string
 		plant func(*slurmNode)
@@ -119,15 +121,15 @@ func TestJudgeSlurm(t *testing.T) {
 			n.set("PrologEpilogTimeout=1\nPrologTimeout=105\nEpilogTimeout=65")
 		}, ""},
 		{"GresTypes without gpu", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=craynetwork") },
-			"fault gres-types at slurm.conf:3: write GresTypes=gpu in slurm.conf"},
+			"fault gres-types at slurm.conf:3: write GresTypes=gpu in slurm.conf" + restart},
 		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
-			"warning node-unknown at slurm.conf: give the node's name: mpsctl doctor --node NAME; or write"},
+			"warning node-unknown at slurm.conf: give the node's name: mpsctl doctor --node NAME; or write NodeName=gpu01 Gres=gpu:N Feature=mps in slurm.conf" + restart},
 		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
 			"fault node-line at slurm.conf: correct that line"},
 		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },
-			"fault node-gres at slurm.conf:15: write Gres=gpu:2 on the line of node gpu01 in slurm.conf"},
+			"fault node-gres at slurm.conf:15: write Gres=gpu:2 on the line of node gpu01 in slurm.conf" + restart},
 		{"a node without the feature", func(n *slurmNode) { n.edit("Feature=mps", "Feature=h200,nomps") },
-			"fault node-feature at slurm.conf:15: write Feature=h200,nomps,mps on the line of node gpu01 in slurm.conf"},
+			"fault node-feature at slurm.conf:15: write Feature=h200,nomps,mps on the line of node gpu01 in slurm.conf" + restart},
 		{"a policy without a feature", func(n *slurmNode) {
 			n.edit("Feature=mps", "")
 			n.Policy.Trigger = &policy.Trigger{Option: false}
@@ -135,9 +137,9 @@ func TestJudgeSlurm(t *testing.T) {
 		{"two types of GPUs", func(n *slurmNode) {
 			n.edit("Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
 			n.write("gres.conf", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
-		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type"},
+		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type, the same in Gres= and Type=, or none" + restart},
 		{"a GPU that is not there", func(n *slurmNode) { n.write("gres.conf", "Name=gpu File=/dev/nvidia[0,5]\n") },
-			"fault gres-differs at gres.conf: make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree"},
+			"fault gres-differs at gres.conf: make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree" + restart},
 		{"gres/mps of other nodes", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,mps") }, ""},
 		{"gres/mps", func(n *slurmNode) {
 			n.edit("GresTypes=gpu", "GresTypes=gpu,mps")
@@ -151,13 +153,13 @@ func TestJudgeSlurm(t *testing.T) {
 		}, ""},
 		{"shards that slurm.conf does not count", func(n *slurmNode) {
 			n.write("gres.conf", "Name=shard Count=8\nName=gpu File=/dev/nvidia[0-1]\n")
-		}, "fault gres-shard at gres.conf: make gres.conf and Gres= of this node in slurm.conf agree"},
+		}, "fault gres-shard at gres.conf: make gres.conf and Gres= of this node in slurm.conf agree" + restart},
 		{"no gres.conf", func(n *slurmNode) { n.do(os.Remove(filepath.Join(n.dir, "gres.conf"))) },
 			"fault gres-conf at gres.conf: write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
 		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },
 			"warning devices-open at cgroup.conf:1: write ConstrainDevices=yes in cgroup.conf"},
 		{"no task/cgroup", func(n *slurmNode) { n.edit("task/cgroup,", "") },
-			"warning devices-open at slurm.conf:11: write TaskPlugin=task/cgroup,task/affinity in slurm.conf"},
+			"warning devices-open at slurm.conf:11: write TaskPlugin=task/cgroup,task/affinity in slurm.conf" + write},
 		{"a state in a private folder", func(n *slurmNode) {
 			n.set("JobContainerType=job_container/tmpfs")
 			n.write("job_container.conf", "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,/run\n")
