@@ -6,6 +6,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
@@ -27,12 +28,17 @@ func policyCommand(call *command.Invocation) *cobra.Command {
 	return c
 }
 
-// load reads the node's own policy, or the given files and folders.
+// load reads the given files and folders, or the node's own policy. If that cannot be used, load prints its substitute.
 func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error) {
-	if len(paths) == 0 {
-		return policyfile.Load(call.Paths.Policy())
+	if len(paths) > 0 {
+		return policyfile.LoadFiles(paths...)
 	}
-	return policyfile.LoadFiles(paths...)
+	compiled, status := policyfile.ReadPolicy(call.Paths)
+	if status.Err != nil {
+		instead := status.Instead("jobs that ask for MPS fail")
+		call.PrintError("mpsctl", fmt.Errorf("cannot use %s: %s", call.Paths.Policy(), instead))
+	}
+	return compiled, status.Err
 }
 
 type wrong struct {

@@ -28,7 +28,8 @@ mode of the file stays the same. apply installs policy_test.hcl too: mpsctl poli
 policies that were replaced are kept with their cases in the folder old beside policy.hcl, and apply prints the command
 that goes back.
 
-With --dry-run it checks, tests and prints the same, and changes nothing.
+With --dry-run it checks, tests and prints the same, and changes nothing. Of the copy /var/lib/slurm-mps/policy.json, apply
+takes the policy.hcl.
 
 It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 

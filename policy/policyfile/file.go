@@ -3,6 +3,7 @@
 package policyfile
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -184,9 +185,13 @@ func LoadFiles(paths ...string) (*Compiled, error) {
 	return read(all, ReadAny)
 }
 
-// ReadAny reads a file of any owner.
+// ReadAny reads a file of any owner. Of a copy that KeepPolicy has written, it returns the policy.hcl.
 func ReadAny(path string) ([]byte, error) {
 	content, _, err := osfile.ReadAny(path)
+	var kept copies
+	if json.Unmarshal(content, &kept) == nil && len(kept.Files) > 0 {
+		content = []byte(kept.Files[0].Text)
+	}
 	return content, err
 }
 

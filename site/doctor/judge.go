@@ -239,7 +239,8 @@ const (
 	examples = "/usr/share/doc/slurm-mps/examples/" // lines for Slurm's files
 )
 
-// unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning.
+// unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning. A file
+// that someone except root may write is a fault all the same.
 func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfile.FileStatus, without string) {
 	if s.Err == nil {
 		return
@@ -254,10 +255,13 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 	case errors.As(s.Err, &bad):
 		first := bad.Diagnostics()[0]
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
+	case errors.Is(s.Err, fs.ErrNotExist) && level == state.Warning: // only a policy can be missing
+		what, fix = "it is not there", "mpsctl policy apply "+filepath.Join(d.Paths.Kept(), "policy.json")+d.Paths.Flag()
 	case errors.Is(s.Err, fs.ErrNotExist):
 		what, fix = "it is not there", fmt.Sprintf("install -D -m 644 %s %s", shipped+filepath.Base(path), path)
 	case errors.Is(s.Err, osfile.ErrNotRootOwned):
-		fix = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
+		dir := filepath.Dir(path) // it may be a file of policy.d
+		level, fix = state.Fault, fmt.Sprintf("chown -R root:root %s && chmod -R go-w %s", dir, dir)
 	}
 	d.add(level, kind, where, fix, "%s: %s", what, s.Instead(without))
 }
