@@ -115,7 +115,7 @@ func TestWhatIsPromisedIsThere(t *testing.T) {
 
 // Even limits together never exceed the memory of the GPU, and less than a MiB for each rank is left.
 func TestEvenMemoryAddsUp(t *testing.T) {
-	for _, m := range Models() {
+	for _, m := range models {
 		for ranks := 1; ranks <= m.Clients; ranks++ {
 			got, err := MemoryPerRank(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even"))
 			if err != nil {

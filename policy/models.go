@@ -97,9 +97,6 @@ func model(name, product string, sms, mib int) Model {
 	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, SMsPerTPC: defaultSMsPerTPC}, Clients: Clients, MemoryMiB: mib}
 }
 
-// Models returns the GPUs known by name, oldest first.
-func Models() []Model { return append([]Model(nil), models...) }
-
 // FindModel returns the GPU with this name or product name. Case, spaces, hyphens and underscores do not matter:
 // "h100-pcie" is the H100 PCIe. For an ambiguous name, like A100, the error lists the models to choose from, and
 // otherwise all models.

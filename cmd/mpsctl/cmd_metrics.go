@@ -13,9 +13,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 
@@ -181,9 +182,8 @@ func nodeMetrics(n state.Node, found []state.Finding) []family {
 type counts map[string]int
 
 func (c counts) samples(label string) (all []sample) {
-	for value, n := range c {
-		all = append(all, sample{[]string{label, value}, float64(n)})
+	for _, value := range slices.Sorted(maps.Keys(c)) {
+		all = append(all, sample{[]string{label, value}, float64(c[value])})
 	}
-	sort.Slice(all, func(i, j int) bool { return all[i].labels[1] < all[j].labels[1] })
 	return all
 }

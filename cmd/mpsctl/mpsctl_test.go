@@ -140,7 +140,7 @@ func TestHelpFits80Columns(t *testing.T) {
 // The values of flags complete, and an argument that is no file does not complete to files.
 func TestCompletionOfValues(t *testing.T) {
 	for args, want := range map[string]string{
-		"policy explain --gpu h200":    strings.Join(modelNames(), "\n") + "\n:4\n",
+		"policy explain --gpu h200":    ":4\n",
 		"policy explain --ranks 1":     ":4\n",
 		"policy explain --partition p": ":4\n",
 		"reap --job 4":                 ":4\n",

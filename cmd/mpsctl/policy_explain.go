@@ -75,7 +75,6 @@ func explain(call *command.Invocation) *cobra.Command {
 	flags.StringVar(&r.Driver, "driver", "", "the driver's `VERSION`")
 	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, such as H200, \"H100 PCIe\" or A100-80")
 	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of `N` ranks on the node")
-	command.CompleteValues(c, "gpu", modelNames()...)
 	return c
 }
 
@@ -233,13 +232,6 @@ func (q query) place(a *answer, driver string) error {
 	a.Ranks, err = planned.Answer()
 	a.placed = placedText(planned, a.Ranks)
 	return err
-}
-
-func modelNames() (names []string) {
-	for _, m := range policy.Models() {
-		names = append(names, strings.ReplaceAll(m.Name, " ", "-"))
-	}
-	return names
 }
 
 // barCells is the width that the numbers leave for a bar on a line of 80 columns.

@@ -52,7 +52,11 @@ func testAll(call *command.Invocation, files, paths []string) error {
 		if err != nil {
 			return refused(call, err)
 		}
-		cases, err := lint.LoadCases(file)
+		text, err := policyfile.ReadAny(file)
+		if err != nil {
+			return refused(call, err)
+		}
+		cases, err := lint.ParseCases(text, file)
 		if err != nil {
 			return refused(call, err)
 		}

@@ -41,15 +41,6 @@ type Result struct {
 	Wrong  []string `json:"wrong,omitempty"`
 }
 
-// LoadCases reads a file of cases of any owner.
-func LoadCases(path string) ([]Case, error) {
-	source, err := policyfile.ReadAny(path)
-	if err != nil {
-		return nil, err
-	}
-	return ParseCases(source, path)
-}
-
 // ParseCases reads cases. Mistakes are reported under this file name.
 //
 //	version = 1
@@ -162,7 +153,7 @@ func (e *expectation) readGrant(r *policyfile.Reader, block *hcl.Block) {
 func Run(c *policyfile.Compiled, cases []Case) []Result {
 	results := make([]Result, len(cases))
 	for i, test := range cases {
-		decision := c.Decide(test.Request)
+		decision := c.Policy().Decide(test.Request)
 		wrong := test.expect.differences(decision)
 		if how, asks := c.Policy().Requested(test.Request); !asks && len(wrong) > 0 && test.expect.asked == nil {
 			wrong = append(wrong, "the job does not ask for MPS: "+how)

@@ -76,7 +76,7 @@ func (c conditionTrace) Leaves() []conditionTrace {
 // Explain answers a request and gives the reasons.
 func Explain(c *policyfile.Compiled, r policy.Request) Explanation {
 	how, asked := c.Policy().Requested(r)
-	x := Explanation{Asked: asked, How: how, Verdict: c.Decide(r)}
+	x := Explanation{Asked: asked, How: how, Verdict: c.Policy().Decide(r)}
 	if !asked {
 		return x
 	}

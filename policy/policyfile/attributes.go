@@ -119,9 +119,6 @@ func stringAttribute[T any](name string, check func(string) string, set func(*T,
 	}}
 }
 
-// anything is a check that every string passes.
-func anything(string) string { return "" }
-
 // schemaOf returns the schema of a block with the attributes of a table and no inner block.
 func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
 	schema := &hcl.BodySchema{}

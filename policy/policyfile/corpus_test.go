@@ -64,7 +64,7 @@ func outcome(t *testing.T, content string) string {
 		if err := json.Unmarshal([]byte(asked), &r); err != nil {
 			t.Fatalf("%s: %v", asked, err)
 		}
-		fmt.Fprintf(&out, "=== %s\n%s\n", line, optionsCut(decision(compiled.Decide(r))))
+		fmt.Fprintf(&out, "=== %s\n%s\n", line, optionsCut(decision(compiled.Policy().Decide(r))))
 	}
 	return out.String()
 }

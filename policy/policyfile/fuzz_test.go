@@ -56,7 +56,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, r := range oddRequests {
 			lint.Explain(compiled, r)
-			checkDenial(t, compiled.Decide(r).Denied)
+			checkDenial(t, compiled.Policy().Decide(r).Denied)
 		}
 	})
 }
@@ -117,7 +117,7 @@ func benchmarkDecide(b *testing.B, when string) {
 	}
 	request := policy.Request{Job: policy.Job{Partition: "p199", Requested: []string{"mps"}, GPUs: []int{0, 1}}}
 	for b.Loop() {
-		if verdict := compiled.Decide(request); !verdict.Granted() || verdict.Rule != "r199" {
+		if verdict := compiled.Policy().Decide(request); !verdict.Granted() || verdict.Rule != "r199" {
 			b.Fatal(verdict)
 		}
 	}

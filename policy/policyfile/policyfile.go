@@ -44,9 +44,6 @@ type Rule struct {
 // Policy returns the policy in the form that the prolog uses.
 func (c *Compiled) Policy() policy.Policy { return c.policy }
 
-// Decide answers a request.
-func (c *Compiled) Decide(r policy.Request) policy.Decision { return c.policy.Decide(r) }
-
 // Rules returns the policy's rules in their order.
 func (c *Compiled) Rules() []Rule { return slices.Clone(c.rules) }
 

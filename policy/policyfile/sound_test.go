@@ -284,7 +284,7 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 	for i, compiled := range policies {
 		for range 12 {
 			r := a.request()
-			verdict := compiled.Decide(r)
+			verdict := compiled.Policy().Decide(r)
 			checkDenial(t, verdict.Denied)
 			if strings.Contains(verdict.Denied, "cannot decide") {
 				failed++

@@ -58,8 +58,3 @@ func finish(c *cobra.Command) {
 		finish(below)
 	}
 }
-
-// CompleteValues completes a flag with these values.
-func CompleteValues(c *cobra.Command, flag string, values ...string) {
-	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-}
