@@ -16,8 +16,8 @@ import (
 // diffLimit bounds a run of diff, which takes milliseconds for files of this size.
 const diffLimit = 30 * time.Second
 
-// unified returns the difference of a file and a text as diff -u prints it, "" if there is none. Without diff it returns
-// the reason, because a difference that is not printed keeps no policy from its node.
+// unified returns the difference of a file and a text as diff -u prints it, "" if there is none. If diff cannot run, it
+// returns the reason, because a difference that is not printed keeps no policy from its node.
 func unified(old, newName, updated string) (text string) {
 	ctx, cancel := context.WithTimeout(context.Background(), diffLimit)
 	defer cancel()

@@ -17,8 +17,9 @@ func TestUnified(t *testing.T) {
 	}
 	head := "--- " + old + "\n+++ new\n"
 	for text, want := range map[string]string{
-		"a\nb\nc\nd\nE\x1b\x00\tx\nf": head + "@@ -2,4 +2,5 @@\n b\n c\n d\n-e\n+E??    x\n+f\n\\ No newline at end of file\n",
-		"a\nb\nc\nd\ne\n":             "",
+		"a\nb\nc\nd\nE\x1b\x00\tx\nf": head +
+			"@@ -2,4 +2,5 @@\n b\n c\n d\n-e\n+E??    x\n+f\n\\ No newline at end of file\n",
+		"a\nb\nc\nd\ne\n": "",
 	} {
 		if got := unified(old, "new", text); got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)

@@ -24,12 +24,12 @@ import (
 const applyHelp = `apply replaces this node's policy.hcl by the given file, if the new policy can be used together with the node's own
 policy.d. If there is a policy_test.hcl beside the given file, each of its cases must have the expected result. apply
 prints the difference to the file that is there now, as diff -u does. The old file is there until the new one is whole, and the
-mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node. The last five
-policies that were replaced are kept with their cases in the folder old beside policy.hcl, and apply prints the command
-that goes back.
+mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node. The last
+five policies that were replaced are kept with their cases in the folder old beside policy.hcl, and apply prints the
+command that goes back.
 
-With --dry-run it checks, tests and prints the same, and changes nothing. Of the copy /var/lib/slurm-mps/policy.json, apply
-takes the policy.hcl.
+With --dry-run it checks, tests and prints the same, and changes nothing. Of the copy /var/lib/slurm-mps/policy.json,
+apply takes the policy.hcl.
 
 It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 

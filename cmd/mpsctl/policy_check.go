@@ -16,7 +16,7 @@ import (
 const checkHelp = `check reads a policy as the prolog does and prints its rules, or all its mistakes. Without an operand it reads this node's
 policy. A folder means its policy.hcl and policy.d/*.hcl.
 
-It warns of rules that are never tried, of comparisons that no job can meet, and of denials of jobs that never asked for MPS.
+It warns of rules that are never tried, of comparisons that no job can meet, and of denials of jobs that do not ask.
 
 It exits with 0 if the policy can be used, and with 1 if it cannot.`
 

@@ -222,8 +222,8 @@ func decision(v policy.Decision) string {
 	return line
 }
 
-// A rule that denies is for every job if the policy has no trigger. Only a condition that may depend on how the job asks
-// makes it harmless.
+// A rule that denies is for every job if the policy has no trigger. Only a condition that may depend on how the job
+// asks makes it harmless.
 func TestADenialOfJobsThatDoNotAsk(t *testing.T) {
 	const trigger = "trigger {\n  constraint = \"mps\"\n}\n"
 	for text, want := range map[string]int{
@@ -235,7 +235,8 @@ func TestADenialOfJobsThatDoNotAsk(t *testing.T) {
 		"when = local.asked\n  deny = \"no\"\n}\nlocals {\n  asked = contains(job.requested, \"mps\")": 0,
 	} {
 		rule := "rule \"r\" {\n  " + text + "\n}\n"
-		if found := Warnings(parsed(t, "version = 1\n"+rule)); len(found) != want || want > 0 && (found[0].Line != 2 || !found[0].Warning) {
+		found := Warnings(parsed(t, "version = 1\n"+rule))
+		if len(found) != want || want > 0 && (found[0].Line != 2 || !found[0].Warning) {
 			t.Errorf("without a trigger, %s: %+v", text, found)
 		}
 		if found := Warnings(parsed(t, "version = 1\n"+trigger+rule)); len(found) > 0 {

@@ -350,7 +350,8 @@ func TestHugeFiles(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%.20s: %v", when, err)
 		}
-		if r := (policy.Request{Job: policy.Job{HasOption: true}}); compiled.Policy().Decide(r).Denied == "" != lint.Explain(compiled, r).Verdict.Granted() {
+		r := policy.Request{Job: policy.Job{HasOption: true}}
+		if compiled.Policy().Decide(r).Denied == "" != lint.Explain(compiled, r).Verdict.Granted() {
 			t.Errorf("%.20s: explain and decide differ", when)
 		}
 	}

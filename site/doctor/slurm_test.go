@@ -123,13 +123,15 @@ func TestJudgeSlurm(t *testing.T) {
 		{"GresTypes without gpu", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=craynetwork") },
 			"fault gres-types at slurm.conf:3: write GresTypes=gpu in slurm.conf" + restart},
 		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
-			"warning node-unknown at slurm.conf: give the node's name: mpsctl doctor --node NAME; or write NodeName=gpu01 Gres=gpu:N Feature=mps in slurm.conf" + restart},
+			"warning node-unknown at slurm.conf: give the node's name: mpsctl doctor --node NAME; or " +
+				"write NodeName=gpu01 Gres=gpu:N Feature=mps in slurm.conf" + restart},
 		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
 			"fault node-line at slurm.conf: correct that line"},
 		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },
 			"fault node-gres at slurm.conf:15: write Gres=gpu:2 on the line of node gpu01 in slurm.conf" + restart},
 		{"a node without the feature", func(n *slurmNode) { n.edit("Feature=mps", "Feature=h200,nomps") },
-			"fault node-feature at slurm.conf:15: write Feature=h200,nomps,mps on the line of node gpu01 in slurm.conf" + restart},
+			"fault node-feature at slurm.conf:15: " +
+				"write Feature=h200,nomps,mps on the line of node gpu01 in slurm.conf" + restart},
 		{"a policy without a feature", func(n *slurmNode) {
 			n.edit("Feature=mps", "")
 			n.Policy.Trigger = &policy.Trigger{Option: false}
@@ -139,7 +141,8 @@ func TestJudgeSlurm(t *testing.T) {
 			n.write("gres.conf", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
 		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type, the same in Gres= and Type=, or none" + restart},
 		{"a GPU that is not there", func(n *slurmNode) { n.write("gres.conf", "Name=gpu File=/dev/nvidia[0,5]\n") },
-			"fault gres-differs at gres.conf: make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree" + restart},
+			"fault gres-differs at gres.conf: " +
+				"make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree" + restart},
 		{"gres/mps of other nodes", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,mps") }, ""},
 		{"gres/mps", func(n *slurmNode) {
 			n.edit("GresTypes=gpu", "GresTypes=gpu,mps")

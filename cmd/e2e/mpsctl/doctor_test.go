@@ -406,9 +406,12 @@ var planted = []faultPlanted{
 	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) },
 		where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},
 	{name: "a policy of another user", kind: "policy",
-		plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), e2e.UID, e2e.GID)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown -R root:root ROOT/etc/slurm-mps && chmod -R go-w ROOT/etc/slurm-mps", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), e2e.UID, e2e.GID)) },
+		where: "ROOT/etc/slurm-mps/policy.hcl",
+		do:    "chown -R root:root ROOT/etc/slurm-mps && chmod -R go-w ROOT/etc/slurm-mps", mends: true},
 	{name: "a policy that others may write", kind: "policy",
-		plant: func(w healthyNode) { w.change(os.Chmod(w.Paths().Policy(), 0o664)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown -R root:root ROOT/etc/slurm-mps", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chmod(w.Paths().Policy(), 0o664)) },
+		where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown -R root:root ROOT/etc/slurm-mps", mends: true},
 	{name: "rules that others may write", kind: "policy", plant: func(w healthyNode) {
 		rules := filepath.Join(filepath.Dir(w.Paths().Policy()), "policy.d", "a.hcl")
 		w.Write(rules, "version = 1\n")

@@ -351,13 +351,17 @@ rule "new" {
 	}
 	same(teaching, 2)
 	out := apply(0, later, strings.Replace(cases, "RULE", "all", 1))
-	for _, line := range []string{"\n-  grant {}\n", "\n+rule \"new\" {\n", "\n+    share = \"overlap:4\"\n", "\n   constraint = \"mps\"\n", "\nok   " + besideNew + ":2: case \"a\"\n1 case passed, 0 failed\n"} {
+	for _, line := range []string{
+		"\n-  grant {}\n", "\n+rule \"new\" {\n", "\n+    share = \"overlap:4\"\n", "\n   constraint = \"mps\"\n",
+		"\nok   " + besideNew + ":2: case \"a\"\n1 case passed, 0 failed\n",
+	} {
 		if !strings.Contains(out, line) {
 			t.Errorf("there is no %q in\n%s", line, out)
 		}
 	}
 	now, back, _ := strings.Cut(out, "To go back: mpsctl ")
-	if !strings.HasPrefix(out, changed) || !strings.HasSuffix(now, "\n"+p.Paths().Policy()+" is the policy now: the next job has it\n") {
+	isNow := "\n" + p.Paths().Policy() + " is the policy now: the next job has it\n"
+	if !strings.HasPrefix(out, changed) || !strings.HasSuffix(now, isNow) {
 		t.Errorf("apply prints\n%s", out)
 	}
 	if strings.Count(out, "Warning: Never tried") != 2 {
@@ -367,13 +371,15 @@ rule "new" {
 	if got := e2e.Read(t, filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl")); got != strings.Replace(cases, "RULE", "all", 1) {
 		t.Errorf("the policy's cases were not installed with it: %s", got)
 	}
-	if result := p.Ctl("policy", "test"); result.Code != 0 || !strings.HasSuffix(result.Output, ":2: case \"a\"\n1 case passed, 0 failed\n") {
+	const passed = ":2: case \"a\"\n1 case passed, 0 failed\n"
+	if result := p.Ctl("policy", "test"); result.Code != 0 || !strings.HasSuffix(result.Output, passed) {
 		t.Errorf("the node's own cases: %+v", result)
 	}
 	if info, err := os.Stat(p.Paths().Policy()); err != nil || info.Mode() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if out := apply(0, later, ""); !strings.HasPrefix(out, "No line changes.\n0 cases passed, 0 failed\n") || strings.Contains(out, "To go back") {
+	const none = "No line changes.\n0 cases passed, 0 failed\n"
+	if out := apply(0, later, ""); !strings.HasPrefix(out, none) || strings.Contains(out, "To go back") {
 		t.Errorf("again: %s", out)
 	}
 	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 {
@@ -421,8 +427,11 @@ func TestReplacedPoliciesAreKept(t *testing.T) {
 		if err := spoil(); err != nil {
 			t.Fatal(err)
 		}
-		if result := apply(0); result.Code != 1 || !strings.Contains(result.Output, "cannot keep the replaced policy: ") || e2e.Read(t, p.Paths().Policy()) != teaching {
+		if result := apply(0); result.Code != 1 || !strings.Contains(result.Output, "cannot keep the replaced policy: ") {
 			t.Errorf("%+v", result)
+		}
+		if got := e2e.Read(t, p.Paths().Policy()); got != teaching {
+			t.Errorf("applied: %s", got)
 		}
 	}
 	if names, err := os.ReadDir(elsewhere); err != nil || len(names) > 0 {
@@ -456,8 +465,11 @@ func TestReplacedPoliciesAreKept(t *testing.T) {
 	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 || !strings.Contains(result.Output, `: case "6"`) {
 		t.Errorf("%s: %+v", back, result)
 	}
-	if !strings.HasSuffix(e2e.Read(t, p.Paths().Policy()), "\n# 6\n") || !strings.Contains(e2e.Read(t, filepath.Join(etc, "policy_test.hcl")), `case "6"`) {
-		t.Error("the policy or the cases before are not back")
+	if got := e2e.Read(t, p.Paths().Policy()); !strings.HasSuffix(got, "\n# 6\n") {
+		t.Errorf("the policy before is not back: %s", got)
+	}
+	if got := e2e.Read(t, filepath.Join(etc, "policy_test.hcl")); !strings.Contains(got, `case "6"`) {
+		t.Errorf("the cases before are not back: %s", got)
 	}
 }
 

@@ -90,14 +90,15 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 				level = "fault "
 			}
 			for _, command := range []string{"status", "audit", "doctor"} {
-				found := p.findings(command)
-				if !strings.Contains(found["policy"], " is used") || command == "doctor" && !strings.HasPrefix(found["policy"], level) {
+				found := p.findings(command)["policy"]
+				if !strings.Contains(found, " is used") || command == "doctor" && !strings.HasPrefix(found, level) {
 					t.Errorf("%s: %q", command, found)
 				}
 			}
 			for _, command := range [][]string{{"check"}, {"explain", "--constraint", "mps"}} {
 				result := p.Ctl(append([]string{"policy"}, command...)...)
-				if !strings.Contains(result.Output, "mpsctl: cannot use "+p.Paths().Policy()+": the one that was kept on ") || result.Code != 1 {
+				instead := "mpsctl: cannot use " + p.Paths().Policy() + ": the one that was kept on "
+				if !strings.Contains(result.Output, instead) || result.Code != 1 {
 					t.Errorf("%s: %+v", command, result)
 				}
 			}

@@ -54,8 +54,8 @@ var packages = map[string][]string{
 	"site/state":          {"policy", "policy/policyfile", "site", "site/clientenv", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm", "site/slurm/steps", "site/usage", "site/wait", "site/words"},
 	"site/doctor":         {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/mps", "site/osfile", "site/proc", "site/slurm", "site/state", "site/words", "golang.org/x/sys/unix", "os/exec"},
 	"site/command":        {"site", "site/cli", "site/words", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/mpsctl":          {"cmd/mpsctl/tune", "epilog", "policy", "policy/lint", "policy/plan", "policy/policyfile", "prolog/frame", "site", "site/cli", "site/command", "site/doctor", "site/lease", "site/osfile", "site/proc", "site/slurm", "site/state", "site/usage", "site/usage/judge", "site/usage/page", "site/words", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // diff
-	"cmd/mpsctl/tune":     {"policy", "site/cli", "site/command", "site/lease", "site/proc", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"},                                                                                                                                                                                                                                      // a user's own program, as the user
+	"cmd/mpsctl":          {"cmd/mpsctl/tune", "epilog", "policy", "policy/lint", "policy/plan", "policy/policyfile", "prolog/frame", "site", "site/cli", "site/command", "site/doctor", "site/lease", "site/osfile", "site/proc", "site/slurm", "site/state", "site/usage", "site/usage/judge", "site/usage/page", "site/words", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"},
+	"cmd/mpsctl/tune":     {"policy", "site/cli", "site/command", "site/lease", "site/proc", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 	"site/words":          {},
 	"site/osfile":         {"site/proc", "site/wait", "golang.org/x/sys/unix"},
 	"site/wait":           {"golang.org/x/sys/unix"},
