@@ -354,7 +354,7 @@ func (g *Guard) isDaemon(pid int) (daemon bool, err error) {
 
 // isServer reports whether an admitted process is a server. The prolog starts the daemons at the same time as the
 // guard. So isServer checks again until all daemons have started, because the guard then knows which program a daemon
-// runs.
+// runs. One that has a pid may not run its program yet, so verifyOne has it checked once more.
 func (g *Guard) isServer(c *client) bool {
 	if c.parent == 0 {
 		return false

@@ -665,6 +665,38 @@ func TestAServerIsNoClient(t *testing.T) {
 	}
 }
 
+// A daemon has a pid before it runs its program. A server of another job that the guard finds then is taken for a client,
+// and let go before it counts as a process outside of MPS.
+//
+// Contract: K4
+func TestAServerThatIsKnownLate(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	self, err := proc.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	early, err := proc.ReadStat(r.child(waits).Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Daemons = func() []proc.Process { return []proc.Process{early.Process} }
+	server := r.child(opens + waits).Process.Pid
+	r.scanOne(server)
+	if r.living[server] == nil {
+		t.Fatal("it is known to be a server, so this test is of no use")
+	}
+	r.Daemons = func() []proc.Process { return []proc.Process{self} }
+	at := time.Now().Add(verifyAfter)
+	if r.verifyClients(at); r.scans.next.After(at) {
+		t.Errorf("no scan follows the first check: the next one is %s later", r.scans.next.Sub(at))
+	}
+	r.scanOne(server)
+	if r.living[server] != nil || r.state.ClientsSeen != 0 {
+		t.Errorf("a server is still a client: %+v", r.Guard.state)
+	}
+}
+
 // A process of another user does not belong to the job.
 func TestAnotherUsersProcessIsNoClient(t *testing.T) {
 	r := newTestGuard(t, time.Minute)

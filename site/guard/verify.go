@@ -74,7 +74,8 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 		return
 	}
 	if !c.missed {
-		c.missed, c.verify = true, now.Add(verifyAgain)
+		c.missed, c.verify, c.parent = true, now.Add(verifyAgain), c.forkOf // isServer may have asked too early
+		g.scans.by(now)
 		return
 	}
 	found := lease.Outside{Proc: c.proc, Since: c.opened}

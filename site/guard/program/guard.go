@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -303,12 +304,9 @@ func (r *record) logFailure(err error) {
 // daemons returns the job's daemons. The prolog starts the daemons at the same time as the guard. So the lease is
 // read again until all pids are known.
 func (r *record) daemons() (all []proc.Process) {
-	for _, d := range r.lease.Daemons {
-		if d.Proc.PID == 0 {
-			if l, err := r.store.Read(r.lease.Job.ID); err == nil {
-				r.lease = l
-			}
-			break
+	if slices.ContainsFunc(r.lease.Daemons, func(d lease.Daemon) bool { return d.Proc.PID == 0 }) {
+		if l, err := r.store.Read(r.lease.Job.ID); err == nil {
+			r.lease = l
 		}
 	}
 	for _, d := range r.lease.Daemons {
