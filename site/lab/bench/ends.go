@@ -140,7 +140,8 @@ func (j opened) kill() {
 	}
 }
 
-func (b bench) startClient(ctx context.Context, job uint32, gpus, i, n int) (*exec.Cmd, error) {
+// startClient starts rank i of n. env replaces variables of the rank.
+func (b bench) startClient(ctx context.Context, job uint32, gpus, i, n int, env ...string) (*exec.Cmd, error) {
 	wrapper, err := b.copied("mpirun-wrap")
 	if err != nil {
 		return nil, err
@@ -152,6 +153,7 @@ func (b bench) startClient(ctx context.Context, job uint32, gpus, i, n int) (*ex
 	cmd := rank(ctx, []string{wrapper, "--root", b.node.Root, client, "spin", "-ms", "0", "-for", "3600"}, i, n)
 	cmd.Env = append(cmd.Env, fmt.Sprintf("SLURM_JOB_ID=%d", job),
 		"SLURM_STEP_GPUS="+positions(gpus), fmt.Sprintf("SLURM_GPUS_ON_NODE=%d", gpus), "LD_LIBRARY_PATH="+libraries)
+	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -180,7 +182,7 @@ func (b bench) copied(name string) (string, error) {
 	return to, copyProgram(filepath.Join(b.node.Bin, name), to)
 }
 
-// held waits until the guard holds the files of so many clients. The guard writes its state once a second.
+// held waits until the guard holds the files of so many clients or more. The guard writes its state once a second.
 func (b bench) held(ctx context.Context, job uint32, clients int) error {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -189,7 +191,7 @@ func (b bench) held(ctx context.Context, job uint32, clients int) error {
 	store := lease.OpenReadOnly(b.node.Paths().Run(), boot)
 	for {
 		state, err := store.ReadGuard(job)
-		if err == nil && state.Clients == clients && state.Files >= 2*clients && state.Unheld == 0 {
+		if err == nil && state.Clients >= clients && state.Files >= 2*clients && state.Unheld == 0 {
 			return nil
 		}
 		if !wait.Sleep(ctx, 50*time.Millisecond) {

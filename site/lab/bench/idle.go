@@ -78,14 +78,13 @@ func (b bench) switched() (map[string]int, error) {
 		return nil, fmt.Errorf("the node has %d guards, not one", len(guards))
 	}
 	counts := map[string]int{}
-	for pids := guards; len(pids) > 0; pids = pids[1:] {
-		name, err := proc.Name(pids[0])
+	for _, pid := range trees(guards) {
+		name, err := proc.Name(pid)
 		if err != nil {
 			continue // it has ended
 		}
-		given, lost := watch.Switches(pids[0])
+		given, lost := watch.Switches(pid)
 		counts[name] += given + lost
-		pids = append(pids, proc.Children(pids[0])...)
 	}
 	return counts, nil
 }

@@ -65,6 +65,7 @@ func main() {
 			"growth: only ranks at once, on simulated GPUs; "+
 			"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
 			"idle: context switches of an idle guard; "+
+			"crowd: what 1, 8 and 24 guards of shard jobs and a run of mpsctl metrics cost, simulated; "+
 			"tail: the slowest of many hooks, with a line of -json for each pair; "+
 			"trace: a picture of where the time goes, into the folder of -json, with perf")
 	flag.Parse()
@@ -93,6 +94,7 @@ type result struct {
 	Guard   *guarded  `json:"guard,omitempty"`
 	Ends    []ended   `json:"ends,omitempty"`
 	Idle    idling    `json:"idle,omitempty"`
+	Crowd   []crowd   `json:"crowd,omitempty"`
 }
 
 func run(trials, pairs int, out, only string) error {
@@ -121,6 +123,11 @@ func run(trials, pairs int, out, only string) error {
 			return err
 		}
 		r.Idle.print()
+	case "crowd":
+		if r.Crowd, err = crowds(built, trials, 1, 8, 24); err != nil {
+			return err
+		}
+		printCrowds(r.Crowd)
 	}
 	if only == "" || only == "acts" {
 		if r.Sets, err = acts(built, r.Real, trials); err != nil {
