@@ -108,6 +108,9 @@ func TestOwnUnderSlurm(t *testing.T) {
 			c.clean()
 		})
 	}
+	t.Run("sent by Slurm", func(t *testing.T) {
+		(&cluster{c.Cluster.Again(t), c.nodes, c.rank}).sent()
+	})
 	t.Run("a GPU for each task", func(t *testing.T) {
 		c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
 		result := c.run(125, "srun", "-n2", "--gpus-per-task=1", c.rank, c.Client(), "info")
@@ -131,6 +134,32 @@ func TestOwnUnderSlurm(t *testing.T) {
 		c.sweepUp()
 		c.clean()
 	})
+}
+
+// sent runs copies of the wrapper that Slurm sends to the node, by srun --bcast and by sbcast with gpu-usage beside it.
+// The keeper of a step runs from the same copy as the rank.
+func (c *cluster) sent() {
+	c.T.Helper()
+	n := c.nodes["n1"]
+	folder := filepath.Join(n.tmp, "sent")
+	one, two := filepath.Join(n.tmp, "sent-wrapper"), filepath.Join(folder, "mpirun-wrap")
+	ranks := func(copy string) string {
+		return fmt.Sprintf(" --own --root %s --share=even sh -c 'ls -l /proc/[0-9]*/exe 2>/dev/null | grep -q %s$ && exec %s info'",
+			n.Root, copy, c.Client())
+	}
+	_, out := c.plain(strings.Join([]string{
+		"export PATH=" + filepath.Dir(n.Sim.Program("x")) + ":$PATH LD_LIBRARY_PATH=" + n.Sim.Libraries() + " TMPDIR=" + n.tmp,
+		"srun --bcast=" + one + " " + n.wrapper() + ranks(one),
+		"srun -n1 mkdir " + folder,
+		"sbcast " + n.wrapper() + " " + two,
+		"sbcast " + n.Command("gpu-usage")[0] + " " + filepath.Join(folder, "gpu-usage"),
+		"srun " + two + ranks(two),
+		"cmp " + n.wrapper() + " " + two + " && cmp " + n.Command("gpu-usage")[0] + " " + folder + "/gpu-usage && echo same",
+	}, "\n"), "-w", "n1", "-n2", "--gres=gpu:1")
+	if got := e2e.SMCounts(c.T, out); fmt.Sprint(got) != "[66 66 66 66]" || !strings.Contains(out, "same\n") {
+		c.T.Errorf("SMs %v:\n%s", got, out)
+	}
+	c.clean()
 }
 
 // sweepUp makes the user's next start remove what Slurm has left when it killed all processes of a step at once.
