@@ -96,8 +96,8 @@ func seriesTable(t *testing.T) string {
 		fmt.Fprintf(&table, " %s |", thousands(nodes/delaySeconds(t)))
 	}
 	_, ofOne := series(8, 1)
-	fmt.Fprintf(&table, "\n\nEach job adds %d series for each of its nodes: 12,000 jobs a day on one node each are %s new "+
-		"series a day.\n", ofOne, thousands(12_000*ofOne))
+	fmt.Fprintf(&table, "\n\nEach job adds %d series for each of its nodes: 12,000 jobs a day on one node each are %s "+
+		"new series a day.\n", ofOne, thousands(12_000*ofOne))
 	return table.String()
 }
 
@@ -106,7 +106,8 @@ func delaySeconds(t *testing.T) int {
 	t.Helper()
 	timer := e2e.Read(t, "../../site/etc/metrics.timer")
 	m := regexp.MustCompile(`(?m)^RandomizedDelaySec=(\d+)s$`).FindStringSubmatch(timer)
-	if m == nil || !strings.Contains(timer, "\nOnCalendar=minutely\n") || !strings.Contains(timer, "\nFixedRandomDelay=yes\n") {
+	stays := strings.Contains(timer, "\nOnCalendar=minutely\n") && strings.Contains(timer, "\nFixedRandomDelay=yes\n")
+	if m == nil || !stays {
 		t.Fatalf("the timer does not spread the nodes over a minute:\n%s", timer)
 	}
 	seconds, _ := strconv.Atoi(m[1])

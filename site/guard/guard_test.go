@@ -665,8 +665,8 @@ func TestAServerIsNoClient(t *testing.T) {
 	}
 }
 
-// A daemon has a pid before it runs its program. A server of another job that the guard finds then is taken for a client,
-// and let go before it counts as a process outside of MPS.
+// A daemon has a pid before it runs its program. A server of another job that the guard finds then is taken for a
+// client, and let go before it counts as a process outside of MPS.
 //
 // Contract: K4
 func TestAServerThatIsKnownLate(t *testing.T) {

@@ -144,17 +144,19 @@ func (c *cluster) sent() {
 	folder := filepath.Join(n.tmp, "sent")
 	one, two := filepath.Join(n.tmp, "sent-wrapper"), filepath.Join(folder, "mpirun-wrap")
 	ranks := func(copy string) string {
-		return fmt.Sprintf(" --own --root %s --share=even sh -c 'ls -l /proc/[0-9]*/exe 2>/dev/null | grep -q %s$ && exec %s info'",
-			n.Root, copy, c.Client())
+		return fmt.Sprintf(" --own --root %s --share=even sh -c '"+
+			"ls -l /proc/[0-9]*/exe 2>/dev/null | grep -q %s$ && exec %s info'", n.Root, copy, c.Client())
 	}
 	_, out := c.plain(strings.Join([]string{
-		"export PATH=" + filepath.Dir(n.Sim.Program("x")) + ":$PATH LD_LIBRARY_PATH=" + n.Sim.Libraries() + " TMPDIR=" + n.tmp,
+		"export PATH=" + filepath.Dir(n.Sim.Program("x")) + ":$PATH TMPDIR=" + n.tmp,
+		"export LD_LIBRARY_PATH=" + n.Sim.Libraries(),
 		"srun --bcast=" + one + " " + n.wrapper() + ranks(one),
 		"srun -n1 mkdir " + folder,
 		"sbcast " + n.wrapper() + " " + two,
 		"sbcast " + n.Command("gpu-usage")[0] + " " + filepath.Join(folder, "gpu-usage"),
 		"srun " + two + ranks(two),
-		"cmp " + n.wrapper() + " " + two + " && cmp " + n.Command("gpu-usage")[0] + " " + folder + "/gpu-usage && echo same",
+		"cmp " + n.wrapper() + " " + two +
+			" && cmp " + n.Command("gpu-usage")[0] + " " + folder + "/gpu-usage && echo same",
 	}, "\n"), "-w", "n1", "-n2", "--gres=gpu:1")
 	if got := e2e.SMCounts(c.T, out); fmt.Sprint(got) != "[66 66 66 66]" || !strings.Contains(out, "same\n") {
 		c.T.Errorf("SMs %v:\n%s", got, out)

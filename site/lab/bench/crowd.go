@@ -210,7 +210,8 @@ func (b bench) spent() (s spent, err error) {
 }
 
 func printCrowds(all []crowd) {
-	fmt.Println("\njobs  processes  resident  proportional   ms a minute  switches a second   metrics: wall   processor")
+	fmt.Println("\njobs  processes  resident  proportional   ms a minute  switches a second" +
+		"   metrics: wall   processor")
 	for _, c := range all {
 		processes := 0
 		for _, n := range c.Processes {

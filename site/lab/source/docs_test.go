@@ -178,8 +178,10 @@ func (m manual) line(path, line string) {
 
 // others are the programs of other projects that the documents may name: Slurm's, the launchers', and an admin's
 // tools.
-var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "sinfo", "sbcast", "mpirun", "mpiexec", "apptainer", "podman", "torchrun", "snakemake",
-	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "done", "wait", "swait", "test", "parallel", "xargs", "echo", "ls", "printf", "cd", "mkdir", "exec"}
+var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue",
+	"sinfo", "sbcast", "mpirun", "mpiexec", "apptainer", "podman", "torchrun", "snakemake",
+	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "done", "wait", "swait", "test", "parallel", "xargs", "echo", "ls", "printf", "cd",
+	"mkdir", "exec"}
 
 // verifiers are the programs with which a stranger verifies a release.
 var verifiers = []string{"ssh-keygen", "sha256sum", "gh"}

@@ -12,7 +12,8 @@ import (
 )
 
 // askers are the commands of Slurm that ask slurmctld. A program that runs one has its name as a whole text.
-var askers = regexp.MustCompile("[\"`](?:[^\"`\\s]*/)?(?:scontrol|squeue|sinfo|sacct|sacctmgr|sstat|sprio|sdiag|scancel)[\"`]")
+var askers = regexp.MustCompile("[\"`](?:[^\"`\\s]*/)?" +
+	"(?:scontrol|squeue|sinfo|sacct|sacctmgr|sstat|sprio|sdiag|scancel)[\"`]")
 
 // No shipped program asks slurmctld, which a site of 10,000 nodes has once (docs/scale.md).
 func TestNoProgramAsksSlurmctld(t *testing.T) {
