@@ -35,7 +35,11 @@ func (p Prolog) lookUp(ctx context.Context, a *admission, needs policy.Lookups, 
 		{needs.Features, func() (err error) { r.Features, err = p.Slurm.Features(a.job); return err }},
 		{needs.Groups, func() (err error) { r.Groups, err = p.groupNames(ctx, a); return err }},
 		{needs.Driver, func() (err error) { r.Driver, err = p.GPUs.Driver(); return err }},
-		{needs.Devices, func() (err error) { r.NodeGPUs, err = p.countGPUs(); return err }},
+		{needs.Devices, func() error {
+			all, err := p.GPUs.Devices()
+			r.NodeGPUs = len(all)
+			return err
+		}},
 		{needs.GPU, func() (err error) { r.GPU, refusal, err = firstGPU(a); return err }},
 	} {
 		if !look.needed {
@@ -46,11 +50,6 @@ func (p Prolog) lookUp(ctx context.Context, a *admission, needs policy.Lookups, 
 		}
 	}
 	return "", nil
-}
-
-func (p Prolog) countGPUs() (int, error) {
-	all, err := p.GPUs.Devices()
-	return len(all), err
 }
 
 func firstGPU(a *admission) (facts policy.GPUFacts, refusal string, err error) {

@@ -13,14 +13,13 @@ import (
 // maxText limits the read of one of a group's files.
 const maxText = 16 << 10
 
-// Memory returns a group's limit and the used bytes, without memory that the kernel can reclaim. ok is false if the
-// group has no limit.
-func Memory(dir string) (limit, used uint64, ok bool) {
+// Memory returns a group's limit and the used bytes, without memory that the kernel can reclaim. limited is false if
+// the group has no limit.
+func Memory(dir string) (limit, used uint64, limited bool) {
 	for _, names := range [][2]string{{"memory.max", "memory.current"}, {"memory.limit_in_bytes", "memory.usage_in_bytes"}} {
-		limit, ok1 := number(dir, names[0])
-		used, ok2 := number(dir, names[1])
-		if ok1 && ok2 && limit < 1<<60 { // in version 1, a number near 2^63 means no limit
-			return limit, used - min(used, fileCache(dir)), true
+		if used, ok := number(dir, names[1]); ok {
+			limit, known := number(dir, names[0])
+			return limit, used - min(used, fileCache(dir)), known && limit < 1<<60 // version 1: near 2^63 for no limit
 		}
 	}
 	return 0, 0, false

@@ -155,10 +155,3 @@ func (a *asker) unanswered() int {
 	defer a.mutex.Unlock()
 	return len(a.silent)
 }
-
-// noteSilent records how many processes of the job's user do not answer.
-func (g *Guard) noteSilent() {
-	if now := g.kernel.asks.unanswered(); now != g.state.Silent {
-		g.state.Silent, g.changed = now, true
-	}
-}

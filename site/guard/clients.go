@@ -40,7 +40,9 @@ type client struct {
 	// unsettled is set while its status is 0 or unknown, and a message about one of its threads may come.
 	unsettled bool
 	group     string // the memory control group, "" for none
-	resident  uint64 // bytes of host memory at the last scan
+	resident  uint64 // bytes of host memory at the last scan, or more if it is known to have grown since
+	beside    uint64 // bytes that were charged to the group beside it, at its first scan or at the last full one
+	measured  bool   // its end was compared with beside
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort  bool
 	needed     bool   // its room has been needed, so newcomers may be on their way
@@ -314,10 +316,12 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 		g.checkJob(stat.Process)
 	}
 	now := time.Now()
-	return &client{
+	c := &client{
 		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, thread: pid,
 		opened: now, verify: now.Add(verifyAfter), group: g.kernel.memoryGroup(groups), namespaced: status.Nested,
-	}, nil
+	}
+	g.noteMemory(c)
+	return c, nil
 }
 
 // ours reports whether a process runs as the job's user and is in no other job's control group.
@@ -576,11 +580,14 @@ func (g *Guard) addClosed(c *client, now time.Time) {
 	}
 	// A process that is killed has closed its files some time before its end is reported. They are the files of a dead
 	// client then: its work may be in flight. The descriptors cannot be read either if the thread has ended.
-	if stat, err := g.kernel.threadStat(pid, thread); err != nil || stat.State == 'Z' || stat.Exiting {
+	threadStat := func(func()) (proc.Stat, error) { return proc.ReadThreadStat(pid, thread) }
+	if stat, err := ask(g.kernel.asks, pid, threadStat); err != nil || stat.State == 'Z' || stat.Exiting {
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
-	g.addDead(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident, inOrder: true, lives: true}, now)
+	dead := &client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, inOrder: true, lives: true}
+	dead.group, dead.resident, dead.beside = c.group, c.resident, c.beside
+	g.addDead(dead, now)
 }
 
 // findClosed calls addClosed for all living clients. A process that has closed all files is no longer a client.

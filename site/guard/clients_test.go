@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
@@ -163,16 +164,49 @@ func TestHostShort(t *testing.T) {
 	group(t, filepath.Join(full, "step_1"), map[string]string{"cgroup.procs": "1\n" + self + "\n"})
 	group(t, roomy, map[string]string{"memory.max": "64000", "memory.current": "32000", "cgroup.procs": self + "\n"})
 	alone := of("slurm/job_9", "64000", "63999") // only the dead client was in it
+	of("slurm/job_10", "64000", "60000")
+	empty := of("slurm/job_10/step_0/task_0", "max", "50000") // all that is charged to it is the dead client's
+	shared := of("slurm/job_10/step_1", "max", "50000")       // a living process has all that is charged to it
+	group(t, shared, map[string]string{"cgroup.procs": self + "\n"})
 	for _, c := range []struct {
-		group    string
-		resident uint64
-		want     bool
+		group            string
+		resident, beside uint64
+		want             bool
 	}{
-		{full, 0, true}, {below, 0, true}, {roomy, 0, false}, {roomy, 32_000, false}, {roomy, 40_000, true}, {alone, 0, false},
-		{"", 0, false}, {filepath.Join(k.groups, "none"), 0, false}, {"/etc", 0, false},
+		{full, 0, 0, true}, {below, 0, 0, true}, {roomy, 0, 0, false}, {roomy, 32_000, 0, false}, {roomy, 40_000, 0, true},
+		{alone, 0, 0, false}, {"", 0, 0, false}, {filepath.Join(k.groups, "none"), 0, 0, false}, {"/etc", 0, 0, false},
+		{empty, 4_000, 50_000, false}, {empty, 4_000, 46_000, false}, {empty, 1_000, 45_000, true}, {shared, 1_000, 0, false},
 	} {
-		if got := g.hostShort(&client{group: c.group, resident: c.resident}); got != c.want {
+		clear(k.memories)
+		if got := g.hostShort(&client{group: c.group, resident: c.resident, beside: c.beside}); got != c.want {
 			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	// What is charged to the group later belongs to others.
+	dead := &client{group: empty, resident: 1_000, beside: 50_000}
+	for _, used := range []string{"50000", "60000"} {
+		clear(k.memories)
+		if of("slurm/job_10/step_0/task_0", "max", used); g.hostShort(dead) {
+			t.Errorf("short with %s bytes", used)
+		}
+	}
+}
+
+// A scan notes what is charged to the group of a client that it admits, and a full scan notes it again. So what others
+// have taken until then is not the client's.
+func TestAScanNotesTheMemoryOfTheGroup(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	r.kernel.groups = t.TempDir()
+	c := r.child(opens + waits)
+	own := proc.Resident(c.Process.Pid)
+	groups, _ := proc.GroupsOf(c.Process.Pid)
+	for _, beside := range []uint64{4_000, 5_000} {
+		files := map[string]string{"memory.max": "max", "memory.current": strconv.FormatUint(own+beside, 10)}
+		group(t, r.kernel.memoryGroup(groups), files)
+		r.scans.nextFull = time.Time{}
+		if r.scan(time.Now()); r.living[c.Process.Pid] == nil || r.living[c.Process.Pid].beside != beside {
+			t.Errorf("want %d bytes beside the client: %+v", beside, r.living[c.Process.Pid])
 		}
 	}
 }

@@ -311,6 +311,7 @@ func (g *Guard) scan(began time.Time) {
 	g.budget.measure()
 	before := g.budget.turn
 	g.events.rearm()
+	clear(g.kernel.memories)
 	full := !began.Before(g.scans.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p proc.Process, _ bool) bool { return g.kernel.ended(p) })
@@ -318,6 +319,9 @@ func (g *Guard) scan(began time.Time) {
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
 		g.unleased, g.budget.guards = !g.Record.Leased(), g.Record.Guards()
 		g.findClosed(began)
+		for _, c := range g.living {
+			g.noteMemory(c)
+		}
 		g.scans.nextFull = began.Add(rareScan)
 	}
 	if full || !g.kernel.knows(memoryFile) { // the node's first server may have loaded the memory driver
@@ -326,7 +330,9 @@ func (g *Guard) scan(began time.Time) {
 	}
 	known := g.state.ClientsSeen + g.files
 	g.find(full)
-	g.noteSilent()
+	if silent := g.kernel.asks.unanswered(); silent != g.state.Silent {
+		g.state.Silent, g.changed = silent, true
+	}
 	g.exits.follow(g.living, g.dead)
 	ended := time.Now()
 	if g.state.ClientsSeen+g.files != known {

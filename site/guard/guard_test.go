@@ -602,7 +602,8 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	for began := time.Now(); r.files > 0 && time.Since(began) < soon; r.release(time.Now()) {
 		time.Sleep(time.Millisecond)
 	}
-	for r.takers.Abandon(); r.takers.Stuck() > 0; time.Sleep(time.Millisecond) {
+	taker := r.takers.PID()
+	for r.takers.Abandon(); taker > 0 && proc.Exists(taker); time.Sleep(time.Millisecond) {
 	}
 	r.events.wait(time.Now()) // the events of the closed files
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {

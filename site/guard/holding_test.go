@@ -520,7 +520,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	for range maxOutside + 5 {
-		r.noteOutside(lease.Outside{})
+		r.noteOutside(lease.Outside{}, "")
 	}
 	if r.Guard.state.OutsideSeen != maxOutside+5 || len(r.Guard.state.Outside) != maxOutside {
 		t.Errorf("%d seen, %d listed", r.Guard.state.OutsideSeen, len(r.Guard.state.Outside))

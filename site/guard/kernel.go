@@ -210,7 +210,8 @@ func (k *kernel) filesOf(c *client) (pidfd int, err error) {
 		return -1, errThread
 	case err != nil:
 		return -1, fmt.Errorf("cannot open a pidfd of a thread: %w", err)
-	case !proc.HasThread(c.proc.PID, c.thread): // another process may have the number by now
+	}
+	if _, err := proc.ReadThread(c.proc.PID, c.thread); err != nil { // another process may have the number by now
 		unix.Close(pidfd)
 		return -1, unix.ESRCH
 	}
@@ -224,11 +225,6 @@ func (k *kernel) ended(p proc.Process) bool {
 		return false
 	}
 	return err != nil || stat.Process != p || !stat.Running()
-}
-
-// threadStat returns the state of a client's thread.
-func (k *kernel) threadStat(pid, thread int) (proc.Stat, error) {
-	return ask(k.asks, pid, func(func()) (proc.Stat, error) { return proc.ReadThreadStat(pid, thread) })
 }
 
 // stat returns the state of a process.

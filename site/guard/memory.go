@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,19 +37,57 @@ func (k *kernel) memoryGroup(groups []proc.ControlGroup) string {
 // node: less than 1/64, or less than the dead client had. A group counts only if the job's user has a process in it.
 // The dead client's own group does no harm if it is full.
 func (g *Guard) hostShort(c *client) bool {
+	if !c.measured && c.group != "" {
+		charged := g.kernel.memoryOf(c.group).used
+		if grown := charged - min(charged, c.beside); g.shortOf(c, grown) {
+			c.resident = max(c.resident, min(grown, g.kernel.unowned(c.group)))
+		}
+	}
+	c.measured = true
+	return g.shortOf(c, c.resident)
+}
+
+// shortOf is hostShort, if the dead client had that much.
+func (g *Guard) shortOf(c *client, had uint64) bool {
 	for group := c.group; strings.HasPrefix(group, g.kernel.groups+"/"); group = filepath.Dir(group) {
-		if g.kernel.memoryOf(group).short(c.resident) && g.kernel.isInhabited(group, g.UID) {
+		if g.kernel.memoryOf(group).short(had) && g.kernel.isInhabited(group, g.UID) {
 			return true
 		}
 	}
-	return g.kernel.memoryOf("").short(c.resident)
+	return g.kernel.memoryOf("").short(had)
+}
+
+// noteMemory notes what is charged to a living client's group beside the client's own memory. A client may grow after
+// the last scan, and a process that has ended tells no more what it had. Its group has as much more then, and besides
+// what the group's other processes have taken.
+func (g *Guard) noteMemory(c *client) {
+	charged, resident := g.kernel.memoryOf(c.group).used, proc.Resident(c.proc.PID)
+	if resident > 0 { // the kernel takes a process's memory before it reports its end
+		c.beside = charged - min(charged, resident)
+	}
+}
+
+// unowned returns the memory that is charged to a group and that no living process there has. It is read once until the
+// next check.
+func (k *kernel) unowned(group string) uint64 {
+	m := k.memoryOf(group)
+	if m.unowned == nil {
+		left := m.used
+		for pid := range members(group) {
+			left -= min(left, proc.Resident(pid))
+		}
+		m.unowned = &left
+		k.memories[group] = m
+	}
+	return *m.unowned
 }
 
 // memory is a limit and its used part, in bytes. limited is false if there is no limit.
 type memory struct {
 	limit, used uint64
 	limited     bool
-	inhabited   *bool // nil if it is not known
+	inhabited   *bool   // nil if it is not known
+	unowned     *uint64 // nil if it is not known
 }
 
 func (m memory) short(needed uint64) bool {
@@ -72,12 +111,18 @@ func (k *kernel) memoryOf(group string) memory {
 	return m
 }
 
-// isInhabited is inhabited, read once until the next check.
+// isInhabited reports whether a user has a process in a control group or below it. It is read once until the next
+// check.
 func (k *kernel) isInhabited(group string, uid uint32) bool {
 	m := k.memories[group]
 	if m.inhabited == nil {
-		is := k.inhabited(group, uid)
-		m.inhabited = &is
+		m.inhabited = new(bool)
+		for pid := range members(group) {
+			if owner, ok := proc.Owner(pid); ok && owner == uid {
+				*m.inhabited = true
+				break
+			}
+		}
 		k.memories[group] = m
 	}
 	return *m.inhabited
@@ -86,23 +131,24 @@ func (k *kernel) isInhabited(group string, uid uint32) bool {
 // maxGroups limits how many control groups below a group are read.
 const maxGroups = 256
 
-// inhabited reports whether a user has a process in a control group or below it.
-func (k *kernel) inhabited(group string, uid uint32) bool {
-	for next, scanned := []string{group}, 0; len(next) > 0 && scanned < maxGroups; scanned++ {
-		folder := next[0]
-		next = next[1:]
-		pids, _ := cgroup.Members(folder)
-		for _, pid := range pids {
-			if owner, ok := proc.Owner(pid); ok && owner == uid {
-				return true
+// members returns the processes of a control group and of the groups below it.
+func members(group string) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for next, scanned := []string{group}, 0; len(next) > 0 && scanned < maxGroups; scanned++ {
+			folder := next[0]
+			next = next[1:]
+			pids, _ := cgroup.Members(folder)
+			for _, pid := range pids {
+				if !yield(pid) {
+					return
+				}
 			}
-		}
-		entries, _ := os.ReadDir(folder)
-		for _, entry := range entries {
-			if entry.IsDir() {
-				next = append(next, filepath.Join(folder, entry.Name()))
+			entries, _ := os.ReadDir(folder)
+			for _, entry := range entries {
+				if entry.IsDir() {
+					next = append(next, filepath.Join(folder, entry.Name()))
+				}
 			}
 		}
 	}
-	return false
 }

@@ -5,6 +5,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -85,12 +86,15 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 		if g.Warnings.Outside != nil {
 			why = g.Warnings.Outside(found.Proc)
 		}
-		return func(time.Time) { g.noteOutside(found); g.warnOutside(found.Proc, why) }
+		return func(time.Time) { g.noteOutside(found, why) }
 	})
 }
 
-// noteOutside records a process that was found outside of MPS.
-func (g *Guard) noteOutside(found lease.Outside) {
+// noteOutside records a process that was found outside of MPS, and tells it why, if the job is to know.
+func (g *Guard) noteOutside(found lease.Outside, why string) {
+	if c := g.living[found.Proc.PID]; why != "" && c != nil && c.proc == found.Proc {
+		g.send(c, fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s\n", found.Proc.PID, why))
+	}
 	g.logClient(Line{
 		Warning: true, Message: "a process of the job has a GPU open and is not a client of its MPS daemon",
 		Fields: []any{"pid", found.Proc.PID, "cause", found.Cause},

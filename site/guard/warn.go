@@ -99,13 +99,6 @@ func causeText(why error) string {
 	return words.OneLine(why)
 }
 
-// warnOutside tells a process that it computes without MPS.
-func (g *Guard) warnOutside(p proc.Process, cause string) {
-	if c := g.living[p.PID]; cause != "" && c != nil && c.proc == p {
-		g.send(c, fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s\n", p.PID, cause))
-	}
-}
-
 // send queues a line for the standard error of a client. The job gets maxTold lines at most.
 func (g *Guard) send(c *client, text string) {
 	if g.told >= maxTold {

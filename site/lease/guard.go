@@ -11,7 +11,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
@@ -115,9 +114,4 @@ func (s *Store) SaveGuard(job uint32, now GuardState) error {
 func (s *Store) ReadGuard(job uint32) (state GuardState, err error) {
 	err = readRecord(s.guardStatePath(job), s.boot, &state)
 	return state, err
-}
-
-// guardFiles returns the paths of all files of a job's guard.
-func (s *Store) guardFiles(job uint32) []string {
-	return []string{osfile.Temporary(s.guardStatePath(job)), s.guardStatePath(job), s.guardPath(job)}
 }

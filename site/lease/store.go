@@ -382,8 +382,9 @@ func (s *Store) forget(job uint32, devices []site.UUID, others ...string) error 
 			return err
 		}
 	}
-	path := s.leasePath(job)
-	for _, stale := range slices.Concat([]string{s.claimTemporary(job), osfile.Temporary(path)}, s.guardFiles(job), others, []string{path}) {
+	path, guard := s.leasePath(job), s.guardStatePath(job)
+	own := []string{s.claimTemporary(job), osfile.Temporary(path), osfile.Temporary(guard), guard, s.guardPath(job)}
+	for _, stale := range slices.Concat(own, others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}

@@ -208,7 +208,10 @@ func parseRows(table []string) (rows []ClientRow, err error) {
 		if len(fields) == 0 || strings.HasPrefix(line, "Server ") && strings.HasSuffix(line, "not found") {
 			continue
 		}
-		if isHeader(fields) && (header == nil || slices.Equal(fields, header)) {
+		isNumber := func(field string) bool { _, err := strconv.Atoi(field); return err == nil }
+		numbers := slices.ContainsFunc(fields, isNumber)
+		names := !numbers && slices.Contains(fields, "PID") && slices.Contains(fields, "SERVER") // the columns
+		if names && (header == nil || slices.Equal(fields, header)) {
 			header = fields
 			continue
 		}
@@ -222,12 +225,6 @@ func parseRows(table []string) (rows []ClientRow, err error) {
 		rows = append(rows, row)
 	}
 	return rows, nil
-}
-
-// isHeader reports whether a line names the columns.
-func isHeader(fields []string) bool {
-	numbers := slices.ContainsFunc(fields, func(field string) bool { _, err := strconv.Atoi(field); return err == nil })
-	return !numbers && slices.Contains(fields, "PID") && slices.Contains(fields, "SERVER")
 }
 
 // parseRow reads a row of a table with this header. A command may have spaces, so the columns after it are counted from

@@ -72,16 +72,10 @@ func mappedOn(text io.Reader, dev uint64, max int) (areas []string, err error) {
 		if len(fields) < 5 || fields[3] != device {
 			continue
 		}
-		from, to, _ := strings.Cut(fields[0], "-")
-		areas = append(areas, trimZeros(from)+"-"+trimZeros(to))
+		var from, to uint64 // map_files has no zeros before a number
+		if _, err := fmt.Sscanf(fields[0], "%x-%x", &from, &to); err == nil {
+			areas = append(areas, fmt.Sprintf("%x-%x", from, to))
+		}
 	}
 	return areas, lines.Err()
-}
-
-// trimZeros removes the zeros before a number, which map_files does not have.
-func trimZeros(number string) string {
-	if short := strings.TrimLeft(number, "0"); short != "" {
-		return short
-	}
-	return "0"
 }

@@ -28,12 +28,6 @@ func Exists(pid int) bool {
 	return unix.Lstat(folder(pid), &st) == nil
 }
 
-// HasThread reports whether a process has a thread with this number.
-func HasThread(pid, thread int) bool {
-	var st unix.Stat_t
-	return unix.Lstat(threadFolder(pid, thread), &st) == nil
-}
-
 // SetNice sets the nice value of all threads of a process, as far as this process may. In Linux each thread has its
 // own, and a new thread takes that of the thread that created it.
 func SetNice(pid, nice int) {

@@ -88,6 +88,7 @@ func readStats(ctx context.Context, pids []int, limit int) []statResult {
 		}
 		procs, indexes = append(procs, Process{PID: pid}), append(indexes, i)
 	}
+	statOf := func(_ context.Context, p Process) (Stat, error) { return StatNow(p.PID) }
 	for k, a := range eachUpTo(ctx, states, limit, statTime, procs, statOf) {
 		if errors.Is(a.err, ErrLate) {
 			a.err = fmt.Errorf("cannot read state of pid %d: %w", procs[k].PID, ErrSilent)
@@ -96,8 +97,6 @@ func readStats(ctx context.Context, pids []int, limit int) []statResult {
 	}
 	return found
 }
-
-func statOf(_ context.Context, p Process) (Stat, error) { return StatNow(p.PID) }
 
 // Silence describes the processes that have not answered and still do not in one line, "" if there are none.
 func Silence() string {
@@ -115,11 +114,7 @@ func Silence() string {
 	if uids, err := UIDs(pids[0]); err == nil {
 		first += fmt.Sprintf(" of uid %d", uids[0])
 	}
-	if len(pids) == 1 {
-		const line = "1 process does not answer (%s): it is in the middle of an exec, and is not taken for one of MPS"
-		return fmt.Sprintf(line, first)
-	}
-	return fmt.Sprintf("%d processes do not answer (%s and others): "+
+	return fmt.Sprintf("some processes do not answer (%d, first %s): "+
 		"they are in the middle of an exec, and are not taken for those of MPS", len(pids), first)
 }
 

@@ -35,7 +35,7 @@ func readNode(opener open, path, name string) (Node, error) {
 	var node *Node
 	gres, features := "", "" // of the last NodeName=DEFAULT above
 	for _, line := range lines {
-		if !startsWithNode(line.text) {
+		if first, _, ok := keyValue(line.text); !ok || !strings.EqualFold(first.name, "NodeName") {
 			continue
 		}
 		all, err := pairs(line)
@@ -75,11 +75,6 @@ func lastValue(all []pair, name, otherwise string) string {
 		}
 	}
 	return otherwise
-}
-
-func startsWithNode(line string) bool {
-	first, _, ok := keyValue(line)
-	return ok && strings.EqualFold(first.name, "NodeName")
 }
 
 // parseNodeGres parses Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400". It returns the GPUs, with the sum for each

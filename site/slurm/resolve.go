@@ -309,12 +309,9 @@ func (g Gres) orderedFiles(listed []GresEntry, sorted []site.Device) ([]site.Dev
 			return nil, refuse
 		}
 	}
-	if g.Detect == DetectNVML && typedEntries(listed) && !slices.IsSortedFunc(places, byMinor) {
+	typed := slices.ContainsFunc(listed, func(e GresEntry) bool { return e.Type != "" })
+	if g.Detect == DetectNVML && typed && !slices.IsSortedFunc(places, byMinor) {
 		return nil, refuse // if the type is not in the product's name, Slurm sorts by file
 	}
 	return places, nil
-}
-
-func typedEntries(entries []GresEntry) bool {
-	return slices.ContainsFunc(entries, func(e GresEntry) bool { return e.Type != "" })
 }

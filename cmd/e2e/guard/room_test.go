@@ -137,7 +137,8 @@ func TestRoomForMembersOfWhichSomeCrash(t *testing.T) {
 }
 
 // Row: the kernel kills a rank with 1 s in flight, because the memory of its control group is full. The rank's host
-// memory stays charged to the group while its files are held. The neighbours are in the group, too.
+// memory stays charged to the group while its files are held. The neighbours are in the group, too. The rank grows
+// after the guard's last scan, and leaves more free than it had then.
 func TestRoomInTheHostsMemory(t *testing.T) {
 	const room = 96 << 20
 	s := e2e.NewShared(t)
@@ -156,14 +157,14 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 	job.Set("memory.limit_in_bytes", "memory.max", fmt.Sprint(full))
 	for range e2e.Number(t, "ROOM_KILLS", 3) {
 		wait.Sleep(s.Ctx, 1200*time.Millisecond) // so that the neighbours are older than the death
-		victim := client("spin", "-ms", "5", "-queue", "220", "-for", "900", "-grow-host", "4", "-after", "0.1")
+		victim := client("spin", "-ms", "5", "-queue", "220", "-for", "900", "-grow-host", "4", "-after", "1")
 		said := victim.Ends()
 		if status, ok := victim.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
 			t.Fatalf("the victim ends with %v and prints %q", victim.ProcessState, said)
 		}
 		died := time.Now()
 		used := job.Used()
-		if held := s.Held(s.Guard.PID, "/nvidia-uvm") > 2*len(neighbours); held && used < full-room/4 {
+		if held := s.Held(s.Guard.PID, "/nvidia-uvm") > 2*len(neighbours); held && used < full-room/2 {
 			t.Errorf("the group has %d of %d bytes in use while the victim's files are held", used, full)
 		}
 		if !e2e.Comes(func() bool { return job.Used() <= full-room/2 }) {

@@ -17,8 +17,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -141,7 +143,7 @@ func (t *tracer) pause(p Target) error {
 	if err := t.seizeAll(p.PID, end); err != nil {
 		return err
 	}
-	for !t.allStopped() && time.Now().Before(end) {
+	for slices.Contains(slices.Collect(maps.Values(t.stopped)), false) && time.Now().Before(end) {
 		if !t.wait() {
 			time.Sleep(time.Millisecond)
 		}
@@ -237,14 +239,5 @@ func (t *tracer) wait() bool {
 		return false
 	}
 	t.stopped[thread] = true // one that has ended does nothing, too
-	return true
-}
-
-func (t *tracer) allStopped() bool {
-	for _, stopped := range t.stopped {
-		if !stopped {
-			return false
-		}
-	}
 	return true
 }

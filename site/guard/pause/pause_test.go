@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -177,7 +179,8 @@ func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
 	if err := second.seizeAll(c.Process.Pid, time.Now().Add(soon)); err != nil {
 		t.Error(err)
 	}
-	for began := time.Now(); !first.allStopped() && time.Since(began) < soon; {
+	stopped := func() bool { return !slices.Contains(slices.Collect(maps.Values(first.stopped)), false) }
+	for began := time.Now(); !stopped() && time.Since(began) < soon; {
 		first.wait()
 	}
 	for thread := range first.stopped {

@@ -152,9 +152,6 @@ func (t *Takers) PID() int {
 // Abandon gives up the present taker. It ends at once unless it hangs.
 func (t *Takers) Abandon() { t.abandon(0) }
 
-// Stuck returns how many takers that were given up have not ended.
-func (t *Takers) Stuck() int { return int(t.stuck.Load()) }
-
 // hangs reports whether a taker hangs that was asked about a process.
 func (t *Takers) hangs(pid int) bool {
 	t.mutex.Lock()
