@@ -100,12 +100,8 @@ func (p Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (O
 	if err := p.decide(ctx, &a, rules); err != nil {
 		return Failed, err
 	}
-	return p.logging(a.verdict.Rule).admit(ctx, a)
-}
-
-func (p Prolog) logging(rule string) Prolog {
-	p.Log = p.Log.With().Str("rule", rule).Logger()
-	return p
+	p.Log = p.Log.With().Str("rule", a.verdict.Rule).Logger()
+	return p.admit(ctx, a)
 }
 
 func (p Prolog) admit(ctx context.Context, a admission) (Outcome, error) {

@@ -65,7 +65,7 @@ func (s *Store) TakerPlace(t Taker) (*TakerPlace, error) {
 	p := &TakerPlace{file, -1, t}
 	left := 0
 	for index := int64(0); index < maxTakers; index++ {
-		if p.at < 0 && lockByte(file, index) == nil {
+		if p.at < 0 && unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, byteLock(index)) == nil {
 			p.at = index
 			continue
 		}
@@ -134,13 +134,9 @@ func (s *Store) TakersLeft() (all []Taker, err error) {
 	return all, nil
 }
 
+// byteLock is the lock of one byte for an open file, and for all processes that have it open.
 func byteLock(index int64) *unix.Flock_t {
 	return &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: index, Len: 1}
-}
-
-// lockByte locks one byte for an open file, and for all processes that have it open.
-func lockByte(file *os.File, index int64) error {
-	return unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, byteLock(index))
 }
 
 // takerAt returns the taker at a place, and whether another open file has the place's lock.

@@ -58,7 +58,7 @@ func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	if why := notOwned(st, owner); why != "" {
 		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrNotRootOwned, why)
 	}
-	content, err := proc.ReadOpen(fd, maxOwned+1)
+	content, err := proc.ReadOpen(make([]byte, 0, 2048), fd, maxOwned+1)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", path, err)
 	}

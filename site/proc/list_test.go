@@ -65,14 +65,14 @@ func TestEachNumber(t *testing.T) {
 func TestParseStatus(t *testing.T) {
 	const text = "Name:\ta\\nUid:\nState:\tZ (zombie)\nPid:\t7\nPPid:\t4100\nTracerPid:\t12\nUid:\t1\t2\t3\t4\nNSpid:\t7\t1\nThreads:\t5\n"
 	want := Status{State: 'Z', Parent: 4100, Tracer: 12, Threads: 5, UIDs: [4]uint32{1, 2, 3, 4}, Nested: true}
-	if got, err := parseStatus(text); err != nil || got != want {
+	if got, err := parseStatus([]byte(text)); err != nil || got != want {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got, err := parseStatus(strings.Replace(text, "\t7\t1\n", "\t7\n", 1)); err != nil || got.Nested {
+	if got, err := parseStatus([]byte(strings.Replace(text, "\t7\t1\n", "\t7\n", 1))); err != nil || got.Nested {
 		t.Errorf("without a namespace of its own: %+v, %v", got, err)
 	}
 	for _, broken := range []string{"", strings.Replace(text, "PPid", "Ppid", 1), strings.Replace(text, "\t4\n", "\n", 1)} {
-		if got, err := parseStatus(broken); err == nil {
+		if got, err := parseStatus([]byte(broken)); err == nil {
 			t.Errorf("%q: %+v", broken, got)
 		}
 	}

@@ -6,6 +6,7 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -105,18 +106,20 @@ func ReadThread(pid, thread int) (Status, error) {
 }
 
 func readStatus(folder string) (Status, error) {
-	content, err := ReadFile(folder+"/status", maxStatus)
+	var room [2 << 10]byte
+	content, err := readInto(room[:0], folder+"/status", maxStatus)
 	if err != nil {
 		return Status{}, fmt.Errorf("cannot read status: %w", err)
 	}
-	s, err := parseStatus(string(content))
+	s, err := parseStatus(content)
 	if err != nil {
 		return Status{}, fmt.Errorf("cannot read %s/status: %w", folder, err)
 	}
 	return s, nil
 }
 
-// parseStatus parses /proc/PID/status. These are the lines that it uses:
+// parseStatus parses /proc/PID/status. A guard reads this of all processes, so it leaves little garbage. These are the
+// lines that it uses:
 //
 //	State:	S (sleeping)
 //	PPid:	4100
@@ -124,32 +127,31 @@ func readStatus(folder string) (Status, error) {
 //	Uid:	1000	1000	1000	1000
 //	NSpid:	4242	7
 //	Threads:	7
-func parseStatus(content string) (s Status, err error) {
+func parseStatus(content []byte) (s Status, err error) {
 	missing := 6
-	for line := range strings.Lines(content) {
-		name, value, _ := strings.Cut(line, ":") // a process's own name is escaped, so it makes no line
-		fields := strings.Fields(value)
-		if len(fields) == 0 {
+	for line, rest, more := bytes.Cut(content, []byte("\n")); more; line, rest, more = bytes.Cut(rest, []byte("\n")) {
+		name, value, _ := bytes.Cut(line, []byte(":")) // a process's own name is escaped, so it makes no line
+		if value = bytes.TrimSpace(value); len(value) == 0 {
 			continue
 		}
-		switch name {
+		switch string(name) {
 		case "State":
-			s.State = fields[0][0]
+			s.State = value[0]
 		case "PPid":
-			s.Parent, err = strconv.Atoi(fields[0])
+			s.Parent, err = strconv.Atoi(string(value))
 		case "TracerPid":
-			s.Tracer, err = strconv.Atoi(fields[0])
+			s.Tracer, err = strconv.Atoi(string(value))
 		case "Uid":
-			_, err = fmt.Sscan(value, &s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3])
+			_, err = fmt.Sscan(string(value), &s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3])
 		case "NSpid":
-			s.Nested = len(fields) > 1
+			s.Nested = bytes.ContainsRune(value, '\t')
 		case "Threads":
-			s.Threads, err = strconv.Atoi(fields[0])
+			s.Threads, err = strconv.Atoi(string(value))
 		default:
 			continue
 		}
 		if missing--; err != nil {
-			return Status{}, fmt.Errorf("unexpected line %q", line)
+			return Status{}, fmt.Errorf("unexpected line %q", string(line))
 		}
 	}
 	if missing != 0 {

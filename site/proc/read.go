@@ -15,21 +15,25 @@ import (
 // ReadFile reads a file that the kernel writes, up to limit bytes. It does not use os.File, whose poller costs six
 // system calls at the start of every rank.
 func ReadFile(path string, limit int) ([]byte, error) {
+	return readInto(make([]byte, 0, min(limit, 2048)), path, limit)
+}
+
+// readInto uses the room of content, and allocates nothing if the file fits.
+func readInto(content []byte, path string, limit int) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	content, err := ReadOpen(fd, limit)
+	content, err = ReadOpen(content, fd, limit)
 	if err != nil {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	return content, nil
 }
 
-// ReadOpen reads an open file to its end, up to limit bytes.
-func ReadOpen(fd, limit int) ([]byte, error) {
-	content := make([]byte, 0, min(limit, 2048))
+// ReadOpen reads an open file to its end, up to limit bytes. It uses the room of content, if that is enough.
+func ReadOpen(content []byte, fd, limit int) ([]byte, error) {
 	for len(content) < limit {
 		if len(content) == cap(content) {
 			content = append(content, 0)[:len(content)]
