@@ -152,7 +152,7 @@ func (c Control) End(ctx context.Context, job uint32) error {
 		signal unix.Signal
 		wait   time.Duration
 	}{{unix.SIGTERM, termWait}, {unix.SIGKILL, killWait}} {
-		if lock != nil || err != nil {
+		if lock != nil || err != nil && !errors.Is(err, proc.ErrSilent) { // on a node with no time, it answers late
 			break
 		}
 		if err = guard.Kill(try.signal); err == nil {
