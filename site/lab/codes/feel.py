@@ -4,7 +4,7 @@
   feel.py serve NAME           a token of GPT-2 at a time, as an inference server
   feel.py reduce NAME RANK N   one of N ranks: a product on the GPU, then an allreduce of 1 MiB by gloo on the host
   feel.py lines NAME           reads LAMMPS' output from stdin: a line for each ten steps
-  feel.py train NAME SECONDS   training steps of ResNet-18, as a neighbour that lives
+  feel.py train NAME           training steps of ResNet-18, as a neighbour that lives
   feel.py victim NAME MIB S    takes MIB of memory, keeps S seconds of work in flight, and ends by SIGKILL
   feel.py next NAME MIB        takes MIB of memory, computes once, ends well
   feel.py table HEAD NAME      prints what each NAME felt
@@ -20,15 +20,19 @@ import statistics
 import sys
 import time
 
-WAIT = 60  # seconds
+import python
 
 
-def steps(name, step):
-    """Runs step until the file stop exists, and writes what each took."""
+def stopped():
+    return os.path.exists("stop")
+
+
+def steps(name, step, over=stopped):
+    """Runs step until it is over, and writes what each took."""
     with open(name + ".steps", "w") as out:
         open(name + ".ready", "w").close()
         last = time.time()
-        while not os.path.exists("stop"):
+        while not over():
             step()
             now = time.time()
             out.write("%.6f %.6f\n" % (now, now - last))
@@ -40,27 +44,22 @@ def event(what):
         out.write("%.6f %s\n" % (time.time(), what))
 
 
-def serve(name):
+def warm(name, step, times):
+    """Runs a program of python.py. The first steps do not count."""
     import torch
-    import transformers
 
     torch.set_num_threads(1)
-    net = transformers.GPT2LMHeadModel(transformers.GPT2Config()).half().cuda().eval()
-    token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
-    cache = None
-
-    @torch.inference_mode()
-    def step():
-        nonlocal token, cache
-        out = net(token, past_key_values=cache, use_cache=True)
-        token, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
-        if cache.get_seq_length() >= 128:
-            cache = None
-        return token.item()
-
-    for _ in range(300):  # PyTorch allocates memory for each length once
+    for _ in range(times):
         step()
     steps(name, step)
+
+
+def serve(name):
+    warm(name, python.gpt2_decode(128), 300)  # PyTorch allocates memory for each length once
+
+
+def train(name):
+    warm(name, python.resnet18(), 10)
 
 
 def reduce(name, rank, ranks):
@@ -76,19 +75,12 @@ def reduce(name, rank, ranks):
     def step():
         host = (a @ a)[:256].cpu()  # 1 MiB
         dist.all_reduce(host)
-        more[0] = not os.path.exists("stop")  # the ranks end together
+        more[0] = not stopped()  # the ranks end together
         dist.all_reduce(more, dist.ReduceOp.MIN)
 
     for _ in range(20):
         step()
-    with open("%s-%s.steps" % (name, rank), "w") as out:
-        open("%s-%s.ready" % (name, rank), "w").close()
-        last = time.time()
-        while more[0] > 0:
-            step()
-            now = time.time()
-            out.write("%.6f %.6f\n" % (now, now - last))
-            last = now
+    steps("%s-%s" % (name, rank), step, lambda: more[0] == 0)
 
 
 def lines(name):
@@ -97,32 +89,6 @@ def lines(name):
         if line.split()[:1] == ["Step"]:
             break
     steps(name, lambda: source.readline() or sys.exit())
-
-
-def train(name, seconds):
-    import torch
-    import torchvision
-
-    torch.set_num_threads(1)
-    net = torchvision.models.resnet18().cuda()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    images = torch.randn(16, 3, 224, 224, device="cuda")
-    labels = torch.randint(1000, (16,), device="cuda")
-    end = time.time() + float(seconds)
-
-    def step():
-        if time.time() > end:
-            sys.exit()
-        optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(net(images), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    for _ in range(10):
-        step()
-    steps(name, step)
 
 
 def big(mib):

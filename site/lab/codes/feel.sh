@@ -38,7 +38,7 @@ beside() {
     ready alone && sleep 4
     end
     at 0 serve server 2>server.err &
-    at 1 train trainer 60 2>trainer.err &
+    at 1 train trainer 2>trainer.err &
     ready server trainer && sleep 6
     end
     "${PYTHON:-python3}" "$CODES/feel.py" table "$head" alone server trainer

@@ -10,7 +10,6 @@ import sys
 import time
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-folder, ranks = sys.argv[1], int(sys.argv[2])
 WINDOW, WARM, PATIENCE = 1.2, 0.8, 90.0  # seconds
 known = []
 
@@ -48,7 +47,7 @@ def resnet18():
 
 
 @program
-def gpt2_decode():
+def gpt2_decode(context=512):
     """A token of GPT-2 (124 million parameters, float16), one sequence, with its cache of keys and values."""
     import torch
     import transformers
@@ -58,7 +57,7 @@ def gpt2_decode():
 
     @torch.inference_mode()
     def step():
-        if state["length"] == 512:
+        if state["length"] == context:
             state.update(cache=None, length=0)
         out = net(state["tokens"], past_key_values=state["cache"], use_cache=True)
         state.update(tokens=out.logits[:, -1:].argmax(-1), cache=out.past_key_values, length=state["length"] + 1)
@@ -162,7 +161,7 @@ def jax_mlp():
     return step
 
 
-def meet(name):
+def meet(folder, ranks, name):
     """Waits until all processes are here."""
     open(os.path.join(folder, f"{name}.{os.getpid()}"), "w").close()
     end = time.monotonic() + PATIENCE
@@ -182,19 +181,20 @@ def run(step, seconds):
             return steps / passed
 
 
-def main():
+def main(folder, ranks):
     import torch
 
     torch.set_num_threads(1)
     for make in known:
         step = make()
         step()
-        meet(make.__name__ + "-made")
+        meet(folder, ranks, make.__name__ + "-made")
         run(step, WARM)
-        meet(make.__name__ + "-warm")
+        meet(folder, ranks, make.__name__ + "-warm")
         print(make.__name__, run(step, WINDOW), flush=True)
         del step
         torch.cuda.empty_cache()
 
 
-main()
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
