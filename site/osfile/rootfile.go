@@ -55,7 +55,11 @@ func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	if container && st.Uid == Unmapped && proc.InOwnNamespace("user") { // the usual case is fast
 		st.Uid = 0
 	}
-	if why := notOwned(st, owner); why != "" {
+	why := writableByOthers(st, owner)
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		why = "it is not a regular file"
+	}
+	if why != "" {
 		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrNotRootOwned, why)
 	}
 	content, err := proc.ReadOpen(make([]byte, 0, 2048), fd, maxOwned+1)
@@ -66,13 +70,6 @@ func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 		return nil, fmt.Errorf("cannot read %s: larger than %d bytes", path, maxOwned)
 	}
 	return content, nil
-}
-
-func notOwned(st unix.Stat_t, owner uint32) string {
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return "it is not a regular file"
-	}
-	return writableByOthers(st, owner)
 }
 
 // writableByOthers returns how a user other than the owner could change the file, or "".

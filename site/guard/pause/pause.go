@@ -147,6 +147,8 @@ func (t *tracer) pause(p Target) error {
 		if !t.wait() {
 			time.Sleep(time.Millisecond)
 		}
+		for t.wait() && time.Now().Before(end) { // thousands stop at once, and a look at all costs as many steps
+		}
 	}
 	// The process is traced now, so its pid is not used again before this process has waited for it.
 	if err := p.check(); err != nil && !gone(err) {
