@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -163,8 +162,9 @@ func (b bench) weigh(c *crowd) error {
 			return err
 		}
 		c.Processes[name]++
-		c.RSS += kib(rollup, "Rss")
-		c.PSS += kib(rollup, "Pss")
+		values := proc.Numbers(rollup)
+		c.RSS += int(values["Rss"])
+		c.PSS += int(values["Pss"])
 	}
 	return nil
 }
@@ -175,16 +175,6 @@ func trees(pids []int) []int {
 		pids = append(pids, proc.Children(pids[i])...)
 	}
 	return pids
-}
-
-// kib returns a value of smaps_rollup.
-func kib(rollup []byte, name string) (value int) {
-	for line := range bytes.Lines(rollup) {
-		if fields := strings.Fields(string(line)); len(fields) > 1 && fields[0] == name+":" {
-			value, _ = strconv.Atoi(fields[1])
-		}
-	}
-	return value
 }
 
 // spent is what the guards and their processes have used so far: ms of processor time, and context switches.
