@@ -24,12 +24,18 @@ import (
 const endClients = 8
 
 // ended is the end of a job whose clients were killed directly before its epilog, as Slurm kills the processes of a
-// cancelled job. Quit is the daemon's own `quit` with an idle server, in turns with the epilog. Milliseconds.
+// cancelled job, in turns with that of a daemon without a guard. Milliseconds.
+//
+// A client's end closes its files, for which the driver takes its time. With a guard, the client ends at once, and the
+// guard closes them. So both sides have the time from the kill to the clients' ends, and from there to the end of all:
+// by the epilog, or by the daemon's own `quit`.
 type ended struct {
-	GPUs    int       `json:"gpus"`
-	Clients int       `json:"clients"`
-	Quit    []float64 `json:"quit_ms"`
-	Epilog  []float64 `json:"epilog_ms"`
+	GPUs     int       `json:"gpus"`
+	Clients  int       `json:"clients"`
+	BareKill []float64 `json:"bare_kill_ms"`
+	Quit     []float64 `json:"quit_ms"`
+	Kill     []float64 `json:"kill_ms"`
+	Epilog   []float64 `json:"epilog_ms"`
 }
 
 // ends measures the end of jobs with these numbers of clients on one and on two GPUs.
@@ -78,10 +84,17 @@ func (b bench) closingSlowly(use func(bench) error) error {
 	return err
 }
 
-// end measures one `quit` and one epilog.
+// end measures one end without a guard and one epilog.
 func (b bench) end(ctx context.Context, e *ended, id uint32) error {
 	b.settle()
-	_, quit, err := b.floor.measure(ctx)
+	var bare opened
+	bareKill := 0.0
+	_, quit, err := b.floor.measure(ctx, func() (err error) {
+		if bare.clients, err = b.bareClients(ctx, e.GPUs, e.Clients); err == nil {
+			bareKill = bare.kill()
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -90,13 +103,25 @@ func (b bench) end(ctx context.Context, e *ended, id uint32) error {
 	if err != nil {
 		return err
 	}
-	j.kill()
+	kill := j.kill()
 	epilog, err := b.timed(ctx, j.job, "epilog")
 	if err != nil {
 		return err
 	}
-	e.Quit, e.Epilog = append(e.Quit, quit), append(e.Epilog, epilog)
+	e.BareKill, e.Quit = append(e.BareKill, bareKill), append(e.Quit, quit)
+	e.Kill, e.Epilog = append(e.Kill, kill), append(e.Epilog, epilog)
 	return nil
+}
+
+// bareClients starts clients of the floor's daemon.
+func (b bench) bareClients(ctx context.Context, gpus, n int) ([]*exec.Cmd, error) {
+	return startAll(n, func(i int) (*exec.Cmd, error) {
+		client, libraries := b.client()
+		cmd := rank(ctx, append([]string{client}, spin...), i, n)
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+libraries, fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d", i%gpus),
+			"CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(b.floor.daemonDir(0), "pipe"))
+		return cmd, started(cmd)
+	})
 }
 
 // opened is an open job with clients.
@@ -115,13 +140,9 @@ func (b bench) openJob(ctx context.Context, id uint32, gpus, clients int) (j ope
 	if err := b.serverReady(ctx, id); err != nil || clients == 0 {
 		return j, err
 	}
-	for i := range clients {
-		client, err := b.startClient(ctx, id, gpus, i, clients)
-		if err != nil {
-			j.kill()
-			return j, err
-		}
-		j.clients = append(j.clients, client)
+	j.clients, err = startAll(clients, func(i int) (*exec.Cmd, error) { return b.startClient(ctx, id, gpus, i, clients) })
+	if err != nil {
+		return j, err
 	}
 	if err := b.held(ctx, id, clients); err != nil {
 		j.kill()
@@ -130,14 +151,41 @@ func (b bench) openJob(ctx context.Context, id uint32, gpus, clients int) (j ope
 	return j, nil
 }
 
-// kill kills the clients, and returns when they have ended.
-func (j opened) kill() {
+// startAll starts n clients, one after the other, and kills them if one does not start.
+func startAll(n int, start func(i int) (*exec.Cmd, error)) ([]*exec.Cmd, error) {
+	var j opened
+	for i := range n {
+		client, err := start(i)
+		if err != nil {
+			j.kill()
+			return nil, err
+		}
+		j.clients = append(j.clients, client)
+	}
+	return j.clients, nil
+}
+
+// kill kills the clients, and returns when they have ended: after that many milliseconds.
+func (j opened) kill() float64 {
+	began := time.Now()
 	for _, c := range j.clients {
 		_ = c.Process.Kill()
 	}
 	for _, c := range j.clients {
 		_ = c.Wait() // it ends by the signal
 	}
+	return since(began)
+}
+
+// spin are the arguments of a client that has a context and computes nothing.
+var spin = []string{"spin", "-ms", "0", "-for", "3600"}
+
+// client is the program of a client, and the folder of its libraries.
+func (b bench) client() (program, libraries string) {
+	if b.node.Sim != nil {
+		return b.node.Sim.Program("cuda-client"), b.node.Sim.Libraries()
+	}
+	return filepath.Join(filepath.Dir(b.node.Bin), "sim", "bin", "cuda-client"), os.Getenv("LD_LIBRARY_PATH")
 }
 
 // startClient starts rank i of n. env replaces variables of the rank.
@@ -146,21 +194,23 @@ func (b bench) startClient(ctx context.Context, job uint32, gpus, i, n int, env 
 	if err != nil {
 		return nil, err
 	}
-	client, libraries := filepath.Join(filepath.Dir(b.node.Bin), "sim", "bin", "cuda-client"), os.Getenv("LD_LIBRARY_PATH")
-	if b.node.Sim != nil {
-		client, libraries = b.node.Sim.Program("cuda-client"), b.node.Sim.Libraries()
-	}
-	cmd := rank(ctx, []string{wrapper, "--root", b.node.Root, client, "spin", "-ms", "0", "-for", "3600"}, i, n)
+	client, libraries := b.client()
+	cmd := rank(ctx, append([]string{wrapper, "--root", b.node.Root, client}, spin...), i, n)
 	cmd.Env = append(cmd.Env, fmt.Sprintf("SLURM_JOB_ID=%d", job),
 		"SLURM_STEP_GPUS="+positions(gpus), fmt.Sprintf("SLURM_GPUS_ON_NODE=%d", gpus), "LD_LIBRARY_PATH="+libraries)
 	cmd.Env = append(cmd.Env, env...)
+	return cmd, started(cmd)
+}
+
+// started starts a client, and returns when it has its context.
+func started(cmd *exec.Cmd) error {
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	cmd.Stderr = cmd.Stdout
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("cannot start client: %w", err)
+		return fmt.Errorf("cannot start client: %w", err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err == nil && !strings.Contains(line, "ready") {
@@ -168,9 +218,9 @@ func (b bench) startClient(ctx context.Context, job uint32, gpus, i, n int, env 
 	}
 	if err != nil {
 		_ = cmd.Process.Kill()
-		return nil, errors.Join(fmt.Errorf("cannot start client: %w", err), cmd.Wait())
+		return errors.Join(fmt.Errorf("cannot start client: %w", err), cmd.Wait())
 	}
-	return cmd, nil
+	return nil
 }
 
 // copied copies a program to the node's folder, which the job's user can reach, once.
@@ -201,18 +251,13 @@ func (b bench) held(ctx context.Context, job uint32, clients int) error {
 	}
 }
 
-// printEnds compares the epilogs with the daemon's `quit`, and with those without clients.
+// printEnds compares both ends. A simulated client's own end is no comparison, because it closes regular files.
 func printEnds(all []ended) {
-	fmt.Println("\ngpus clients     quit  epilog  ratio   for the clients   (medians in ms)")
-	alone := 0.0
+	fmt.Println("\n              without a guard         with it")
+	fmt.Println("gpus clients     kill    quit     kill  epilog   ratio of both sums   (medians in ms)")
 	for _, e := range all {
-		quit, epilog, more := median(e.Quit), median(e.Epilog), "-"
-		switch {
-		case e.Clients == 0:
-			alone = epilog
-		case alone > 0:
-			more = fmt.Sprintf("%.1f", epilog-alone)
-		}
-		fmt.Printf("%4d %7d  %7.1f %7.1f %6.2f %17s\n", e.GPUs, e.Clients, quit, epilog, epilog/quit, more)
+		bareKill, quit, kill, epilog := median(e.BareKill), median(e.Quit), median(e.Kill), median(e.Epilog)
+		fmt.Printf("%4d %7d  %7.1f %7.1f  %7.1f %7.1f   %.2f\n",
+			e.GPUs, e.Clients, bareKill, quit, kill, epilog, (kill+epilog)/(bareKill+quit))
 	}
 }

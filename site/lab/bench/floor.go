@@ -56,8 +56,8 @@ func newFloor(s testnode.Node, dir string, of set) (floor, error) {
 	return f, nvml.Close()
 }
 
-// measure returns the milliseconds of the start and of the quit.
-func (f floor) measure(ctx context.Context) (start, quit float64, err error) {
+// measure returns the milliseconds of the start and of the quit. Between them, it calls use if that is not nil.
+func (f floor) measure(ctx context.Context, use func() error) (start, quit float64, err error) {
 	if start, err = f.inItsOwnProcess(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -67,6 +67,11 @@ func (f floor) measure(ctx context.Context) (start, quit float64, err error) {
 	for _, command := range []string{fmt.Sprintf("start_server -uid %d", uid), "get_server_list"} {
 		if err := all(command); err != nil {
 			return 0, 0, err
+		}
+	}
+	if use != nil {
+		if err := use(); err != nil {
+			return 0, 0, errors.Join(err, all("quit"))
 		}
 	}
 	began := time.Now()

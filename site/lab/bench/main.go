@@ -60,13 +60,14 @@ func main() {
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
 	pairs := flag.Int("pairs", 1000, "pairs of hooks of -only tail, alone and as many beside load")
+	simulated := flag.Bool("simulated", false, "measure the simulation, also on a machine with a GPU")
 	only := flag.String("only", "",
 		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; "+
 			"growth: only ranks at once, on simulated GPUs; "+
 			"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
 			"idle: context switches of an idle guard; "+
 			"crowd: what 1, 8 and 24 guards of shard jobs and a run of mpsctl metrics cost, simulated; "+
-			"tail: the slowest of many hooks, with a line of -json for each pair; "+
+			"tail: the slowest of many hooks, with a line of -json for each pair (bench tails FILE... adds up such files); "+
 			"trace: a picture of where the time goes, into the folder of -json, with perf")
 	flag.Parse()
 	switch flag.Arg(0) {
@@ -75,11 +76,18 @@ func main() {
 		return
 	case "load":
 		loadMain()
+	case "tails":
+		exit(addUp(os.Stdout, flag.Args()[1:]))
 	}
-	if err := run(*trials, *pairs, *out, *only); err != nil {
+	exit(run(*trials, *pairs, *out, *only, testnode.RealGPUs() > 0 && !*simulated))
+}
+
+func exit(err error) {
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
+	os.Exit(0)
 }
 
 // result is the content of the JSON file.
@@ -97,12 +105,11 @@ type result struct {
 	Crowd   []crowd   `json:"crowd,omitempty"`
 }
 
-func run(trials, pairs int, out, only string) error {
+func run(trials, pairs int, out, only string, real bool) error {
 	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}
-	real := testnode.RealGPUs() > 0
 	r := result{Date: time.Now().Format(time.DateOnly), Real: real, CPUs: runtime.NumCPU(), Trials: trials}
 	switch only {
 	case "trace":
@@ -304,7 +311,7 @@ func (b bench) trial(s *set, id uint32) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	b.settle()
-	start, quit, err := b.floor.measure(ctx)
+	start, quit, err := b.floor.measure(ctx, nil)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func tails(built string, real bool, pairs int, raw string) error {
 		to = file
 	}
 	return onNode(built, real, set{GPUs: 1, Scope: "job"}, manyHooks, func(ctx context.Context, b bench) error {
-		fmt.Println("hook    beside       pairs    p50     p99   p99.9     max   (ms)")
+		fmt.Print(tailHeader)
 		alone, err := b.pairs(ctx, 1, pairs, false, to)
 		printTails(os.Stdout, alone)
 		if err != nil {
@@ -59,6 +59,32 @@ func tails(built string, real bool, pairs int, raw string) error {
 		printTails(os.Stdout, loaded)
 		return errors.Join(err, stop())
 	})
+}
+
+const tailHeader = "hook    beside       pairs    p50     p99   p99.9     max   (ms)\n"
+
+// addUp prints the percentiles of all pairs in some raw files. So a machine with many cores can measure on several
+// sets of its cores at once.
+func addUp(w io.Writer, files []string) error {
+	all := map[bool][]pair{}
+	for _, name := range files {
+		content, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		for lines := json.NewDecoder(content); lines.More(); {
+			var p pair
+			if err := lines.Decode(&p); err != nil {
+				return fmt.Errorf("cannot read %s: %w", name, err)
+			}
+			all[p.Load] = append(all[p.Load], p)
+		}
+	}
+	fmt.Fprint(w, tailHeader)
+	printTails(w, all[false])
+	printTails(w, all[true])
+	return nil
 }
 
 // pairs runs hooks of jobs with numbers from first on.

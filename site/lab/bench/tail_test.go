@@ -3,6 +3,9 @@
 package main
 
 import (
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +45,38 @@ epilog  load             9   30.0    30.0    30.0    30.0
 `
 	if printed.String() != want {
 		t.Errorf("got\n%swant\n%s", printed.String(), want)
+	}
+}
+
+// Raw files of several runs are one table.
+func TestAddUp(t *testing.T) {
+	files := []string{filepath.Join(t.TempDir(), "1"), filepath.Join(t.TempDir(), "2")}
+	lines := []string{
+		`{"beside_load":false,"prolog":{"ms":10},"epilog":{"ms":20}}` + "\n" + `{"beside_load":true,"prolog":{"ms":40},"epilog":{"ms":50}}` + "\n",
+		`{"beside_load":false,"prolog":{"ms":12},"epilog":{"ms":22}}` + "\n",
+	}
+	for i, file := range files {
+		if err := os.WriteFile(file, []byte(lines[i]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var printed strings.Builder
+	if err := addUp(&printed, files); err != nil {
+		t.Fatal(err)
+	}
+	want := tailHeader + `prolog  nothing          2   10.0    12.0    12.0    12.0
+epilog  nothing          2   20.0    22.0    22.0    22.0
+prolog  load             1   40.0    40.0    40.0    40.0
+epilog  load             1   50.0    50.0    50.0    50.0
+`
+	if printed.String() != want {
+		t.Errorf("got\n%swant\n%s", printed.String(), want)
+	}
+	if err := os.WriteFile(files[0], []byte("{\"prolog\""), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := addUp(io.Discard, files[:1]); err == nil {
+		t.Error("half a line is no error")
 	}
 }
 
