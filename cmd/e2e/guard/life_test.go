@@ -468,6 +468,17 @@ func TestAJobsGuard(t *testing.T) {
 	if group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", guard.PID)); err == nil && !strings.HasSuffix(string(group), " nice -20\n") {
 		t.Errorf("the guard's session is scheduled as %q", group)
 	}
+	threads := 0
+	err = proc.EachThread(guard.PID, func(thread int) bool {
+		threads++
+		if slack := e2e.Read(t, fmt.Sprintf("/proc/%d/timerslack_ns", thread)); slack != "1000000\n" {
+			t.Errorf("thread %d of the guard wakes within %q ns: want 1000000", thread, slack)
+		}
+		return true
+	})
+	if err != nil || threads == 0 {
+		t.Errorf("the guard has %d threads: %v", threads, err)
+	}
 	if owner, err := os.Stat(fmt.Sprintf("/proc/%d", guard.PID)); err != nil || owner.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("the guard does not run as root: %v", err)
 	}
