@@ -55,11 +55,11 @@ def warm(name, step, times):
 
 
 def serve(name):
-    warm(name, python.gpt2_decode(128), 300)  # PyTorch allocates memory for each length once
+    warm(name, python.gpt2_decode(128)(), 300)  # PyTorch allocates memory for each length once
 
 
 def train(name):
-    warm(name, python.resnet18(), 10)
+    warm(name, python.resnet18()(), 10)
 
 
 def reduce(name, rank, ranks):

@@ -1,20 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python.py FOLDER RANKS: one of RANKS processes that compute the same programs on one GPU, one after the other.
+"""python.py TURN MODE RANKS [WRAPPER]: programs on one GPU, for each number of processes in RANKS ("1 8 16").
 
-A process waits for the others in FOLDER before each program, warms up, and counts its own steps for WINDOW seconds. It
-prints a line for each program: PROGRAM STEPS-A-SECOND. Each step ends with a value that the host reads, as a training
-loop that logs its loss or a server that answers. Weights and data are random: only the time counts.
+It prints a line for each program and number: TURN MODE PROGRAM PROCESSES STEPS-A-SECOND, of all processes. Each step
+ends with a value that the host reads, as a training loop that logs its loss or a server that answers. Weights and data
+are random: only the time counts.
+
+The imports and the weights on the host take longer than the measurement, so they happen once, before the fork: the
+first process never uses the GPU. A process has a core of its own and the environment that WRAPPER gives it. All run a
+program at the same time: they make it, do a step, and wait for each other. Then they compute from one moment on. The
+steps that end in WINDOW seconds count, after WARM seconds. No process stops before the window's end, so each has its
+neighbours for as long as it is measured.
 """
+import gc
 import os
+import signal
+import subprocess
 import sys
 import time
+import traceback
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-WINDOW, WARM, PATIENCE = 1.2, 0.8, 90.0  # seconds
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() must not start CUDA before the fork
+WARM, WINDOW = 0.5, 1.0  # seconds
+STEPS = 4  # that count at least: a window is longer if a step takes longer
+PATIENCE = 100  # seconds for all programs of one number of processes
+MEMORY = 1800  # MiB of the GPU that a process may take
 known = []
 
 
 def program(make):
+    """A program: its imports and what it has on the host. What it returns runs in a process, and returns a step."""
     known.append(make)
     return make
 
@@ -33,17 +48,22 @@ def resnet18():
     import torch
     import torchvision
 
-    net = torchvision.models.resnet18().cuda()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    images = torch.randn(16, 3, 224, 224, device="cuda")
-    labels = torch.randint(1000, (16,), device="cuda")
+    net = torchvision.models.resnet18()
 
-    def step():
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(net(images), labels)
-        return train(optimizer, loss)
+    def place():
+        net.cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        images = torch.randn(16, 3, 224, 224, device="cuda")
+        labels = torch.randint(1000, (16,), device="cuda")
 
-    return step
+        def step():
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(net(images), labels)
+            return train(optimizer, loss)
+
+        return step
+
+    return place
 
 
 @program
@@ -52,18 +72,23 @@ def gpt2_decode(context=512):
     import torch
     import transformers
 
-    net = transformers.GPT2LMHeadModel(transformers.GPT2Config()).half().cuda().eval()
-    state = {"tokens": torch.zeros(1, 1, dtype=torch.long, device="cuda"), "cache": None, "length": 0}
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config()).half().eval()
 
-    @torch.inference_mode()
-    def step():
-        if state["length"] == context:
-            state.update(cache=None, length=0)
-        out = net(state["tokens"], past_key_values=state["cache"], use_cache=True)
-        state.update(tokens=out.logits[:, -1:].argmax(-1), cache=out.past_key_values, length=state["length"] + 1)
-        return state["tokens"].item()
+    def place():
+        net.cuda()
+        state = {"tokens": torch.zeros(1, 1, dtype=torch.long, device="cuda"), "cache": None, "length": 0}
 
-    return step
+        @torch.inference_mode()
+        def step():
+            if state["length"] == context:
+                state.update(cache=None, length=0)
+            out = net(state["tokens"], past_key_values=state["cache"], use_cache=True)
+            state.update(tokens=out.logits[:, -1:].argmax(-1), cache=out.past_key_values, length=state["length"] + 1)
+            return state["tokens"].item()
+
+        return step
+
+    return place
 
 
 @program
@@ -72,15 +97,20 @@ def gnn():
     import torch
     from torch_geometric.nn import GCN
 
-    net = GCN(64, 128, 3, 16).cuda()
-    optimizer = torch.optim.Adam(net.parameters())
-    nodes, edges = torch.randn(2000, 64, device="cuda"), torch.randint(2000, (2, 20000), device="cuda")
-    labels = torch.randint(16, (2000,), device="cuda")
+    net = GCN(64, 128, 3, 16)
 
-    def step():
-        return train(optimizer, torch.nn.functional.cross_entropy(net(nodes, edges), labels))
+    def place():
+        net.cuda()
+        optimizer = torch.optim.Adam(net.parameters())
+        nodes, edges = torch.randn(2000, 64, device="cuda"), torch.randint(2000, (2, 20000), device="cuda")
+        labels = torch.randint(16, (2000,), device="cuda")
 
-    return step
+        def step():
+            return train(optimizer, torch.nn.functional.cross_entropy(net(nodes, edges), labels))
+
+        return step
+
+    return place
 
 
 @program
@@ -89,10 +119,8 @@ def gaussian_process():
     import gpytorch
     import torch
 
-    points, values = torch.randn(1500, 8, device="cuda"), torch.randn(1500, device="cuda")
-
     class Model(gpytorch.models.ExactGP):
-        def __init__(self, likelihood):
+        def __init__(self, points, values, likelihood):
             super().__init__(points, values, likelihood)
             self.mean = gpytorch.means.ConstantMean()
             self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=8))
@@ -100,15 +128,19 @@ def gaussian_process():
         def forward(self, x):
             return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
 
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().cuda()
-    model = Model(likelihood).cuda()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    likely = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    def place():
+        points, values = torch.randn(1500, 8, device="cuda"), torch.randn(1500, device="cuda")
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().cuda()
+        model = Model(points, values, likelihood).cuda()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        likely = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
 
-    def step():
-        return train(optimizer, -likely(model(points), values))
+        def step():
+            return train(optimizer, -likely(model(points), values))
 
-    return step
+        return step
+
+    return place
 
 
 @program
@@ -119,16 +151,21 @@ def diffusion():
     layers = [torch.nn.Conv2d(3, 128, 3, padding=1)]
     for _ in range(6):
         layers += [torch.nn.GroupNorm(8, 128), torch.nn.SiLU(), torch.nn.Conv2d(128, 128, 3, padding=1)]
-    net = torch.nn.Sequential(*layers, torch.nn.Conv2d(128, 3, 3, padding=1)).half().cuda().eval()
-    state = {"x": torch.randn(8, 3, 64, 64, device="cuda", dtype=torch.float16)}
+    net = torch.nn.Sequential(*layers, torch.nn.Conv2d(128, 3, 3, padding=1)).half().eval()
 
-    @torch.inference_mode()
-    def step():
-        noise = net(state["x"])
-        state["x"] = (state["x"] - 0.01 * noise).clamp(-3, 3) + 0.01 * torch.randn_like(noise)
-        return state["x"][0, 0, 0, 0].item()
+    def place():
+        net.cuda()
+        state = {"x": torch.randn(8, 3, 64, 64, device="cuda", dtype=torch.float16)}
 
-    return step
+        @torch.inference_mode()
+        def step():
+            noise = net(state["x"])
+            state["x"] = (state["x"] - 0.01 * noise).clamp(-3, 3) + 0.01 * torch.randn_like(noise)
+            return state["x"][0, 0, 0, 0].item()
+
+        return step
+
+    return place
 
 
 @program
@@ -137,64 +174,218 @@ def jax_mlp():
     import jax
     import jax.numpy as jnp
 
-    keys = jax.random.split(jax.random.PRNGKey(0), 6)
-    weights = [jax.random.normal(k, (1024, 1024)) * 0.03 for k in keys[:4]]
-    x, y = jax.random.normal(keys[4], (256, 1024)), jax.random.normal(keys[5], (256, 1024))
-
-    def loss(weights):
+    def loss(weights, x, y):
         h = x
         for w in weights:
             h = jnp.tanh(h @ w)
         return jnp.mean((h - y) ** 2)
 
     @jax.jit
-    def update(weights):
-        value, slopes = jax.value_and_grad(loss)(weights)
+    def update(weights, x, y):
+        value, slopes = jax.value_and_grad(loss)(weights, x, y)
         return value, [w - 0.01 * s for w, s in zip(weights, slopes)]
 
-    state = {"weights": weights}
+    def place():
+        keys = jax.random.split(jax.random.PRNGKey(0), 6)
+        state = {"weights": [jax.random.normal(k, (1024, 1024)) * 0.03 for k in keys[:4]]}
+        x, y = jax.random.normal(keys[4], (256, 1024)), jax.random.normal(keys[5], (256, 1024))
 
-    def step():
-        value, state["weights"] = update(state["weights"])
-        return float(value)
+        def step():
+            value, state["weights"] = update(state["weights"], x, y)
+            return float(value)
 
-    return step
+        return step
 
-
-def meet(folder, ranks, name):
-    """Waits until all processes are here."""
-    open(os.path.join(folder, f"{name}.{os.getpid()}"), "w").close()
-    end = time.monotonic() + PATIENCE
-    while sum(entry.startswith(name + ".") for entry in os.listdir(folder)) < ranks:
-        if time.monotonic() > end:
-            sys.exit(f"python.py: the others did not come to {name}")
-        time.sleep(0.002)
+    return place
 
 
-def run(step, seconds):
-    steps, begin = 0, time.monotonic()
-    while True:
-        step()
-        steps += 1
-        passed = time.monotonic() - begin
-        if passed > seconds:
-            return steps / passed
+class Process:
+    """A forked process. It hears a line for each program, and answers."""
+
+    def __init__(self, core, n, mode, host, wrapper):
+        heard, self.tell = os.pipe()
+        self.hear, told = os.pipe()
+        self.error = f"error.{core}"
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.tell)
+            os.close(self.hear)
+            self.become(core, n, mode, host, wrapper, heard, told)
+        os.close(heard)
+        os.close(told)
+        self.answers = os.fdopen(self.hear)
+
+    def become(self, core, n, mode, host, wrapper, heard, told):
+        try:
+            out = os.open(self.error, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.sched_setaffinity(0, [core])
+            if mode == "bare":
+                os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // n)
+            holder = placed([*wrapper, f"--slots={n}"]) if wrapper else None
+            if host is None:
+                for fd in (heard, told) + ((holder.stdin.fileno(),) if holder else ()):
+                    os.set_inheritable(fd, True)
+                os.execv(sys.executable, [sys.executable, __file__, "member", str(heard), str(told)])
+            member(host, heard, told)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
+    def answer(self):
+        line = self.answers.readline()
+        if not line:
+            raise EOFError("a process has ended")
+        return line
+
+    def end(self):
+        """Ends the process if it still runs, and prints the last lines of one that failed."""
+        os.kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.answers.close()
+        os.close(self.tell)
+        if status not in (0, signal.SIGKILL):
+            with open(self.error) as lines:
+                say(f"{self.error}, status {status}: " + "".join(lines.readlines()[-3:]))
 
 
-def main(folder, ranks):
+def placed(wrapper):
+    """Takes the environment that the wrapper gives to a program. That program lives as long as this process, so the
+    wrapper's slot is this process's."""
+    holder = subprocess.Popen([*wrapper, "sh", "-c", "env -0 && printf '\\0' && exec cat"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    text = b""
+    while not text.endswith(b"\0\0"):
+        more = os.read(holder.stdout.fileno(), 1 << 16)
+        if not more:
+            sys.exit(f"python.py: {wrapper[0]} runs no program")
+        text += more
+    os.environ.clear()
+    os.environ.update(line.split("=", 1) for line in os.fsdecode(text).rstrip("\0").split("\0"))
+    return holder
+
+
+def member(host, heard, told):
+    """Runs the programs, each from the moment that it hears."""
     import torch
 
     torch.set_num_threads(1)
-    for make in known:
-        step = make()
+    with os.fdopen(heard) as moments, os.fdopen(told, "w", buffering=1) as out:
+        for name in list(host):
+            step = host.pop(name)()
+            step()
+            print("made", file=out)
+            begin = moments.readline()
+            print(rate(step, float(begin) + WARM), file=out)
+            del step
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def rate(step, begin):
+    """Steps a second, from the first end of a step in the window to the last."""
+    ends = []
+    while len(ends) < STEPS or ends[-1] < begin + WINDOW:
         step()
-        meet(folder, ranks, make.__name__ + "-made")
-        run(step, WARM)
-        meet(folder, ranks, make.__name__ + "-warm")
-        print(make.__name__, run(step, WINDOW), flush=True)
-        del step
-        torch.cuda.empty_cache()
+        now = time.monotonic()
+        if now >= begin:
+            ends.append(now)
+    inside = [end for end in ends if end <= begin + WINDOW]
+    if len(inside) >= STEPS:
+        ends = inside
+    return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+def group(n, head, names, host, wrapper):
+    """Runs all programs in n processes."""
+    first = int(os.environ.get("FIRST_CORE") or 0)
+    began, measured, done, processes = time.monotonic(), 0, 0, []
+    signal.alarm(PATIENCE)
+    try:
+        for i in range(n):
+            processes.append(Process(first + i, n, head[1], host, wrapper))
+        for name in names:
+            for p in processes:
+                p.answer()
+            begin = time.monotonic() + 0.01
+            for p in processes:
+                os.write(p.tell, b"%.6f\n" % begin)
+            print(*head, name, n, "%.6g" % sum([float(p.answer()) for p in processes]), flush=True)
+            measured += time.monotonic() - begin
+            done += 1
+        for p in processes:
+            p.answers.read()  # to its end
+        say(f"{n} processes: {time.monotonic() - began:.1f} s, of them {measured:.1f} s measured")
+    except (EOFError, OSError) as error:
+        for name in names[done:]:
+            print(*head, name, n, "failed", flush=True)
+        say(f"{n} processes: {error!r} after {time.monotonic() - began:.1f} s")
+    finally:
+        signal.alarm(0)
+        for p in processes:
+            p.end()
+
+
+def too_late(*_):
+    raise TimeoutError(f"not all programs have ended after {PATIENCE} s")
+
+
+def say(text):
+    print("python.py:", text, flush=True)
+
+
+def lacking(n):
+    """Says what the machine lacks for n processes, or nothing."""
+    cores = int(os.environ.get("FIRST_CORE") or 0) + n
+    if cores - 1 not in os.sched_getaffinity(0):
+        return f"there is no core {cores - 1}: each process has one of its own"
+    memory = min(map(int, subprocess.check_output(
+        ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], text=True).split()))
+    if n * MEMORY > memory:
+        return f"the GPU has {memory} MiB, and each process takes up to {MEMORY} MiB"
+    return ""
+
+
+def prepare():
+    """Imports all, and makes what the programs have on the host."""
+    host = {}
+    for make in known:
+        try:
+            host[make.__name__] = make()
+        except ImportError as error:
+            say(f"{make.__name__} is skipped: {error}")
+    return host
+
+
+def cuda_runs():
+    """Says if this process uses CUDA. A fork of it cannot."""
+    files = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+    return any(os.path.realpath(file).endswith("/nvidia-uvm") for file in files)
+
+
+def main(turn, mode, ranks, *wrapper):
+    began = time.monotonic()
+    host = prepare()
+    names = list(host)
+    gc.freeze()  # so that a process collects only what it made
+    say(f"imports and weights: {time.monotonic() - began:.1f} s, {len(os.listdir('/proc/self/task'))} threads")
+    if cuda_runs():
+        say("an import has started CUDA, so each process imports all again")
+        host = None
+    signal.signal(signal.SIGALRM, too_late)
+    for n in map(int, ranks.split()):
+        lack = lacking(n)
+        if lack:
+            say(f"{n} processes are skipped: {lack}")
+        else:
+            group(n, (turn, mode), names, host, wrapper)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1] == "member":
+        member(prepare(), int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main(*sys.argv[1:])
