@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -45,6 +45,9 @@ install: parts ## install on this machine, or below DESTDIR; PREFIX replaces /us
 	test -n "$(DESTDIR)" || sh site/pkg/scripts/preinstall
 	go run ./site/pkg/install -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(PREFIX)"
 	test -n "$(DESTDIR)" || sh site/pkg/scripts/postinstall
+
+install-user: parts ## install the programs of a user, without root, below PREFIX (~/.local)
+	go run ./site/pkg/install -list site/pkg/user.yaml -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(if $(filter file,$(origin PREFIX)),$$HOME/.local,$(PREFIX))"
 
 # The same commit gives the same bytes.
 packages: parts ## .deb and .rpm, in .build/packages

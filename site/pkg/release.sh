@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # release.sh VERSION BUILT: makes all files of a release in BUILT/release, from a checkout without changes: .deb and
 # .rpm for each of ARCHES (amd64 and arm64), a tar of the user's static programs for each, a tar of the source that
-# builds without network, an SBOM, a statement of provenance, and SHA256SUMS. RELEASE_KEY is a file with the private
+# builds without network, recipes for other package managers, an SBOM, a statement of provenance, and SHA256SUMS. RELEASE_KEY is a file with the private
 # key of ssh that signs SHA256SUMS. The same commit, compiled by the same Go and gcc, gives the same bytes in any folder.
 # docs/RELEASES.md has how to verify the files.
 set -euo pipefail
@@ -78,6 +78,19 @@ source_tar() {
     packed "$out/$name.tar.gz" "$work/source" "$name"
 }
 
+# recipes: site/pkg/places with this version, and with the sum of the source's tar, which no commit can know. Spack and
+# conda have no "~" in a version: 0.1.0rc1 sorts before 0.1.0 there.
+recipes() {
+    local top=$work/recipes/$name-recipes plain=${version/\~/} tar=$name.tar.gz sum
+    sum=$(sha256sum <"$out/$tar")
+    mkdir "$work/recipes"
+    cp -r "$work/source/$name/site/pkg/places" "$top"
+    find "$top" -type f -exec sed -i "s|@VERSION@|$plain|g; s|@SHA256@|${sum%% *}|g; s|@FILE@|$tar|g
+        s|@FOLDER@|https://github.com/slurm-mps/slurm-mps/releases/download/v${version/\~/-}|g" {} +
+    mv "$top/easybuild/slurm-mps.eb" "$top/easybuild/slurm-mps-$plain.eb"
+    packed "$out/$name-recipes.tar.gz" "$work/recipes" "$name-recipes"
+}
+
 # programs ARCH: the contents of the packages, in $work/ARCH. The pages are made by this machine's programs.
 programs() {
     local cc
@@ -122,6 +135,7 @@ mkdir -p "$work" "$out"
 step "release $version of commit $commit, by $(go env GOVERSION), for $arches"
 step "the SBOM and the source with its modules"
 source_tar
+recipes
 for arch in $native ${arches/$native/}; do
     step "the programs for $arch, with $(compiler "$arch")"
     programs "$arch"

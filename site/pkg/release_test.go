@@ -95,6 +95,7 @@ git clone -q --local "$1/a" "$1/a-longer-name"`, dir)
 		t.Errorf("provenance without the commit %s or without a module: %s", commit, provenance)
 	}
 	inventory(t, filepath.Join(made[0], name+".cdx.json"))
+	filled(t, made[0], name)
 
 	mustIn(t, dir, nil, "mkdir source user && tar -xzf "+filepath.Join(made[0], name+".tar.gz")+" -C source && tar -xzf "+
 		filepath.Join(made[0], name+"-user-amd64.tar.gz")+" -C user")
@@ -133,6 +134,26 @@ func verifies(t *testing.T, made, key string) {
 	mustIn(t, dir, nil, "sha256sum slurm-mps_*.deb >SHA256SUMS && "+sums)
 	if out, err := in(t, dir, nil, signature); err == nil {
 		t.Errorf("changed sums have their signature: %s", out)
+	}
+}
+
+// filled checks that a release's recipes have its version and the sum of its source, and nothing left to fill in.
+func filled(t *testing.T, made, name string) {
+	t.Helper()
+	dir := t.TempDir()
+	mustIn(t, dir, nil, `tar -xzf "$1" --strip-components 1`, filepath.Join(made, name+"-recipes.tar.gz"))
+	if out, err := in(t, dir, nil, `grep -rE '@[A-Z0-9]+@' .`); err == nil {
+		t.Errorf("not filled in: %s", out)
+	}
+	const address = "https://github.com/slurm-mps/slurm-mps/releases/download/v0.1.0-rc1"
+	sum, _, _ := strings.Cut(mustIn(t, made, nil, `sha256sum "$1"`, name+".tar.gz"), " ")
+	for _, path := range append(builders[:1:1], "easybuild/slurm-mps-0.1.0rc1.eb", "conda/meta.yaml") {
+		text := readFile(t, filepath.Join(dir, path))
+		for _, want := range []string{sum, address, name + ".tar.gz", `0.1.0rc1`} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s lacks %s", path, want)
+			}
+		}
 	}
 }
 

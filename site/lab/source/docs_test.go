@@ -64,7 +64,7 @@ func TestTheDocumentsBlocks(t *testing.T) {
 			m.summary(f)
 		case "yaml":
 			if f.of != "prometheus" { // TestTheRuleThatDropsJobs of cmd/mpsctl reads that one
-				m.tasks(f)
+				t.Errorf("%s: no check for YAML of %q\n%s", f.path, f.of, f.content)
 			}
 		case "hcl":
 		case "python", "groovy": // of workflow engines: recipes_workflow_test.go of cmd/e2e/slurm reads them
@@ -157,15 +157,22 @@ func (m manual) script(f fence) {
 	}
 }
 
-// tasks checks the commands that the tasks of Ansible call.
-func (m manual) tasks(f fence) {
-	m.T.Helper()
-	called := regexp.MustCompile(`(?m)(?:validate|command): (.*)$`).FindAllStringSubmatch(f.content, -1)
-	if len(called) == 0 {
-		m.T.Errorf("%s: the tasks call nothing\n%s", f.path, f.content)
-	}
-	for _, call := range called {
-		m.line(f.path, call[1])
+// The recipes of site/pkg/places call our programs, and make, as these can be called.
+func TestTheRecipesCommands(t *testing.T) {
+	m := newManual(t)
+	for path, form := range map[string]string{
+		"ansible/roles/slurm_mps/tasks/main.yml": `(?m)cmd: (.*)$`,
+		"easybuild/slurm-mps.eb":                 `'((?:make|[a-z-]+ --).*?)'`,
+		"conda/meta.yaml":                        `(?m)^    - ((?:make |[a-z-]+ --).*)$`,
+		"lmod/slurm-mps.lua":                     `\[\[(srun .*) runs `,
+	} {
+		called := regexp.MustCompile(form).FindAllStringSubmatch(e2e.Read(t, "../../pkg/places/"+path), -1)
+		if len(called) == 0 {
+			t.Errorf("%s calls nothing", path)
+		}
+		for _, call := range called {
+			m.line(path, call[1])
+		}
 	}
 }
 

@@ -3,7 +3,7 @@
 // Command install installs the files of the packages on a machine without a package manager, or in a folder. "make
 // install" runs it in the top folder of the source.
 //
-//	install -built FOLDER [-destdir FOLDER] [-prefix /usr]
+//	install -built FOLDER [-list FILE] [-destdir FOLDER] [-prefix /usr]
 //
 // An existing configuration file stays unchanged.
 package main
@@ -28,6 +28,7 @@ import (
 func main() {
 	var d destination
 	flag.StringVar(&d.built, "built", "", "folder with the output of site/pkg/parts.sh")
+	flag.StringVar(&d.list, "list", "site/pkg/nfpm.yaml", "list of the files, in the form of nfpm.yaml")
 	flag.StringVar(&d.destdir, "destdir", "", "folder that replaces /")
 	flag.StringVar(&d.prefix, "prefix", "/usr", "folder that replaces /usr")
 	flag.Parse()
@@ -40,14 +41,14 @@ func main() {
 }
 
 // destination names the folders from which files are copied and to which they are copied.
-type destination struct{ top, built, destdir, prefix string }
+type destination struct{ top, list, built, destdir, prefix string }
 
 func (d destination) run(operands int, out io.Writer) error {
 	if operands > 0 || d.built == "" || !filepath.IsAbs(d.prefix) {
-		return errors.New("cannot install: usage: install -built FOLDER [-destdir FOLDER] [-prefix /FOLDER]")
+		return errors.New("cannot install: usage: install -built FOLDER [-list FILE] [-destdir FOLDER] [-prefix /FOLDER]")
 	}
 	d.prefix = strings.TrimRight(filepath.Clean(d.prefix), "/")
-	all, err := contents.Read(filepath.Join(d.top, "site/pkg/nfpm.yaml"))
+	all, err := contents.Read(filepath.Join(d.top, d.list))
 	if err != nil {
 		return err
 	}

@@ -18,12 +18,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 )
 
-const top = "../../.."
+const top, packaged = "../../..", "site/pkg/nfpm.yaml"
 
 // list returns the packages' list, without the entries that are only for Debian.
 func list(t *testing.T) []contents.Entry {
 	t.Helper()
-	all, err := contents.Read(top + "/site/pkg/nfpm.yaml")
+	all, err := contents.Read(filepath.Join(top, packaged))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func same(t *testing.T, dir, prefix string) {
 // TestInstall checks that an installation writes the files to the same paths as the packages. A second installation
 // must not change an admin's configuration.
 func TestInstall(t *testing.T) {
-	d := destination{top: top, built: planted(t), destdir: t.TempDir(), prefix: "/usr"}
+	d := destination{top: top, list: packaged, built: planted(t), destdir: t.TempDir(), prefix: "/usr"}
 	var output bytes.Buffer
 	if err := d.run(0, &output); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestInstall(t *testing.T) {
 // TestPrefix checks an installation below another prefix. Units and examples must name the installed programs, and
 // paths of other programs must not change.
 func TestPrefix(t *testing.T) {
-	d := destination{top: top, built: planted(t), destdir: t.TempDir(), prefix: "/opt/mps/"}
+	d := destination{top: top, list: packaged, built: planted(t), destdir: t.TempDir(), prefix: "/opt/mps/"}
 	if err := d.run(0, &bytes.Buffer{}); err != nil {
 		t.Fatal(err)
 	}
@@ -170,12 +170,34 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
+// A user's programs need no root, and nothing outside their folder: gpu-usage is beside mpirun-wrap, which looks for it
+// there.
+func TestInstallOfAUser(t *testing.T) {
+	dir := t.TempDir()
+	d := destination{top: top, list: "site/pkg/user.yaml", built: planted(t), prefix: dir}
+	if err := d.run(0, &bytes.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
+	found := slices.Sorted(maps.Keys(got(t, filepath.Join(dir, "bin"), nil)))
+	if want := []string{"/gpu-usage", "/mpirun-wrap", "/mps-tune", "/mpsctl"}; !slices.Equal(found, want) {
+		t.Errorf("the programs are %q, want %q", found, want)
+	}
+	for path, want := range map[string]string{
+		"bin/gpu-usage": "bin/epilog", "bin/mps-tune": "bin/mpsctl", "share/man/man1/mps-tune.1.gz": "man/mps-tune.1.gz",
+		"share/bash-completion/completions/mps-tune": "completion/mps-tune.bash", "share/licenses/slurm-mps/NOTICES": "NOTICES",
+	} {
+		if content, err := os.ReadFile(filepath.Join(dir, path)); err != nil || string(content) != want {
+			t.Errorf("%s holds %q, %v, want %q", path, content, err, want)
+		}
+	}
+}
+
 func TestInstallNothing(t *testing.T) {
 	for _, d := range []destination{
-		{top: top, prefix: "/usr"},
-		{top: top, built: t.TempDir(), prefix: "usr"},
-		{top: top, built: t.TempDir(), prefix: "/usr", destdir: t.TempDir()},
-		{top: t.TempDir(), built: t.TempDir(), prefix: "/usr", destdir: t.TempDir()},
+		{top: top, list: packaged, prefix: "/usr"},
+		{top: top, list: packaged, built: t.TempDir(), prefix: "usr"},
+		{top: top, list: packaged, built: t.TempDir(), prefix: "/usr", destdir: t.TempDir()},
+		{top: t.TempDir(), list: packaged, built: t.TempDir(), prefix: "/usr", destdir: t.TempDir()},
 	} {
 		if err := d.run(0, &bytes.Buffer{}); err == nil || !strings.HasPrefix(err.Error(), "cannot ") {
 			t.Errorf("%+v: %v", d, err)
