@@ -3,6 +3,8 @@
 # mode.sh MODE is read by the scripts that make a turn. It goes into a new folder and makes the mode ready: slices (no
 # MPS), bare (a control daemon by hand, which ends with the script) or ours (slurm-mps: wrapper is its program).
 mode=$1 wrapper='' uuids=''
+# Slurm numbers the only GPU of its gres.conf 0, whichever it is. With MPS, the job has a UUID.
+[ "$mode" = ours ] || [ -z "${ONLY_GPU:-}" ] || export CUDA_VISIBLE_DEVICES=$ONLY_GPU CUDA_DEVICE_ORDER=PCI_BUS_ID
 cd "$(mktemp -d)" || exit 1
 case $mode in
 ours) wrapper=mpirun-wrap ;;
