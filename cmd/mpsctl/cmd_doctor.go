@@ -102,11 +102,10 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 	}
 	b.WriteString(unseenText(r.Unseen, screen))
 	var parts []string
-	if faults := r.Count(state.Fault); faults > 0 {
-		parts = append(parts, screen.Red("! "+words.Count(faults, "fault")))
-	}
-	if warnings := r.Count(state.Warning); warnings > 0 {
-		parts = append(parts, screen.Yellow("~ "+words.Count(warnings, "warning")))
+	for _, level := range []state.Level{state.Fault, state.Warning} {
+		if n := r.Count(level); n > 0 {
+			parts = append(parts, mark(level, screen)+" "+words.Count(n, string(level)))
+		}
 	}
 	if len(parts) > 0 {
 		fmt.Fprintf(&b, "\n%s\n", strings.Join(parts, ", "))

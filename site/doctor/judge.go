@@ -141,7 +141,7 @@ func (d *diagnosis) programsThere() {
 		bits, reason := needs(p.Name)
 		switch {
 		case errors.Is(p.Err, fs.ErrNotExist):
-			d.fault("program-missing", p.Path, "install it: docs/operator.md, Install on a node", "%s is not there", p.Name)
+			d.fault("program-missing", p.Path, reinstall, "%s is not there", p.Name)
 		case p.Err != nil:
 			d.fault("program-missing", p.Path, "look at it: ls -lL "+p.Path, "%s cannot be looked at: %v", p.Name, p.Err)
 		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&bits != bits):
@@ -160,24 +160,23 @@ const notHeld = "a client that ends with work in flight kills the other clients 
 
 func (d *diagnosis) kernelHolds() {
 	if d.Guard.NoGetfd != nil {
-		d.warning("guard", "this kernel", "use a kernel from 5.6 on", "pidfd_getfd: %v: %s", d.Guard.NoGetfd, notHeld)
+		d.warning("guard", "this kernel", "boot a kernel from 5.6 on, which this is not: uname -r", "pidfd_getfd: %v: %s", d.Guard.NoGetfd, notHeld)
 	}
 	if d.Guard.Scope >= 3 {
-		d.warning("guard", "kernel.yama.ptrace_scope", "set it to 2 or less and reboot",
-			"it is %d, and no process may look into another: %s", d.Guard.Scope, notHeld)
+		d.warning("guard", "kernel.yama.ptrace_scope", "reboot after: echo kernel.yama.ptrace_scope=1 >/etc/sysctl.d/zz-slurm-mps.conf", "it is %d, and no process may look into another: %s", d.Guard.Scope, notHeld)
 	}
 }
 
 func (d *diagnosis) driverHolds() {
 	if older(d.Driver.Version, firstToHold) {
-		d.warning("guard", "driver "+d.Driver.Version, "use a driver from "+firstToHold+" on",
+		d.warning("guard", "driver "+d.Driver.Version, "install a driver from "+firstToHold+" on, loaded is: cat /proc/driver/nvidia/version",
 			"it stops a client's work when the process ends: %s", notHeld)
 	}
 }
 
 func (d *diagnosis) groupsWork() {
 	if d.NoGroups != nil {
-		d.warning("control-groups", "/sys/fs/cgroup", "mount version 2 of control groups, as systemd does",
+		d.warning("control-groups", "/sys/fs/cgroup", "mount version 2 of them, as systemd does: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
 			"%v: processes that a user starts through a daemon may outlive the job", d.NoGroups)
 	}
 }
@@ -199,7 +198,7 @@ func older(version, than string) bool {
 func (d *diagnosis) unpatched(what, version string) {
 	for _, p := range known().Patched {
 		if p.What == what && strings.HasPrefix(version, p.Branch+".") && older(version, p.First) {
-			d.warning("unpatched", what+" "+version, "install "+p.First+" or later",
+			d.warning("unpatched", what+" "+version, "install "+p.First+" or later, and look again: mpsctl doctor",
 				"it lacks the fixes of known vulnerabilities (%s)", p.Source)
 		}
 	}
@@ -217,7 +216,7 @@ func (d *diagnosis) programsAgree() {
 	}
 	if len(versions) > 1 {
 		d.fault("program-versions", filepath.Dir(d.Programs[0].Path),
-			"install all of one build: docs/operator.md, Install on a node",
+			reinstall,
 			"our programs are of several versions, which need not understand one another's records: %s",
 			strings.Join(printed, ", "))
 	}
@@ -229,8 +228,8 @@ func (d *diagnosis) policyLoads() {
 }
 
 func (d *diagnosis) configLoads() {
-	d.unreadable("site-file", d.Paths.ConfigFile(), "correct the line; "+shipped+"site.hcl is an example",
-		d.ConfigErr, "the defaults hold")
+	d.unreadable("site-file", d.Paths.ConfigFile(), "correct it, as in the example: diff "+shipped+"site.hcl "+
+		d.Paths.ConfigFile(), d.ConfigErr, "the defaults hold")
 }
 
 // These folders of the packages (site/pkg/nfpm.yaml) have files to copy.
@@ -238,6 +237,15 @@ const (
 	shipped  = "/usr/share/slurm-mps/"              // policy.hcl and site.hcl as they were shipped
 	examples = "/usr/share/doc/slurm-mps/examples/" // lines for Slurm's files
 )
+
+// reinstall is the repair of our programs.
+const reinstall = "where the package is: dpkg -i slurm-mps_*.deb; or: rpm -U --force slurm-mps-*.rpm"
+
+// edit is a repair by hand, of FILE or FILE:LINE.
+func edit(what, where string) string {
+	file, _, _ := strings.Cut(where, ":")
+	return what + ": ${EDITOR:-vi} " + file
+}
 
 // unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning. A file
 // that someone except root may write is a fault all the same.
@@ -299,13 +307,13 @@ func (n node) foreign(path string) bool {
 
 func (d *diagnosis) helpersThere() {
 	for _, f := range d.Helpers {
-		set := fmt.Sprintf("set %s in %s to where it is", f.Name, d.Paths.ConfigFile())
 		switch {
 		case f.Err != nil && f.Name == "mps_control":
-			d.fault("control-missing", f.Path, set+", or install the driver's package that has nvidia-cuda-mps-control",
+			d.fault("control-missing", f.Path, "install the driver's package that has it, or set mps_control in "+
+				d.Paths.ConfigFile()+" to its path: find / -xdev -name nvidia-cuda-mps-control",
 				"the MPS control program cannot be found: %v", f.Err)
 		case f.Err != nil:
-			d.fault("library-path", f.Path, set+", or take the line out",
+			d.fault("library-path", f.Path, edit("set library_path to where it is, or take the line out", d.Paths.ConfigFile()),
 				"a folder of library_path cannot be found: %v", f.Err)
 		case f.Name == "mps_control" && (!f.Mode.IsRegular() || f.Mode&0o001 == 0):
 			d.fault("control-mode", f.Path, "chmod 755 "+f.Path, "its mode is %v, and the job's user executes it", f.Mode)
@@ -317,7 +325,7 @@ func (d *diagnosis) helpersThere() {
 // talk to the daemon.
 func (d *diagnosis) controlAgrees() {
 	if d.Control != "" && d.Control != d.Driver.Version {
-		d.fault("control-version", d.Config.Control, "reboot the node, or install the packages of one driver",
+		d.fault("control-version", d.Config.Control, "drain the node, and when its jobs have ended: systemctl reboot",
 			"it is driver %s's, and driver %s is loaded", d.Control, d.Driver.Version)
 	}
 }
@@ -325,8 +333,8 @@ func (d *diagnosis) controlAgrees() {
 func (d *diagnosis) driverAnswers() {
 	switch {
 	case d.NVMLErr != nil:
-		d.fault("nvml", "NVML", "make nvidia-smi work (modprobe nvidia), or set nvml_library in "+
-			d.Paths.ConfigFile()+" to where libnvidia-ml.so.1 is", "%v", d.NVMLErr)
+		d.fault("nvml", "NVML", "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library in "+
+			d.Paths.ConfigFile()+" to one of these: find / -xdev -name libnvidia-ml.so.1", "%v", d.NVMLErr)
 	case d.Driver != nil && len(d.Driver.GPUs) == 0:
 		d.fault("no-gpu", "NVML", "see why: dmesg | grep -i nvrm", "driver %s shows no GPU", d.Driver.Version)
 	}
@@ -355,7 +363,7 @@ func (d *diagnosis) gpusReadable() {
 	for _, g := range d.Driver.GPUs {
 		if g.Err != nil {
 			d.fault("gpu-unreadable", g.where(),
-				"see why: dmesg | grep -i xid; a GPU that is lost comes back with a reboot of the node",
+				"see why, a GPU that is lost comes back with a reboot: dmesg | grep -i xid",
 				"%s", words.OneLine(g.Err))
 		}
 	}
@@ -372,7 +380,7 @@ func eachGPU(judge func(*diagnosis, device)) func(*diagnosis) {
 
 func (d *diagnosis) gpuNewEnough(g device) {
 	if g.Major < 7 {
-		d.fault("gpu-too-old", g.where(), "give its node no Feature that asks for MPS",
+		d.fault("gpu-too-old", g.where(), edit("give its node no Feature that asks for MPS", d.Conf),
 			"%s has compute capability %d.%d: MPS knows shares from 7.0 on", g.Device.Name, g.Major, g.Minor)
 	}
 }
@@ -380,7 +388,7 @@ func (d *diagnosis) gpuNewEnough(g device) {
 func (d *diagnosis) gpuPersistent(g device) {
 	if !g.Persistent {
 		d.warning("persistence-off", g.where(),
-			"systemctl enable --now nvidia-persistenced, or: "+g.smi("-pm 1"), "persistence mode is off: the driver "+
+			"systemctl enable --now nvidia-persistenced; or: "+g.smi("-pm 1"), "persistence mode is off: the driver "+
 				"forgets the compute mode when nothing uses the GPU, and every prolog waits for it to come up")
 	}
 }
@@ -389,8 +397,8 @@ func (d *diagnosis) gpuPersistent(g device) {
 func (d *diagnosis) gpuWhole(g device) {
 	instances := d.Slurm != nil && d.Slurm.Gres != nil && d.Slurm.Gres.Detect == slurm.DetectNVML
 	if g.Device.MIGMode && !instances {
-		d.fault("mig-mode", g.where(), g.smi("-mig 0")+", or AutoDetect=nvml in gres.conf, so that Slurm allocates "+
-			"instances", "it is in MIG mode, and no job can use it whole")
+		d.fault("mig-mode", g.where(), g.smi("-mig 0")+"; or let Slurm allocate instances: "+
+			"man gres.conf | grep -A9 AutoDetect=", "it is in MIG mode, and no job can use it whole")
 	}
 }
 
@@ -402,15 +410,10 @@ func (d *diagnosis) gpuOpen(g device) {
 	}
 }
 
-// longestSocket is the longest path of a job's socket: with the largest job number, and a daemon for each of up to 100
-// GPUs.
-func longestSocket(paths site.Paths) string {
-	return filepath.Join(paths.Run(), "jobs", "4294967295", "99", "pipe")
-}
-
 func (d *diagnosis) socketsFit() {
-	if err := mps.CheckPath(longestSocket(d.Paths)); err != nil {
-		d.fault("socket-path", d.Paths.Run(), "move it with a shorter --root", "%v", err)
+	const longest = "jobs/4294967295/99/pipe" // the largest job number, and a daemon for each of up to 100 GPUs
+	if err := mps.CheckPath(filepath.Join(d.Paths.Run(), longest)); err != nil {
+		d.fault("socket-path", d.Paths.Run(), "shorten --root where these start ours: grep -i log= "+d.Conf, "%v", err)
 	}
 }
 
@@ -418,7 +421,7 @@ func (d *diagnosis) filesEnough() {
 	for _, l := range d.Limits {
 		if l.Hard < mps.EnoughFiles && !l.MayRaise {
 			d.fault("open-files", l.Who,
-				"LimitNOFILE=131072 in slurmd.service (systemctl edit slurmd), then: systemctl restart slurmd",
+				"below [Service] write LimitNOFILE=131072: systemctl edit slurmd; then: systemctl restart slurmd",
 				"its hard limit of open files is %d and it may not raise it: a daemon needs %d, "+
 					"and with less a job gets %d ranks on a GPU at most", l.Hard, mps.EnoughFiles, mps.Clients(l.Hard, 1))
 		}
@@ -453,7 +456,7 @@ func (d *diagnosis) stateRoom() {
 			"%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files)
 	}
 	if !s.Memory && d.Paths.Root == "" { // another root is a test's, or an admin's own choice
-		d.warning("state-on-disk", s.Path, "mount a tmpfs on /run", "it is not on a tmpfs: "+
+		d.warning("state-on-disk", s.Path, "reboot after: echo tmpfs /run tmpfs mode=755,nosuid,nodev 0 0 >>/etc/fstab", "it is not on a tmpfs: "+
 			"every write of a record waits for a disk, and it outlives the boot that it is about")
 	}
 }

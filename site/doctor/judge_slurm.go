@@ -6,8 +6,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,20 +23,16 @@ import (
 // reconfigure makes Slurm read its changed files. What slurm.conf(5) and gres.conf(5) have of nodes, GresTypes= and
 // Type= takes effect after a restart of both daemons, which ends no job.
 const (
-	reconfigure = ", on slurmctld's host and every node, then: scontrol reconfigure"
-	restart     = ", on slurmctld's host and every node; on that host: systemctl restart slurmctld; " +
-		"then on every node: systemctl restart slurmd"
+	everywhere  = "on slurmctld's host and every node"
+	reconfigure = "; then: scontrol reconfigure"
+	restart     = "; then on that host: systemctl restart slurmctld; then on every node: systemctl restart slurmd"
 )
 
 func (d *diagnosis) slurmReads() {
-	if d.SlurmErr == nil {
-		return
+	if d.SlurmErr != nil {
+		d.fault("slurm-conf", d.Conf, edit("correct that line", d.Conf)+"; or name another by --slurm-conf: "+
+			"find /etc /opt /run /usr -xdev -name slurm.conf", "%v", d.SlurmErr)
 	}
-	fix := "correct that line"
-	if errors.Is(d.SlurmErr, fs.ErrNotExist) {
-		fix = "name it: mpsctl doctor --slurm-conf FILE"
-	}
-	d.fault("slurm-conf", d.Conf, fix, "%v", d.SlurmErr)
 }
 
 // has reports whether a setting of slurm.conf is a list with a value, in upper or lower case.
@@ -48,10 +44,8 @@ func (s slurmFiles) has(name, value string) bool {
 
 // lineOf returns the file and line that set a name, or the file if nothing sets it.
 func (s slurmFiles) lineOf(name string) string {
-	if last, ok := s.Value(name); ok {
-		return last.From
-	}
-	return s.Path
+	last, _ := s.Value(name)
+	return cmp.Or(last.From, s.Path)
 }
 
 func (s slurmFiles) value(name string) string {
@@ -59,10 +53,31 @@ func (s slurmFiles) value(name string) string {
 	return last.Value
 }
 
-// write returns the repair of a line of slurm.conf, with what makes Slurm read it.
-func (s slurmFiles) write(line, then string) string { return "write " + line + " in " + s.Path + then }
+// change returns the command that gives a setting a value: in its line, or in a new one.
+func change(conf slurm.ConfFile, name, value, then string) string {
+	last, set := conf.Value(name)
+	if !set {
+		return fmt.Sprintf("%s: echo %s=%s >>%s%s", everywhere, name, value, conf.Path, then)
+	}
+	file, line, _ := strings.Cut(last.From, ":")
+	return fmt.Sprintf(`%s: sed -i '%s s~\b%s *= *[^ #]*~%[3]s=%s~I' %s%s`, everywhere, line, name, value, file, then)
+}
 
-// setHook returns the repair that makes Slurm start our program.
+// set returns the repair of a setting of slurm.conf, with what makes Slurm read it.
+func (s slurmFiles) set(name, value, then string) string {
+	return change(s.ConfFile, name, value, then)
+}
+
+// setNode returns the repair of a setting of the node's line.
+func (s slurmFiles) setNode(name, value string) string {
+	node, _ := s.Value("NodeName")
+	if last, set := s.Value(name); set && last.From == node.From {
+		return s.set(name, value, restart)
+	}
+	return s.set("NodeName", node.Value+" "+name+"="+value, restart)
+}
+
+// setHook returns the repair that makes Slurm start our program. A script of the site's is not replaced.
 func (d *diagnosis) setHook(h hook) string {
 	path := filepath.Join(site.Libexec, h.Ours)
 	for _, p := range d.Programs {
@@ -70,7 +85,10 @@ func (d *diagnosis) setHook(h hook) string {
 			path = p.Path
 		}
 	}
-	return d.Slurm.write(h.Name+"="+path, reconfigure)
+	if slices.ContainsFunc(h.Scripts, func(s hookScript) bool { return s.Err == nil && s.Starts == "" }) {
+		return edit("let it start "+path+" too, or name that", h.Settings[len(h.Settings)-1].From) + reconfigure
+	}
+	return d.Slurm.set(h.Name, path, reconfigure)
 }
 
 // hooksOurs checks that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a
@@ -155,9 +173,15 @@ func (d *diagnosis) hookOrder() {
 	}
 }
 
+var runInJob = regexp.MustCompile("(?i),?RunInJob")
+
 func (d *diagnosis) prologFlags() {
 	has := func(flag string) bool { return d.Slurm.has("PrologFlags", flag) }
-	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.write("PrologFlags=Alloc,Contain", reconfigure)
+	flags := runInJob.ReplaceAllString(cmp.Or(d.Slurm.value("PrologFlags"), "Alloc"), "")
+	if !has("Contain") {
+		flags += ",Contain"
+	}
+	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.set("PrologFlags", strings.Trim(flags, ","), reconfigure)
 	switch {
 	case has("RunInJob"):
 		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives "+
@@ -172,15 +196,6 @@ func (d *diagnosis) prologFlags() {
 			"only, so that the epilog of an salloc without a step has nothing to close, and a batch job's prolog has "+
 			"BatchStartTimeout (%s s) to end", cmp.Or(d.Slurm.value("BatchStartTimeout"), "10"))
 	}
-}
-
-// seconds reads a time of slurm.conf. forever is true if the time has no end.
-func seconds(text string) (d time.Duration, forever, ok bool) {
-	if strings.EqualFold(text, "INFINITE") || strings.EqualFold(text, "UNLIMITED") || text == "65534" || text == "65535" {
-		return 0, true, true
-	}
-	s, err := strconv.Atoi(text)
-	return time.Duration(s) * time.Second, s < 0, err == nil
 }
 
 // prologTimeouts checks that Slurm waits until our programs end by themselves, because a killed program undoes
@@ -200,22 +215,21 @@ func (d *diagnosis) prologTimeouts() {
 		{"EpilogTimeout", "epilog_deadline", epilog},
 	} {
 		both := d.Slurm.value("PrologTimeout") != "" && d.Slurm.value("EpilogTimeout") != ""
-		setting, set := d.Slurm.Value(c.name)
-		limit, forever, ok := seconds(setting.Value)
-		if !set || !ok || forever || limit >= c.minimum || c.name == "PrologEpilogTimeout" && both {
+		setting, _ := d.Slurm.Value(c.name)
+		minimum := int(c.minimum.Seconds())
+		limit, err := strconv.Atoi(setting.Value) // INFINITE and UNLIMITED, of which the number is 65534, are no limits
+		if err != nil || limit < 0 || limit >= minimum || c.name == "PrologEpilogTimeout" && both {
 			continue
 		}
-		minimum := int(c.minimum.Seconds())
 		d.fault("hook-timeout", setting.From,
-			fmt.Sprintf("%s; or lower %s in %s", d.Slurm.write(fmt.Sprintf("%s=%d", c.name, minimum), reconfigure), c.attribute,
-				d.Paths.ConfigFile()),
+			d.Slurm.set(c.name, strconv.Itoa(minimum), reconfigure)+edit("; or lower "+c.attribute, d.Paths.ConfigFile()),
 			"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, setting.Value, minimum)
 	}
 }
 
 func (d *diagnosis) gresTypes() {
 	if !d.Slurm.has("GresTypes", "gpu") {
-		d.fault("gres-types", d.Slurm.lineOf("GresTypes"), d.Slurm.write("GresTypes=gpu", restart),
+		d.fault("gres-types", d.Slurm.lineOf("GresTypes"), d.Slurm.set("GresTypes", strings.Trim(d.Slurm.value("GresTypes")+",gpu", ","), restart),
 			"GresTypes lacks gpu: Slurm hands out no GPU")
 	}
 }
@@ -224,14 +238,15 @@ func (d *diagnosis) nodeLine() {
 	s := d.Slurm
 	switch {
 	case errors.Is(s.NodeErr, slurm.ErrNoNode):
-		d.warning("node-unknown", s.Path, "give the node's name: mpsctl doctor --node NAME; or "+
-			s.write("NodeName="+d.Name+" Gres=gpu:N Feature=mps", restart), "no NodeName= line names %s: a node that registers "+
+		line := fmt.Sprintf("echo NodeName=%s Gres=gpu:%d Feature=mps >>%s", d.Name, max(1, len(d.gpus())), s.Path)
+		d.warning("node-unknown", s.Path, "name the node by --node, if it is one of these: grep -i NodeName= "+s.Path+
+			"; or "+everywhere+": "+line+restart, "no NodeName= line names %s: a node that registers "+
 			"itself has no features and no count of GPUs that a prolog can read", d.Name)
 	case s.NodeErr != nil:
-		d.fault("node-line", s.Path, "correct that line", "%v", s.NodeErr)
+		d.fault("node-line", s.Path, edit("correct that line", s.Path), "%v", s.NodeErr)
 	case s.Gres != nil && s.count() == 0:
-		line := fmt.Sprintf("Gres=gpu:%d on the line of node %s", max(1, len(d.gpus())), d.Name)
-		d.fault("node-gres", s.lineOf("NodeName"), s.write(line, restart), "slurm.conf gives node %s no GPU", d.Name)
+		d.fault("node-gres", s.lineOf("NodeName"), s.setNode("Gres", fmt.Sprintf("gpu:%d", max(1, len(d.gpus())))),
+			"slurm.conf gives node %s no GPU", d.Name)
 	}
 }
 
@@ -245,33 +260,27 @@ func (s slurmFiles) count() (all int) {
 
 func (d *diagnosis) nodeFeature() {
 	s, trigger := d.Slurm, d.Policy.Trigger
-	if trigger == nil || trigger.Constraint == "" || s.NodeErr != nil {
-		return
-	}
-	if slices.Contains(s.Features, trigger.Constraint) {
+	if trigger == nil || trigger.Constraint == "" || s.NodeErr != nil || slices.Contains(s.Features, trigger.Constraint) {
 		return
 	}
 	features := strings.Join(append(slices.Clone(s.Features), trigger.Constraint), ",")
-	d.fault("node-feature", s.lineOf("NodeName"), s.write("Feature="+features+" on the line of node "+d.Name, restart),
+	d.fault("node-feature", s.lineOf("NodeName"), s.setNode("Feature", features),
 		"node %s has no Feature %s, by which the policy's trigger lets jobs ask: sbatch --constraint=%[2]s never runs "+
 			"here", d.Name, trigger.Constraint)
 }
 
 func (d *diagnosis) gresReads() {
-	if d.Slurm.GresErr == nil {
-		return
+	if d.Slurm.GresErr != nil {
+		path := cmp.Or(d.Config.GresConf, d.Slurm.inFolder("gres.conf"))
+		d.fault("gres-conf", "gres.conf", edit("write it as in "+examples+"gres.conf", path)+
+			edit("; or name another by gres_conf", d.Paths.ConfigFile()), "%v", d.Slurm.GresErr)
 	}
-	fix := "correct that line; slurmd -G prints what slurmd makes of it"
-	if errors.Is(d.Slurm.GresErr, fs.ErrNotExist) {
-		fix = "write it, as in " + examples + "gres.conf; or name it by gres_conf in " + d.Paths.ConfigFile()
-	}
-	d.fault("gres-conf", "gres.conf", fix, "%v", d.Slurm.GresErr)
 }
 
 // slurmdReads checks that slurmd starts with these files. If slurmd refuses a file, no job comes to the node.
 func (d *diagnosis) slurmdReads() {
 	if d.Slurm.ListErr != nil && d.Slurm.GresErr == nil {
-		d.fault("slurmd-refuses", d.Slurm.Path, "correct what slurmd -G complains of",
+		d.fault("slurmd-refuses", d.Slurm.Path, "correct what it complains of: slurmd -G",
 			"slurmd does not list its GPUs: %v", d.Slurm.ListErr)
 	}
 }
@@ -297,7 +306,7 @@ func (s slurmFiles) types() []string {
 func (d *diagnosis) oneType() {
 	if types := d.Slurm.types(); len(types) > 1 {
 		d.fault("gpu-types", d.Slurm.lineOf("Gres"),
-			"give the node's GPUs one type, the same in Gres= and Type=, or none"+restart,
+			edit("give the node's GPUs one type, the same in Gres= and Type=, or none", d.Slurm.lineOf("Gres"))+restart,
 			"node %s has GPUs of types %s: of a request for two of them Slurm may tell the prolog a part only, "+
 				"so that every such node's jobs are refused", d.Name, strings.Join(types, " and "))
 	}
@@ -319,9 +328,8 @@ func (d *diagnosis) gresAgrees() {
 	}
 	for position := range s.count() {
 		if err := s.match(position, devices); err != nil {
-			d.fault("gres-differs", s.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi "+
-				"-L agree%s; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid "+
-				"there", d.Name, s.Gres.Path, len(devices), restart),
+			d.fault("gres-differs", s.Gres.Path, fmt.Sprintf("let these and %s agree, by Flags=env_uuid from "+
+				"Slurm 26.05 on: nvidia-smi -L && slurmd -G", s.Gres.Path)+edit("; in", s.lineOf("NodeName"))+restart,
 				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v",
 				s.count(), d.Name, position, err)
 			return
@@ -359,7 +367,7 @@ func (d *diagnosis) parts() {
 			continue
 		}
 		if _, err := s.Gres.SharedCount(name, 0); err != nil {
-			d.fault(state.Kind("gres-"+name), s.Gres.Path, "make gres.conf and Gres= of this node in "+s.Path+" agree"+restart,
+			d.fault(state.Kind("gres-"+name), s.Gres.Path, edit("let it and Gres= of this node in "+s.Path+" agree", s.Gres.Path)+restart,
 				"jobs of gres/%s are refused MPS: %s", name, words.OneLine(err))
 		}
 	}
@@ -374,10 +382,8 @@ func (s slurmFiles) private() (dirs []string, from string) {
 	if !strings.HasSuffix(kind, "/tmpfs") {
 		return nil, ""
 	}
-	from, dirs = s.lineOf("JobContainerType"), []string{"/tmp", "/dev/shm"}
-	if s.value("JobContainerType") == "" {
-		from = s.lineOf("NamespaceType")
-	}
+	container, _ := s.Value("JobContainerType")
+	from, dirs = cmp.Or(container.From, s.lineOf("NamespaceType")), []string{"/tmp", "/dev/shm"}
 	if s.Container == nil {
 		return dirs, from
 	}
@@ -401,7 +407,7 @@ func (d *diagnosis) stateShared() {
 	for _, dir := range dirs {
 		if dir = filepath.Clean(dir); run == dir || strings.HasPrefix(run, strings.TrimSuffix(dir, "/")+"/") {
 			d.fault("state-private", from,
-				fmt.Sprintf("take %s out of the folders of jobs in %s, or move ours out of it with another --root", dir, file),
+				edit(fmt.Sprintf("take %s out of the folders of jobs, or give ours another --root", dir), d.Slurm.inFolder(file)),
 				"%s lies below %s, of which every job has its own: its ranks never see their daemon's sockets", run, dir)
 			return
 		}
@@ -412,18 +418,14 @@ func (d *diagnosis) devicesConstrained() {
 	const harm = "a job's processes can open GPUs that it was not given, past MPS"
 	s := d.Slurm
 	if !s.has("TaskPlugin", "task/cgroup") && !s.has("TaskPlugin", "cgroup") {
-		fix := s.write("TaskPlugin=task/cgroup,task/affinity", reconfigure) + "; and ConstrainDevices=yes in cgroup.conf"
-		d.warning("devices-open", s.lineOf("TaskPlugin"), fix, "TaskPlugin lacks task/cgroup: %s", harm)
+		d.warning("devices-open", s.lineOf("TaskPlugin"),
+			s.set("TaskPlugin", "task/cgroup,task/affinity", reconfigure), "TaskPlugin lacks task/cgroup: %s", harm)
 		return
 	}
-	setting := slurm.ConfValue{From: filepath.Join(filepath.Dir(s.Path), "cgroup.conf")}
-	if s.Cgroup != nil {
-		if last, ok := s.Cgroup.Value("ConstrainDevices"); ok {
-			setting = last
-		}
-	}
+	conf := cmp.Or(s.Cgroup, &slurm.ConfFile{Path: s.inFolder("cgroup.conf")})
+	setting, _ := conf.Value("ConstrainDevices")
 	if !slices.Contains([]string{"yes", "true", "1"}, strings.ToLower(setting.Value)) {
-		d.warning("devices-open", setting.From, "write ConstrainDevices=yes in cgroup.conf"+reconfigure,
+		d.warning("devices-open", cmp.Or(setting.From, conf.Path), change(*conf, "ConstrainDevices", "yes", reconfigure),
 			"ConstrainDevices is not yes: %s", harm)
 	}
 }

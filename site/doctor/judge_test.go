@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
@@ -117,22 +117,10 @@ func TestJudge(t *testing.T) {
 			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Fix == "" {
 				t.Errorf("%s: half a finding: %+v", name, f)
 			}
+			e2e.CanBePasted(t, f.Fix)
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
-	}
-}
-
-func TestSeconds(t *testing.T) {
-	for text, want := range map[string]struct {
-		d           time.Duration
-		forever, ok bool
-	}{
-		"60": {time.Minute, false, true}, "INFINITE": {0, true, true}, "unlimited": {0, true, true}, "65534": {0, true, true}, "1m": {0, false, false},
-	} {
-		if d, forever, ok := seconds(text); d != want.d || forever != want.forever || ok != want.ok {
-			t.Errorf("%s: %v %v %v", text, d, forever, ok)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -87,6 +88,7 @@ func (n *slurmNode) diagnose() []string {
 		if f.What == "" {
 			n.t.Errorf("half a finding: %+v", f)
 		}
+		e2e.CanBePasted(n.t, f.Fix)
 	}
 	return found
 }
@@ -94,9 +96,9 @@ func (n *slurmNode) diagnose() []string {
 // Each fault in Slurm's files and each unfit GPU is one finding, with its place and its repair. Other healthy nodes
 // have none.
 func TestJudgeSlurm(t *testing.T) {
-	const write = ", on slurmctld's host and every node, then: scontrol reconfigure"
-	const restart = ", on slurmctld's host and every node; on that host: systemctl restart slurmctld; " +
-		"then on every node: systemctl restart slurmd"
+	const all = "on slurmctld's host and every node: "
+	const write = "; then: scontrol reconfigure"
+	const restart = "; then on that host: systemctl restart slurmctld; then on every node: systemctl restart slurmd"
 	for _, c := range []struct {
 		name  string
 		plant func(*slurmNode)
@@ -104,34 +106,40 @@ func TestJudgeSlurm(t *testing.T) {
 	}{
 		{"the shipped lines", func(*slurmNode) {}, ""},
 		{"no PrologFlags=", func(n *slurmNode) { n.edit("PrologFlags=Alloc,Contain", "") },
-			"fault prolog-flags-alloc at slurm.conf: write PrologFlags=Alloc,Contain in slurm.conf" + write},
+			"fault prolog-flags-alloc at slurm.conf: " + all + "echo PrologFlags=Alloc,Contain >>slurm.conf" + write},
 		{"Alloc without Contain", func(n *slurmNode) { n.edit("Alloc,Contain", "Alloc") },
-			"warning prolog-flags-contain at slurm.conf:7: write PrologFlags=Alloc,Contain in slurm.conf"},
+			"warning prolog-flags-contain at slurm.conf:7: " + all +
+				`sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=Alloc,Contain~I' slurm.conf` + write},
 		{"Alloc by another flag", func(n *slurmNode) { n.edit("Alloc,Contain", "ForceRequeueOnFail") },
-			"warning prolog-flags-contain at slurm.conf:7: "},
+			"warning prolog-flags-contain at slurm.conf:7: " + all +
+				`sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=ForceRequeueOnFail,Contain~I' slurm.conf` + write},
 		{"Contain by another flag", func(n *slurmNode) { n.edit("Alloc,Contain", "x11") }, ""},
-		{"RunInJob", func(n *slurmNode) { n.edit("Alloc,Contain", "Contain,RunInJob") }, "warning run-in-job at slurm.conf:7: "},
+		{"RunInJob", func(n *slurmNode) { n.edit("Alloc,Contain", "RunInJob,Contain") }, "warning run-in-job at slurm.conf:7: " +
+			all + `sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=Contain~I' slurm.conf`},
 		{"too little time", func(n *slurmNode) { n.set("PrologEpilogTimeout=104") },
-			"fault hook-timeout at slurm.conf:3: write PrologEpilogTimeout=105 in slurm.conf"},
+			"fault hook-timeout at slurm.conf:3: " + all + `sed -i '3 s~\bPrologEpilogTimeout *= *[^ #]*~PrologEpilogTimeout=105~I' slurm.conf`},
 		{"enough time", func(n *slurmNode) { n.set("PrologEpilogTimeout=105") }, ""},
 		{"time without an end", func(n *slurmNode) { n.set("PrologEpilogTimeout=65534") }, ""},
 		{"too little time for epilogs", func(n *slurmNode) { n.set("EpilogTimeout=64") },
-			"fault hook-timeout at slurm.conf:3: write EpilogTimeout=65 in slurm.conf" + write + "; or lower epilog_deadline"},
+			"fault hook-timeout at slurm.conf:3: " + all + `sed -i '3 s~\bEpilogTimeout *= *[^ #]*~EpilogTimeout=65~I' slurm.conf` + write +
+				"; or lower epilog_deadline: ${EDITOR:-vi} /etc/slurm-mps/site.hcl"},
 		{"a common time that counts for none", func(n *slurmNode) {
 			n.set("PrologEpilogTimeout=1\nPrologTimeout=105\nEpilogTimeout=65")
 		}, ""},
 		{"GresTypes without gpu", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=craynetwork") },
-			"fault gres-types at slurm.conf:3: write GresTypes=gpu in slurm.conf" + restart},
+			"fault gres-types at slurm.conf:3: " + all +
+				`sed -i '3 s~\bGresTypes *= *[^ #]*~GresTypes=craynetwork,gpu~I' slurm.conf` + restart},
 		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
-			"warning node-unknown at slurm.conf: give the node's name: mpsctl doctor --node NAME; or " +
-				"write NodeName=gpu01 Gres=gpu:N Feature=mps in slurm.conf" + restart},
+			"warning node-unknown at slurm.conf: name the node by --node, if it is one of these: grep -i NodeName= slurm.conf; or " +
+				all + "echo NodeName=gpu01 Gres=gpu:2 Feature=mps >>slurm.conf" + restart},
 		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
-			"fault node-line at slurm.conf: correct that line"},
+			"fault node-line at slurm.conf: correct that line: ${EDITOR:-vi} slurm.conf"},
 		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },
-			"fault node-gres at slurm.conf:15: write Gres=gpu:2 on the line of node gpu01 in slurm.conf" + restart},
+			"fault node-gres at slurm.conf:15: " + all +
+				`sed -i '15 s~\bNodeName *= *[^ #]*~NodeName=gpu[01-16] Gres=gpu:2~I' slurm.conf` + restart},
 		{"a node without the feature", func(n *slurmNode) { n.edit("Feature=mps", "Feature=h200,nomps") },
-			"fault node-feature at slurm.conf:15: " +
-				"write Feature=h200,nomps,mps on the line of node gpu01 in slurm.conf" + restart},
+			"fault node-feature at slurm.conf:15: " + all +
+				`sed -i '15 s~\bFeature *= *[^ #]*~Feature=h200,nomps,mps~I' slurm.conf` + restart},
 		{"a policy without a feature", func(n *slurmNode) {
 			n.edit("Feature=mps", "")
 			n.Policy.Trigger = &policy.Trigger{Option: false}
@@ -139,10 +147,10 @@ func TestJudgeSlurm(t *testing.T) {
 		{"two types of GPUs", func(n *slurmNode) {
 			n.edit("Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
 			n.write("gres.conf", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
-		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type, the same in Gres= and Type=, or none" + restart},
+		}, "fault gpu-types at slurm.conf:15: give the node's GPUs one type, the same in Gres= and Type=, or none: ${EDITOR:-vi} slurm.conf" + restart},
 		{"a GPU that is not there", func(n *slurmNode) { n.write("gres.conf", "Name=gpu File=/dev/nvidia[0,5]\n") },
-			"fault gres-differs at gres.conf: " +
-				"make Gres= of node gpu01, gres.conf and the 2 GPUs of nvidia-smi -L agree" + restart},
+			"fault gres-differs at gres.conf: let these and gres.conf agree, by Flags=env_uuid from Slurm 26.05 on: " +
+				"nvidia-smi -L && slurmd -G; in: ${EDITOR:-vi} slurm.conf" + restart},
 		{"gres/mps of other nodes", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=gpu,mps") }, ""},
 		{"gres/mps", func(n *slurmNode) {
 			n.edit("GresTypes=gpu", "GresTypes=gpu,mps")
@@ -156,21 +164,22 @@ func TestJudgeSlurm(t *testing.T) {
 		}, ""},
 		{"shards that slurm.conf does not count", func(n *slurmNode) {
 			n.write("gres.conf", "Name=shard Count=8\nName=gpu File=/dev/nvidia[0-1]\n")
-		}, "fault gres-shard at gres.conf: make gres.conf and Gres= of this node in slurm.conf agree" + restart},
+		}, "fault gres-shard at gres.conf: let it and Gres= of this node in slurm.conf agree: ${EDITOR:-vi} gres.conf" + restart},
 		{"no gres.conf", func(n *slurmNode) { n.do(os.Remove(filepath.Join(n.dir, "gres.conf"))) },
-			"fault gres-conf at gres.conf: write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
+			"fault gres-conf at gres.conf: write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} gres.conf; or name another by gres_conf: "},
 		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },
-			"warning devices-open at cgroup.conf:1: write ConstrainDevices=yes in cgroup.conf"},
+			"warning devices-open at cgroup.conf:1: " + all + `sed -i '1 s~\bConstrainDevices *= *[^ #]*~ConstrainDevices=yes~I' cgroup.conf` + write},
 		{"no task/cgroup", func(n *slurmNode) { n.edit("task/cgroup,", "") },
-			"warning devices-open at slurm.conf:11: write TaskPlugin=task/cgroup,task/affinity in slurm.conf" + write},
+			"warning devices-open at slurm.conf:11: " + all +
+				`sed -i '11 s~\bTaskPlugin *= *[^ #]*~TaskPlugin=task/cgroup,task/affinity~I' slurm.conf` + write},
 		{"a state in a private folder", func(n *slurmNode) {
 			n.set("JobContainerType=job_container/tmpfs")
 			n.write("job_container.conf", "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,/run\n")
-		}, "fault state-private at job_container.conf:1: take /run out of the folders of jobs in job_container.conf"},
+		}, "fault state-private at job_container.conf:1: take /run out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} job_container.conf"},
 		{"a state in a private folder of a namespace", func(n *slurmNode) {
 			n.set("NamespaceType=namespace/linux")
 			n.write("namespace.yaml", "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,/run\"\n")
-		}, "fault state-private at namespace.yaml:4: take /run out of the folders of jobs in namespace.yaml"},
+		}, "fault state-private at namespace.yaml:4: take /run out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} namespace.yaml"},
 		{"a private /tmp", func(n *slurmNode) { n.set("JobContainerType=job_container/tmpfs") }, ""},
 
 		{"a GPU older than Volta", func(n *slurmNode) { n.Driver.GPUs[1].Major = 6 },
@@ -217,10 +226,12 @@ func TestJudgeHooks(t *testing.T) {
 		{"an epilog that is not the first", hook{Name: "Epilog", Ours: "epilog"},
 			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []hookScript{script("9", ""), script("50-ours", "epilog")}},
 		{"no prolog", hook{Name: "Prolog", Ours: "prolog"},
-			"hook-not-ours: write Prolog=/usr/libexec/slurm-mps/prolog in /s", nil},
+			"hook-not-ours: on slurmctld's host and every node: echo Prolog=/usr/libexec/slurm-mps/prolog >>/s; then: scontrol reconfigure", nil},
 		{"an epilog at the prolog", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
-			"hook-not-ours: write Prolog=", []hookScript{script("x", "epilog")}},
-		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or write Prolog=",
+			"hook-not-ours: on slurmctld's host and every node: echo Prolog=/usr/libexec/slurm-mps/prolog >>/s", []hookScript{script("x", "epilog")}},
+		{"a script of the site's", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
+			"hook-not-ours: let it start /usr/libexec/slurm-mps/prolog too, or name that: ${EDITOR:-vi} /s; then: scontrol reconfigure", []hookScript{script("x", "")}},
+		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or on slurmctld's host and every node: echo Prolog=",
 			[]hookScript{{installed: installed{Path: "/h/gone", Err: os.ErrNotExist}}}},
 		{"a script that slurmd may not read", hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
 			[]hookScript{{installed: installed{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},
@@ -233,6 +244,7 @@ func TestJudgeHooks(t *testing.T) {
 		var found []string
 		for _, f := range d.found {
 			found = append(found, fmt.Sprintf("%s: %s", f.Kind, f.Fix))
+			e2e.CanBePasted(t, f.Fix)
 		}
 		if c.want == "" && len(found) == 0 {
 			continue

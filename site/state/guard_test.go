@@ -35,8 +35,8 @@ func TestFindingsOfAGuard(t *testing.T) {
 		"guard-stalled 7 50 job 7: pid 50 has not looked since 12:30:15",
 		"clients-unguarded 7 50 job 7: cannot open a pidfd: too many open files: the guard could not watch 34 processes",
 		"clients-unguarded 7 50 job 7: other causes: the guard could not watch 1 process of the",
-		"takers-stuck 0 0 uid 2001: 3 processes of root's (pid 93 first), started for jobs 7, 8, wait for",
-		"takers-stuck 0 0 uid 2002: 1 process of root's (pid 94 first), started for job 9, waits for",
+		"takers-stuck 0 0 uid 2001: 3 processes of root's (pid 93 first), started for jobs 7, 8: each waits for",
+		"takers-stuck 0 0 uid 2002: 1 process of root's (pid 94 first), started for job 9: each waits for",
 		"memory-held 6 0 uid 2001: processes keep 3072 KiB of the file system of job 6 in use",
 	}
 	found := diagnose(n)

@@ -112,7 +112,7 @@ func (d *diagnosis) job(j Job) {
 	switch {
 	case j.Acting != 0:
 	case j.Phase == Unreadable:
-		d.add(j.finding(leaseUnreadable, j.err.Error(), stays))
+		d.add(j.finding(leaseUnreadable, j.err.Error(), stays+d.run))
 	case !j.leased:
 		d.leftovers(j)
 	case unfinished[j.Phase] != "":
@@ -127,7 +127,7 @@ func (d *diagnosis) leftovers(j Job) {
 	dir := filepath.Join(d.run, "jobs", fmt.Sprint(j.ID))
 	switch {
 	case j.ticketed() && j.ticket == nil:
-		d.add(j.finding(ticketWithoutLease, "its ticket cannot be read: "+words.OneLine(j.ticketErr), stays))
+		d.add(j.finding(ticketWithoutLease, "its ticket cannot be read: "+words.OneLine(j.ticketErr), stays+d.run))
 		return
 	case j.Refused != "" && j.dir:
 		d.add(j.finding(directoryWithoutLease, dir+" is left of a job that was refused and may run",
@@ -177,7 +177,7 @@ func (d *diagnosis) opened(j Job) {
 
 // guard judges the guard of a job, and the processes that it could not guard.
 func (d *diagnosis) guard(j Job, g Guard) {
-	another := fmt.Sprintf("to have a guard again requeue the job: scontrol requeue %d", j.ID)
+	another := "to have a guard again " + j.requeue()
 	if !g.Running {
 		const what = "pid %d has ended: a client that ends with work in flight kills the other clients on its GPU"
 		d.add(j.finding(guardGone, fmt.Sprintf(what, g.PID),
@@ -191,12 +191,12 @@ func (d *diagnosis) guard(j Job, g Guard) {
 	for _, u := range g.Unguarded {
 		what := fmt.Sprintf("the guard could not watch %s of the job: %s: one that ends with work in flight kills its "+
 			"neighbours", words.Count(u.Processes, "process"), u.Cause)
-		const fix = "see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, the file system of an exec, or an old kernel"
-		d.add(j.finding(ClientsUnguarded, what, fix).in(g.PID, ": "+u.Cause))
+		const fix = "docs/operator.md, Repair, has what to do for each cause; to see them: ps -fU %d"
+		d.add(j.finding(ClientsUnguarded, what, fmt.Sprintf(fix, j.UID)).in(g.PID, ": "+u.Cause))
 	}
 	if g.Unheld > 0 {
 		const what = "the guard could not hold %d driver files of the job's clients"
-		d.add(j.finding(FilesUnheld, fmt.Sprintf(what, g.Unheld), "the log has the reason").in(g.PID, ""))
+		d.add(j.finding(FilesUnheld, fmt.Sprintf(what, g.Unheld), fmt.Sprintf(`see why: grep '"job":%d,' %s`, j.ID, d.paths.Log())).in(g.PID, ""))
 	}
 	for _, o := range g.Outside {
 		if o.Proc.Running() {
@@ -229,12 +229,8 @@ func takersSentence(left []lease.Taker) string {
 	}
 	slices.Sort(jobs)
 	jobs = slices.Compact(jobs)
-	verb := "wait"
-	if len(left) == 1 {
-		verb = "waits"
-	}
-	return fmt.Sprintf("%s of root's (%s first), started for %s, %s for a file system of the user's "+
-		"that does not answer", words.Count(len(left), "process"), left[0].Proc, jobList(jobs), verb)
+	return fmt.Sprintf("%s of root's (%s first), started for %s: each waits for a file system of the user's "+
+		"that does not answer", words.Count(len(left), "process"), left[0].Proc, jobList(jobs))
 }
 
 // device judges a device of a job.
@@ -295,8 +291,7 @@ func (d *diagnosis) daemon(j Job, daemon Daemon) {
 		if s.Status == "FAULT" {
 			d.add(j.finding(ServerFault, "a client has failed on the GPU: its neighbours fail too, "+
 				"and new clients get error 807 until all of them are gone",
-				fmt.Sprintf("end the job's processes, or requeue it: scontrol requeue %d", j.ID),
-			).in(s.PID, fmt.Sprintf(", server pid %d", s.PID)))
+				"end the job's processes, or "+j.requeue()).in(s.PID, fmt.Sprintf(", server pid %d", s.PID)))
 		}
 	}
 	// The daemon enforces its percentage for all clients, and its user can change it.
@@ -311,8 +306,8 @@ func (d *diagnosis) daemon(j Job, daemon Daemon) {
 	}
 	if above(reported, j.Ceiling) {
 		const what = "%s let a client have %.1f %% of a GPU, and the ceiling granted is %s %%: the job's user has set it"
-		d.add(j.finding(CeilingLifted, fmt.Sprintf(what, source, reported, j.Ceiling), "talk to the user; "+
-			"to end it, requeue or cancel the job: clients that are connected keep what they have").in(daemon.PID, place))
+		d.add(j.finding(CeilingLifted, fmt.Sprintf(what, source, reported, j.Ceiling),
+			"talk to the user; clients that are connected keep what they have; or "+j.requeue()).in(daemon.PID, place))
 	}
 }
 
@@ -332,7 +327,7 @@ func (d *diagnosis) client(j Job, held Held, c Client) {
 		}
 		const what = "%s has %s, and the rule's share among %d clients is %d SMs"
 		d.process(j, held.UUID, c.PID, clientWithoutShare, fmt.Sprintf(what, c.Command, actual, len(held.Clients), share),
-			"ask the user to start it with mpirun-wrap, or whether no share was meant: --share=none")
+			fmt.Sprintf("ask the user to start it with mpirun-wrap, or whether no share was meant (--share=none): ps -fp %d", c.PID))
 	}
 	if j.Memory != "" && j.Memory != "none" && c.MemoryMiB == nil {
 		d.process(j, held.UUID, c.PID, clientWithoutMemoryCap,
@@ -403,7 +398,7 @@ func (d *diagnosis) judgeClaims() {
 		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) && !errors.Is(c.Err, fs.ErrPermission) {
 			d.add(Finding{
 				Kind: claimUnreadable, GPU: c.UUID, Where: d.where(c.UUID),
-				What: "the claim on it cannot be read, so no job gets it: " + words.OneLine(c.Err), Fix: stays,
+				What: "the claim on it cannot be read, so no job gets it: " + words.OneLine(c.Err), Fix: stays + d.run,
 			})
 		}
 		if c.Err != nil || settled[c.Job] {

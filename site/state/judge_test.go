@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 )
 
 const (
@@ -178,6 +179,11 @@ func TestJudge(t *testing.T) {
 				got = append(got, fmt.Sprintf("%s at %s", f.Kind, f.Where))
 				if f.What == "" || f.Fix == "" {
 					t.Errorf("%s does not say what, or what to do: %+v", f.Kind, f)
+				}
+				for step := range strings.SplitSeq(f.Fix, "; ") { // one without a colon is a remark
+					if strings.Contains(step, ": ") {
+						e2e.CanBePasted(t, step)
+					}
 				}
 			}
 			if strings.Join(got, "; ") != c.want {

@@ -334,7 +334,7 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 	}{
 		{"they agree", func(healthyNode) string { return slurmd }, faultPlanted{}},
 		{"slurmd does not start", func(w healthyNode) string { w.sets("Foo=3"); return slurmd },
-			faultPlanted{kind: "slurmd-refuses", where: "CONF/slurm.conf", do: "correct what slurmd -G complains of"}},
+			faultPlanted{kind: "slurmd-refuses", where: "CONF/slurm.conf", do: "correct what it complains of: slurmd -G"}},
 		// If slurmd prints no line about GPUs, or a line in an unknown form, doctor cannot check it. That is not a
 		// fault of the node.
 		{"slurmd finds none", func(w healthyNode) string { w.Write(w.Gres(), "AutoDetect=nvml\n"); return slurmd }, faultPlanted{unseen: true}},
@@ -345,11 +345,11 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 		{"slurmd finds fewer", func(w healthyNode) string {
 			w.script(w.hook("slurmd"), "echo '[2026-11-23T01:32:00.215] Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Flags=HAS_FILE'\n")
 			return w.hook("slurmd")
-		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
+		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "let these and CONF/gres.conf agree"}},
 		{"another order", func(w healthyNode) string {
 			w.script(w.hook("slurmd"), "echo 'slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[1,0] Flags=HAS_FILE'\n")
 			return w.hook("slurmd")
-		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
+		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "let these and CONF/gres.conf agree"}},
 		{"no slurmd there", func(w healthyNode) string { return w.hook("slurmd") }, faultPlanted{unseen: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -393,7 +393,7 @@ var planted = []faultPlanted{
 	{name: "a task-prolog for root alone", kind: "program-mode",
 		plant: func(w healthyNode) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
 	{name: "no wrapper", kind: "program-missing",
-		plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "install it: docs/operator.md"},
+		plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "where the package is: dpkg -i slurm-mps_*.deb; or: rpm -U --force slurm-mps-*.rpm"},
 	{name: "a wrapper of another user", kind: "not-roots-own",
 		plant: func(w healthyNode) { w.change(os.Chown(w.own("mpirun-wrap"), e2e.UID, e2e.GID)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
 	{name: "a folder of programs for all to write", kind: "not-roots-own",
@@ -420,14 +420,14 @@ var planted = []faultPlanted{
 	{name: "a folder of the policy for all to write", kind: "not-roots-own",
 		plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
 	{name: "a site file with a mistake", kind: "site-file",
-		plant: func(w healthyNode) { w.Write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
+		plant: func(w healthyNode) { w.Write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct it, as in the example: diff /usr/share/slurm-mps/site.hcl ROOT/etc/slurm-mps/site.hcl", unseen: true},
 
 	{name: "a control program of another driver", kind: "control-version", plant: func(w healthyNode) {
 		w.change(appendTo(w.copyOf("nvidia-cuda-mps-control"), "\x00555.42.06\x00"))
 		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
-	}, where: "DIR/nvidia-cuda-mps-control", do: "reboot the node"},
+	}, where: "DIR/nvidia-cuda-mps-control", do: "drain the node, and when its jobs have ended: systemctl reboot"},
 	{name: "no control program", kind: "control-missing",
-		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
+		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "install the driver's package that has it, or set mps_control in ROOT/etc/slurm-mps/site.hcl to its path: find / "},
 	{name: "a control program that is not executable", kind: "control-mode", plant: func(w healthyNode) {
 		path := w.copyOf("nvidia-cuda-mps-control")
 		w.change(os.Chmod(path, 0o644))
@@ -435,14 +435,14 @@ var planted = []faultPlanted{
 	}, where: "DIR/nvidia-cuda-mps-control", do: "chmod 755 DIR/nvidia-cuda-mps-control", mends: true},
 	{name: "no folder of libraries", kind: "library-path", plant: func(w healthyNode) {
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library")
-	}, where: "/nowhere", do: "set library_path in ROOT/etc/slurm-mps/site.hcl"},
+	}, where: "/nowhere", do: "set library_path to where it is, or take the line out: ${EDITOR:-vi} ROOT/etc/slurm-mps/site.hcl"},
 	{name: "no NVML", kind: "nvml",
-		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
+		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
 	{name: "a driver that does not start", kind: "nvml",
-		plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
+		plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
 
 	{name: "a GPU that is lost", kind: "gpu-unreadable",
-		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
+		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why, a GPU that is lost comes back with a reboot: dmesg"},
 	{name: "MIG", kind: "mig-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) },
 		where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
 	{name: "a GPU that is exclusive without a lease", kind: "exclusive-without-lease",
@@ -451,17 +451,18 @@ var planted = []faultPlanted{
 	{name: "a line of slurm.conf without a value", kind: "slurm-conf", plant: func(w healthyNode) { w.sets("Prolog") },
 		where: "CONF/slurm.conf", do: "correct that line"},
 	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Conf)) },
-		where: "CONF/slurm.conf", do: "name it: mpsctl doctor --slurm-conf FILE"},
+		where: "CONF/slurm.conf", do: "correct that line: ${EDITOR:-vi} CONF/slurm.conf; or name another by --slurm-conf: find /etc "},
 	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nProlog=", "\n#") },
-		where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
+		where: "CONF/slurm.conf", do: "on slurmctld's host and every node: echo Prolog=BIN/prolog >>CONF/slurm.conf; then: scontrol reconfigure", mends: true},
 	{name: "an epilog of another user", kind: "hook-not-ours",
-		plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+		plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5",
+		do: "let it start BIN/epilog too, or name that: ${EDITOR:-vi} CONF/slurm.conf; then: scontrol reconfigure"},
 	{name: "our prolog as the epilog", kind: "hook-not-ours",
-		plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+		plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "on slurmctld's host and every node: sed -i '5 s~", mends: true},
 	{name: "no TaskProlog=", kind: "hook-not-ours",
-		plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write TaskProlog=BIN/task-prolog in CONF/slurm.conf"},
+		plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "on slurmctld's host and every node: echo TaskProlog=BIN/task-prolog >>CONF/slurm.conf", mends: true},
 	{name: "a prolog that is not there", kind: "hook-missing",
-		plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or write Prolog=BIN/prolog"},
+		plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or on slurmctld's host and every node: sed -i '4 s~", mends: true},
 	{name: "a script that may not be read", kind: "hook-mode",
 		plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
 	{name: "a prolog that is not the last", kind: "hook-order",
@@ -469,35 +470,35 @@ var planted = []faultPlanted{
 	{name: "an epilog that is not the first", kind: "hook-order",
 		plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
 	{name: "no PrologFlags=", kind: "prolog-flags-alloc",
-		plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+		plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "on slurmctld's host and every node: echo PrologFlags=Alloc,Contain >>CONF/slurm.conf", mends: true},
 	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") },
-		where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
+		where: "CONF/slurm.conf:3", do: "on slurmctld's host and every node: sed -i '3 s~", mends: true},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w healthyNode) {
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
-	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
+	}, where: "CONF/slurm.conf:3", do: "on slurmctld's host and every node: sed -i '3 s~", mends: true},
 	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Gres())) },
-		where: "gres.conf", do: "write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
+		where: "gres.conf", do: "write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} CONF/gres.conf; or name another"},
 	{name: "an unknown word in gres.conf", kind: "gres-conf",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "write it as in "},
 	{name: "a GPU that is not there", kind: "gres-differs",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "let these and CONF/gres.conf agree, by Flags=env_uuid from Slurm 26.05 on: nvidia-smi -L && slurmd -G"},
 	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w healthyNode) {
 		w.edit(w.Conf, "Gres=gpu:2", "Gres=gpu:3")
 		w.Write(w.Gres(), "AutoDetect=nvml\n")
-	}, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
+	}, where: "CONF/gres.conf", do: "let these and CONF/gres.conf agree"},
 	{name: "gres/shard", kind: "gres-shard",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "make gres.conf and Gres= of this node in CONF/slurm.conf agree"},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "let it and Gres= of this node in CONF/slurm.conf agree: ${EDITOR:-vi} CONF/gres.conf"},
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.Write(w.container(), "BasePath=/var/x\n")
-	}, where: "CONF/slurm.conf:3", do: "take /tmp out of the folders of jobs in job_container.conf"},
+	}, where: "CONF/slurm.conf:3", do: "take /tmp out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/job_container.conf"},
 	{name: "a state in a private folder of a namespace", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("NamespaceType=namespace/linux")
 		w.Write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
-	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs in namespace.yaml"},
+	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/namespace.yaml"},
 	{name: "devices for all", kind: "devices-open",
-		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
+		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "on slurmctld's host and every node: sed -i '1 s~", mends: true},
 
 	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w healthyNode) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
@@ -506,7 +507,7 @@ var planted = []faultPlanted{
 	{name: "folders of a job without a lease", kind: "directory-without-lease",
 		plant: func(w healthyNode) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
 	{name: "a torn lease", kind: "lease-unreadable",
-		plant: func(w healthyNode) { w.Write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
+		plant: func(w healthyNode) { w.Write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "one that is not root's own, or of another version, stays until a person moves it away: ls -lR -I jobs ROOT/run/slurm-mps"},
 }
 
 // appendTo appends a text to a file.
@@ -559,15 +560,13 @@ func (w healthyNode) found(d diagnosis, f faultPlanted) {
 		!strings.HasPrefix(got.Do, w.words(f.do)) || got.What == "" || !slices.Contains([]string{"fault", "warning"}, got.Level) {
 		w.T.Errorf("got  %+v\nwant %s  %s\n do: %s", got, f.kind, w.words(f.where), w.words(f.do))
 	}
+	e2e.CanBePasted(w.T, got.Do)
 }
 
-// mend runs the repair in a shell, as root does.
+// mend runs the first command of the repair in a shell, as root does. The others make Slurm read it.
 func (w healthyNode) mend() {
 	w.T.Helper()
-	do := w.diagnose().Findings[0].Do
-	if _, command, ok := strings.Cut(do, ": "); ok && !strings.HasPrefix(do, "chown") {
-		do = command
-	}
+	do := e2e.Commands(w.diagnose().Findings[0].Do)[0]
 	cmd := exec.CommandContext(w.Ctx, "/bin/sh", "-c", do)
 	cmd.Env = []string{"PATH=" + w.Bin + ":/usr/sbin:/usr/bin:/sbin:/bin"}
 	if said, err := cmd.CombinedOutput(); err != nil {
@@ -595,14 +594,14 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 	w.change(err)
 	_, err = program.WriteAt([]byte{3}, int64(section.Offset+symbols[at].Value-section.Addr)+8) // the length of the string
 	w.change(errors.Join(err, program.Close()))
-	w.expect(faultPlanted{kind: "program-versions", where: "BIN", do: "install all of one build"})
+	w.expect(faultPlanted{kind: "program-versions", where: "BIN", do: "where the package is: dpkg -i slurm-mps_*.deb"})
 }
 
 func TestDoctorFindsALongPath(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(e2e.PublicDir(t), strings.Repeat("x", 60))
 	w := healthyNodeIn(testNode{e2e.NodeIn(t, dir, "", node.H200, node.H200)})
-	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "move it with a shorter --root"})
+	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "shorten --root where these start ours: grep -i log= CONF/slurm.conf"})
 }
 
 // Doctor finds a file system that has space for only a few files.
@@ -634,7 +633,7 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 	if !errors.As(err, &exit) {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.found(w.read(testnode.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "LimitNOFILE="})
+	w.found(w.read(testnode.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "below [Service] write LimitNOFILE=131072: systemctl edit slurmd"})
 }
 
 // Doctor takes the node's name and slurm.conf from the variables that slurmd sets. It refuses wrong flags with exit
