@@ -117,11 +117,13 @@ func TestJudgeSlurm(t *testing.T) {
 		{"RunInJob", func(n *slurmNode) { n.edit("Alloc,Contain", "RunInJob,Contain") }, "warning run-in-job at slurm.conf:7: " +
 			all + `sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=Contain~I' slurm.conf`},
 		{"too little time", func(n *slurmNode) { n.set("PrologEpilogTimeout=104") },
-			"fault hook-timeout at slurm.conf:3: " + all + `sed -i '3 s~\bPrologEpilogTimeout *= *[^ #]*~PrologEpilogTimeout=105~I' slurm.conf`},
+			"fault hook-timeout at slurm.conf:3: " + all +
+				`sed -i '3 s~\bPrologEpilogTimeout *= *[^ #]*~PrologEpilogTimeout=105~I' slurm.conf`},
 		{"enough time", func(n *slurmNode) { n.set("PrologEpilogTimeout=105") }, ""},
 		{"time without an end", func(n *slurmNode) { n.set("PrologEpilogTimeout=65534") }, ""},
 		{"too little time for epilogs", func(n *slurmNode) { n.set("EpilogTimeout=64") },
-			"fault hook-timeout at slurm.conf:3: " + all + `sed -i '3 s~\bEpilogTimeout *= *[^ #]*~EpilogTimeout=65~I' slurm.conf` + write +
+			"fault hook-timeout at slurm.conf:3: " + all +
+				`sed -i '3 s~\bEpilogTimeout *= *[^ #]*~EpilogTimeout=65~I' slurm.conf` + write +
 				"; or lower epilog_deadline: ${EDITOR:-vi} /etc/slurm-mps/site.hcl"},
 		{"a common time that counts for none", func(n *slurmNode) {
 			n.set("PrologEpilogTimeout=1\nPrologTimeout=105\nEpilogTimeout=65")
@@ -168,7 +170,8 @@ func TestJudgeSlurm(t *testing.T) {
 		{"no gres.conf", func(n *slurmNode) { n.do(os.Remove(filepath.Join(n.dir, "gres.conf"))) },
 			"fault gres-conf at gres.conf: write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} gres.conf; or name another by gres_conf: "},
 		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },
-			"warning devices-open at cgroup.conf:1: " + all + `sed -i '1 s~\bConstrainDevices *= *[^ #]*~ConstrainDevices=yes~I' cgroup.conf` + write},
+			"warning devices-open at cgroup.conf:1: " + all +
+				`sed -i '1 s~\bConstrainDevices *= *[^ #]*~ConstrainDevices=yes~I' cgroup.conf` + write},
 		{"no task/cgroup", func(n *slurmNode) { n.edit("task/cgroup,", "") },
 			"warning devices-open at slurm.conf:11: " + all +
 				`sed -i '11 s~\bTaskPlugin *= *[^ #]*~TaskPlugin=task/cgroup,task/affinity~I' slurm.conf` + write},

@@ -389,22 +389,31 @@ func (w healthyNode) copyOf(program string) string {
 
 var planted = []faultPlanted{
 	{name: "a prolog that may be executed and not read", kind: "program-mode",
-		plant: func(w healthyNode) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog", do: "chmod 755 BIN/prolog", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog",
+		do: "chmod 755 BIN/prolog", mends: true},
 	{name: "a task-prolog for root alone", kind: "program-mode",
-		plant: func(w healthyNode) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) },
+		where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
 	{name: "no wrapper", kind: "program-missing",
-		plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "where the package is: dpkg -i slurm-mps_*.deb; or: rpm -U --force slurm-mps-*.rpm"},
+		plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) },
+		where: "/usr/bin/mpirun-wrap",
+		do:    "where the package is: dpkg -i slurm-mps_*.deb; or: rpm -U --force slurm-mps-*.rpm"},
 	{name: "a wrapper of another user", kind: "not-roots-own",
-		plant: func(w healthyNode) { w.change(os.Chown(w.own("mpirun-wrap"), e2e.UID, e2e.GID)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chown(w.own("mpirun-wrap"), e2e.UID, e2e.GID)) },
+		where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
 	{name: "a folder of programs for all to write", kind: "not-roots-own",
-		plant: func(w healthyNode) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN",
+		do: "chown root:root BIN && chmod go-w BIN", mends: true},
 	{name: "a folder of scripts of another user", kind: "not-roots-own",
-		plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), e2e.UID, e2e.GID)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), e2e.UID, e2e.GID)) },
+		where: "HOOKS", do: "chown root:root HOOKS", mends: true},
 
 	{name: "a policy with a mistake", kind: "policy",
-		plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
+		plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") },
+		where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
 	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) },
-		where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},
+		where: "ROOT/etc/slurm-mps/policy.hcl",
+		do:    "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},
 	{name: "a policy of another user", kind: "policy",
 		plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), e2e.UID, e2e.GID)) },
 		where: "ROOT/etc/slurm-mps/policy.hcl",
@@ -418,16 +427,21 @@ var planted = []faultPlanted{
 		w.change(os.Chmod(rules, 0o666))
 	}, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown -R root:root ROOT/etc/slurm-mps", mends: true},
 	{name: "a folder of the policy for all to write", kind: "not-roots-own",
-		plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) },
+		where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
 	{name: "a site file with a mistake", kind: "site-file",
-		plant: func(w healthyNode) { w.Write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct it, as in the example: diff /usr/share/slurm-mps/site.hcl ROOT/etc/slurm-mps/site.hcl", unseen: true},
+		plant: func(w healthyNode) { w.Write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") },
+		where: "ROOT/etc/slurm-mps/site.hcl:1",
+		do:    "correct it, as in the example: diff /usr/share/slurm-mps/site.hcl ROOT/etc/slurm-mps/site.hcl", unseen: true},
 
 	{name: "a control program of another driver", kind: "control-version", plant: func(w healthyNode) {
 		w.change(appendTo(w.copyOf("nvidia-cuda-mps-control"), "\x00555.42.06\x00"))
 		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
 	}, where: "DIR/nvidia-cuda-mps-control", do: "drain the node, and when its jobs have ended: systemctl reboot"},
 	{name: "no control program", kind: "control-missing",
-		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "install the driver's package that has it, or set mps_control in ROOT/etc/slurm-mps/site.hcl to its path: find / "},
+		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") },
+		where: "/bin/nvidia-control",
+		do:    "install the driver's package that has it, or set mps_control in ROOT/etc/slurm-mps/site.hcl to its path: find / "},
 	{name: "a control program that is not executable", kind: "control-mode", plant: func(w healthyNode) {
 		path := w.copyOf("nvidia-cuda-mps-control")
 		w.change(os.Chmod(path, 0o644))
@@ -435,42 +449,59 @@ var planted = []faultPlanted{
 	}, where: "DIR/nvidia-cuda-mps-control", do: "chmod 755 DIR/nvidia-cuda-mps-control", mends: true},
 	{name: "no folder of libraries", kind: "library-path", plant: func(w healthyNode) {
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library")
-	}, where: "/nowhere", do: "set library_path to where it is, or take the line out: ${EDITOR:-vi} ROOT/etc/slurm-mps/site.hcl"},
+	}, where: "/nowhere",
+		do: "set library_path to where it is, or take the line out: ${EDITOR:-vi} ROOT/etc/slurm-mps/site.hcl"},
 	{name: "no NVML", kind: "nvml",
-		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
+		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") },
+		where: "NVML", do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
 	{name: "a driver that does not start", kind: "nvml",
-		plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
+		plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML",
+		do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
 
 	{name: "a GPU that is lost", kind: "gpu-unreadable",
-		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why, a GPU that is lost comes back with a reboot: dmesg"},
+		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) },
+		where: "GPU 1, GPU-", do: "see why, a GPU that is lost comes back with a reboot: dmesg"},
 	{name: "MIG", kind: "mig-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) },
 		where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
 	{name: "a GPU that is exclusive without a lease", kind: "exclusive-without-lease",
-		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
+		plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) },
+		where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
 
 	{name: "a line of slurm.conf without a value", kind: "slurm-conf", plant: func(w healthyNode) { w.sets("Prolog") },
 		where: "CONF/slurm.conf", do: "correct that line"},
 	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Conf)) },
-		where: "CONF/slurm.conf", do: "correct that line: ${EDITOR:-vi} CONF/slurm.conf; or name another by --slurm-conf: find /etc "},
+		where: "CONF/slurm.conf",
+		do:    "correct that line: ${EDITOR:-vi} CONF/slurm.conf; or name another by --slurm-conf: find /etc "},
 	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nProlog=", "\n#") },
-		where: "CONF/slurm.conf", do: "on slurmctld's host and every node: echo Prolog=BIN/prolog >>CONF/slurm.conf; then: scontrol reconfigure", mends: true},
+		where: "CONF/slurm.conf",
+		do:    "on slurmctld's host and every node: echo Prolog=BIN/prolog >>CONF/slurm.conf; then: scontrol reconfigure", mends: true},
 	{name: "an epilog of another user", kind: "hook-not-ours",
 		plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5",
 		do: "let it start BIN/epilog too, or name that: ${EDITOR:-vi} CONF/slurm.conf; then: scontrol reconfigure"},
 	{name: "our prolog as the epilog", kind: "hook-not-ours",
-		plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "on slurmctld's host and every node: sed -i '5 s~", mends: true},
+		plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) },
+		where: "CONF/slurm.conf:5", do: "on slurmctld's host and every node: sed -i '5 s~", mends: true},
 	{name: "no TaskProlog=", kind: "hook-not-ours",
-		plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "on slurmctld's host and every node: echo TaskProlog=BIN/task-prolog >>CONF/slurm.conf", mends: true},
+		plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf",
+		do: "on slurmctld's host and every node: echo TaskProlog=BIN/task-prolog >>CONF/slurm.conf", mends: true},
 	{name: "a prolog that is not there", kind: "hook-missing",
-		plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or on slurmctld's host and every node: sed -i '4 s~", mends: true},
+		plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog",
+		do: "put it there, or on slurmctld's host and every node: sed -i '4 s~", mends: true},
 	{name: "a script that may not be read", kind: "hook-mode",
-		plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
+		plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog",
+		do: "chmod 755 HOOKS/epilog", mends: true},
 	{name: "a prolog that is not the last", kind: "hook-order",
-		plant: func(w healthyNode) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
+		plant: func(w healthyNode) { w.folder("prolog", "50-ours", "10-other") },
+		where: "HOOKS/prolog.d/50-ours",
+		do:    "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
 	{name: "an epilog that is not the first", kind: "hook-order",
-		plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
+		plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") },
+		where: "HOOKS/epilog.d/50-ours",
+		do:    "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
 	{name: "no PrologFlags=", kind: "prolog-flags-alloc",
-		plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "on slurmctld's host and every node: echo PrologFlags=Alloc,Contain >>CONF/slurm.conf", mends: true},
+		plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") },
+		where: "CONF/slurm.conf",
+		do:    "on slurmctld's host and every node: echo PrologFlags=Alloc,Contain >>CONF/slurm.conf", mends: true},
 	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") },
 		where: "CONF/slurm.conf:3", do: "on slurmctld's host and every node: sed -i '3 s~", mends: true},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w healthyNode) {
@@ -478,36 +509,46 @@ var planted = []faultPlanted{
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
 	}, where: "CONF/slurm.conf:3", do: "on slurmctld's host and every node: sed -i '3 s~", mends: true},
 	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Gres())) },
-		where: "gres.conf", do: "write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} CONF/gres.conf; or name another"},
+		where: "gres.conf",
+		do:    "write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} CONF/gres.conf; or name another"},
 	{name: "an unknown word in gres.conf", kind: "gres-conf",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "write it as in "},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf",
+		do: "write it as in "},
 	{name: "a GPU that is not there", kind: "gres-differs",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "let these and CONF/gres.conf agree, by Flags=env_uuid from Slurm 26.05 on: nvidia-smi -L && slurmd -G"},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf",
+		do: "let these and CONF/gres.conf agree, by Flags=env_uuid from Slurm 26.05 on: nvidia-smi -L && slurmd -G"},
 	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w healthyNode) {
 		w.edit(w.Conf, "Gres=gpu:2", "Gres=gpu:3")
 		w.Write(w.Gres(), "AutoDetect=nvml\n")
 	}, where: "CONF/gres.conf", do: "let these and CONF/gres.conf agree"},
 	{name: "gres/shard", kind: "gres-shard",
-		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "let it and Gres= of this node in CONF/slurm.conf agree: ${EDITOR:-vi} CONF/gres.conf"},
+		plant: func(w healthyNode) { w.edit(w.Gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") },
+		where: "CONF/gres.conf", do: "let it and Gres= of this node in CONF/slurm.conf agree: ${EDITOR:-vi} CONF/gres.conf"},
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.Write(w.container(), "BasePath=/var/x\n")
-	}, where: "CONF/slurm.conf:3", do: "take /tmp out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/job_container.conf"},
+	}, where: "CONF/slurm.conf:3",
+		do: "take /tmp out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/job_container.conf"},
 	{name: "a state in a private folder of a namespace", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("NamespaceType=namespace/linux")
 		w.Write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
-	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/namespace.yaml"},
+	}, where: "CONF/namespace.yaml:4",
+		do: "take ROOT/run out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/namespace.yaml"},
 	{name: "devices for all", kind: "devices-open",
-		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "on slurmctld's host and every node: sed -i '1 s~", mends: true},
+		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") },
+		where: "CONF/cgroup.conf:1", do: "on slurmctld's host and every node: sed -i '1 s~", mends: true},
 
 	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w healthyNode) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
 		w.change(os.Chmod(w.Paths().Run(), 0o777))
 	}, where: "ROOT/run/slurm-mps", do: "chown root:root ROOT/run/slurm-mps && chmod 755 ROOT/run/slurm-mps", mends: true},
 	{name: "folders of a job without a lease", kind: "directory-without-lease",
-		plant: func(w healthyNode) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
+		plant: func(w healthyNode) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) },
+		where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
 	{name: "a torn lease", kind: "lease-unreadable",
-		plant: func(w healthyNode) { w.Write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "one that is not root's own, or of another version, stays until a person moves it away: ls -lR -I jobs ROOT/run/slurm-mps"},
+		plant: func(w healthyNode) { w.Write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") },
+		where: "job 7",
+		do:    "one that is not root's own, or of another version, stays until a person moves it away: ls -lR -I jobs ROOT/run/slurm-mps"},
 }
 
 // appendTo appends a text to a file.
@@ -601,7 +642,8 @@ func TestDoctorFindsALongPath(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(e2e.PublicDir(t), strings.Repeat("x", 60))
 	w := healthyNodeIn(testNode{e2e.NodeIn(t, dir, "", node.H200, node.H200)})
-	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "shorten --root where these start ours: grep -i log= CONF/slurm.conf"})
+	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps",
+		do: "shorten --root where these start ours: grep -i log= CONF/slurm.conf"})
 }
 
 // Doctor finds a file system that has space for only a few files.
@@ -633,7 +675,8 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 	if !errors.As(err, &exit) {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.found(w.read(testnode.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "below [Service] write LimitNOFILE=131072: systemctl edit slurmd"})
+	w.found(w.read(testnode.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files",
+		where: "this shell", do: "below [Service] write LimitNOFILE=131072: systemctl edit slurmd"})
 }
 
 // Doctor takes the node's name and slurm.conf from the variables that slurmd sets. It refuses wrong flags with exit
