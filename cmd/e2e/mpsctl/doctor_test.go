@@ -516,7 +516,7 @@ var planted = []faultPlanted{
 		do: "write it as in "},
 	{name: "a GPU that is not there", kind: "gres-differs",
 		plant: func(w healthyNode) { w.edit(w.Gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf",
-		do: "let these and CONF/gres.conf agree, by Flags=env_uuid from Slurm 26.05 on: nvidia-smi -L && slurmd -G"},
+		do: "let these and CONF/gres.conf agree, by Flags=env_uuid"},
 	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w healthyNode) {
 		w.edit(w.Conf, "Gres=gpu:2", "Gres=gpu:3")
 		w.Write(w.Gres(), "AutoDetect=nvml\n")
