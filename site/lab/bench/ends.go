@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -140,6 +141,9 @@ func (b bench) openJob(ctx context.Context, id uint32, gpus, clients int) (j ope
 	if err := b.serverReady(ctx, id); err != nil || clients == 0 {
 		return j, err
 	}
+	if _, err := b.copied("mpirun-wrap"); err != nil { // before the clients, which start at once
+		return j, err
+	}
 	j.clients, err = startAll(clients, func(i int) (*exec.Cmd, error) { return b.startClient(ctx, id, gpus, i, clients) })
 	if err != nil {
 		return j, err
@@ -151,18 +155,21 @@ func (b bench) openJob(ctx context.Context, id uint32, gpus, clients int) (j ope
 	return j, nil
 }
 
-// startAll starts n clients, one after the other, and kills them if one does not start.
+// startAll starts n clients at once, and kills them if one does not start.
 func startAll(n int, start func(i int) (*exec.Cmd, error)) ([]*exec.Cmd, error) {
-	var j opened
-	for i := range n {
+	clients := make([]*exec.Cmd, n)
+	err := each(n, func(i int) error {
 		client, err := start(i)
-		if err != nil {
-			j.kill()
-			return nil, err
+		if err == nil {
+			clients[i] = client
 		}
-		j.clients = append(j.clients, client)
+		return err
+	})
+	if err != nil {
+		opened{clients: slices.DeleteFunc(clients, func(c *exec.Cmd) bool { return c == nil })}.kill()
+		return nil, err
 	}
-	return j.clients, nil
+	return clients, nil
 }
 
 // kill kills the clients, and returns when they have ended: after that many milliseconds.

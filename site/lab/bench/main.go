@@ -60,6 +60,7 @@ func main() {
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
 	pairs := flag.Int("pairs", 1000, "pairs of hooks of -only tail, alone and as many beside load")
+	bash := flag.Bool("bash", true, "measure hooks in bash, too, which take seconds")
 	simulated := flag.Bool("simulated", false, "measure the simulation, also on a machine with a GPU")
 	only := flag.String("only", "",
 		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; "+
@@ -79,7 +80,7 @@ func main() {
 	case "tails":
 		exit(addUp(os.Stdout, flag.Args()[1:]))
 	}
-	exit(run(*trials, *pairs, *out, *only, testnode.RealGPUs() > 0 && !*simulated))
+	exit(run(*trials, *pairs, *out, *only, testnode.RealGPUs() > 0 && !*simulated, *bash))
 }
 
 func exit(err error) {
@@ -105,7 +106,7 @@ type result struct {
 	Crowd   []crowd   `json:"crowd,omitempty"`
 }
 
-func run(trials, pairs int, out, only string, real bool) error {
+func run(trials, pairs int, out, only string, real, bash bool) error {
 	built, err := testnode.Built()
 	if err != nil {
 		return err
@@ -137,7 +138,7 @@ func run(trials, pairs int, out, only string, real bool) error {
 		printCrowds(r.Crowd)
 	}
 	if only == "" || only == "acts" {
-		if r.Sets, err = acts(built, r.Real, trials); err != nil {
+		if r.Sets, err = acts(built, r.Real, trials, bash); err != nil {
 			return err
 		}
 	}
@@ -176,7 +177,7 @@ func run(trials, pairs int, out, only string, real bool) error {
 }
 
 // acts measures prolog and epilog on every kind of node and job.
-func acts(built string, real bool, trials int) ([]set, error) {
+func acts(built string, real bool, trials int, bash bool) ([]set, error) {
 	sets := []set{
 		{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"},
 		{GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
@@ -188,7 +189,7 @@ func acts(built string, real bool, trials int) ([]set, error) {
 	}
 	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
 	for i := range sets {
-		if err := measure(&sets[i], built, real, trials); err != nil {
+		if err := measure(&sets[i], built, real, trials, bash); err != nil {
 			return nil, err
 		}
 		s := sets[i]
@@ -220,7 +221,7 @@ type bench struct {
 	dir     string
 }
 
-func measure(s *set, built string, real bool, trials int) error {
+func measure(s *set, built string, real bool, trials int, bash bool) error {
 	b, err := newBench(built, real, *s)
 	defer b.remove()
 	if err != nil {
@@ -230,7 +231,12 @@ func measure(s *set, built string, real bool, trials int) error {
 		return err
 	}
 	for trial := range trials {
-		if err := b.trial(s, uint32(10_000+trial)); err != nil {
+		job := b.job(uint32(10_000+trial), s.GPUs)
+		err := b.trial(s, job)
+		if err == nil && bash {
+			err = b.bash(s, job)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -307,7 +313,7 @@ func (b bench) others(n int) error {
 }
 
 // trial measures the floor and our hooks once each, one after the other.
-func (b bench) trial(s *set, id uint32) error {
+func (b bench) trial(s *set, job testnode.Job) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	b.settle()
@@ -319,7 +325,6 @@ func (b bench) trial(s *set, id uint32) error {
 	if err := os.Remove(b.node.Paths().Log()); err != nil && len(s.Prolog) > 0 {
 		return err
 	}
-	job := b.job(id, s.GPUs)
 	prolog, err := b.timed(ctx, job, "prolog")
 	if err != nil {
 		return err
@@ -336,14 +341,11 @@ func (b bench) trial(s *set, id uint32) error {
 	}
 	inside := steps["daemon and guard"] + steps["answer"] + steps["gpus"]
 	s.Outside = append(s.Outside, prolog-inside)
-	if err := b.serverReady(ctx, id); err != nil {
+	if err := b.serverReady(ctx, job.ID); err != nil {
 		return err
 	}
 	epilog, err := b.timed(ctx, job, "epilog")
 	if err != nil {
-		return err
-	}
-	if err := b.bash(ctx, s, job); err != nil {
 		return err
 	}
 	s.Floor, s.Quit = append(s.Floor, start), append(s.Quit, quit)
@@ -379,7 +381,9 @@ func (b bench) settle() {
 const bashTrials = 7
 
 // bash measures the hooks in bash, on a node without other leases, because these hooks do not know leases.
-func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
+func (b bench) bash(s *set, job testnode.Job) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	if s.Leases > 1 || s.Scope != "job" || len(s.BashProlog) >= bashTrials {
 		return nil
 	}
