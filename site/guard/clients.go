@@ -113,22 +113,22 @@ func (g *Guard) find(full bool) {
 	g.scans.resume = 0
 }
 
+const kthreadd = 2 // the parent of the kernel's threads: some 20 for each core, without memory, and never a client
+
 // candidates returns the processes that may be clients. It begins with those that the previous scan did not reach.
 func (g *Guard) candidates(full bool) (pids []int, err error) {
-	ofRoot := map[int]bool{}
+	ofRoot, kernel := map[int]bool{}, proc.Resident(kthreadd) == 0
 	err = proc.EachPID(func(pid int) bool {
-		uid, ok := proc.Owner(pid)
-		switch {
-		case !ok || pid == g.kernel.self:
-			return true
-		case uid != g.UID && uid != 0:
+		switch uid, ok := proc.Owner(pid); {
+		case !ok || pid == g.kernel.self || uid != g.UID && uid != 0:
 			return true
 		case uid != g.UID: // of root, or not dumpable: the latter is found when it is new, and in a full scan
-			ofRoot[pid] = true
-			if known := g.ofRoot[pid]; known && !full {
+			thread, known := g.ofRoot[pid]
+			if ofRoot[pid] = thread; thread || known && !full {
 				return true
 			}
 			if status, err := proc.ReadStatus(pid); err != nil || status.UIDs[1] != g.UID {
+				ofRoot[pid] = kernel && err == nil && status.Parent == kthreadd
 				return true
 			}
 			delete(ofRoot, pid)

@@ -128,7 +128,7 @@ type Guard struct {
 
 	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[proc.Process]bool // processes of the same user's other jobs, or with files that the guard may not take
-	ofRoot    map[int]bool          // root's processes at the last scan
+	ofRoot    map[int]bool          // root's processes at the last scan, and whether each is a thread of the kernel
 	servers   map[int]bool          // whether a pid is that of a server of the job; kept until the next full scan
 
 	names map[proc.Process]string // of living clients and of dead ones with files

@@ -465,6 +465,35 @@ func TestRootsProcessesAreNoCandidates(t *testing.T) {
 	}
 }
 
+// The kernel's threads are read once, and all other processes of root at each full scan: one may become the user's.
+func TestTheKernelsThreadsAreReadOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	child := r.child(opens + waits)
+	r.UID = 2001
+	if _, err := r.candidates(true); err != nil {
+		t.Fatal(err)
+	}
+	threads := 0
+	for pid, thread := range r.ofRoot {
+		switch line, err := os.ReadFile(proc.Folder(pid) + "/cmdline"); {
+		case thread && err == nil && len(line) > 0:
+			t.Errorf("%q is taken for a thread of the kernel", line)
+		case thread:
+			threads++
+		}
+	}
+	if r.ofRoot[child.Process.Pid] || r.ofRoot[os.Getpid()] {
+		t.Error("a process is taken for a thread of the kernel")
+	}
+	if name, _ := proc.Name(kthreadd); name == "kthreadd" && threads == 0 {
+		t.Errorf("none of %d processes of root is a thread of the kernel", len(r.ofRoot))
+	}
+}
+
 // A client shares four pipes with its server. A process without them is reported after two checks, and never ended.
 //
 // Contract: K4
