@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/wait"
+	"golang.org/x/sys/unix"
+)
+
+// capabilities are those that docs/operator.md names. CAP_SYS_RESOURCE is left out, because a container that runs tests
+// may lack it, and nothing of a job's life fails without it.
+func capabilities(t *testing.T) (names []string) {
+	t.Helper()
+	_, section, _ := strings.Cut(e2e.Read(t, "../../../docs/operator.md"), "\n### What runs as root\n")
+	section, _, _ = strings.Cut(section, "\n#")
+	for _, m := range regexp.MustCompile(`CAP_([A-Z_]+)`).FindAllStringSubmatch(section, -1) {
+		if name := strings.ToLower(m[1]); name != "sys_resource" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// bounded gives a node's prolog and epilog these capabilities alone, as a slurmd with a bounding set does.
+func bounded(p e2e.Node, names []string) e2e.Node {
+	p.T.Helper()
+	set, programs := "-all", p.Bin
+	for _, name := range names {
+		set += ",+" + name
+	}
+	p.Bin = filepath.Join(filepath.Dir(p.Root), "bin")
+	if err := os.Mkdir(p.Bin, 0o755); err != nil {
+		p.T.Fatal(err)
+	}
+	for _, program := range []string{"prolog", "epilog"} {
+		script := fmt.Sprintf("#!/bin/sh\nexec setpriv --bounding-set=%s --inh-caps=%[1]s %s \"$@\"\n", set, filepath.Join(programs, program))
+		if err := node.WriteProgram(filepath.Join(p.Bin, program), []byte(script)); err != nil {
+			p.T.Fatal(err)
+		}
+	}
+	return p
+}
+
+// With the capabilities that docs/operator.md names and no other one, a job's life is whole: its prolog prints no
+// warning, its folder is a file system of its own, a neighbour outlives a rank that is killed with work in flight, and
+// the epilog ends a daemon that does not answer.
+func TestCapabilities(t *testing.T) {
+	names := capabilities(t)
+	if len(names) < 8 {
+		t.Fatalf("docs/operator.md names only %q", names)
+	}
+	s := e2e.OpenShared(bounded(e2e.NewNode(t, testnode.Default(), node.H200), names))
+	if log := s.Log(); strings.Contains(log, `"level":"warn"`) || strings.Contains(log, `"level":"error"`) {
+		t.Errorf("the prolog warns:\n%s", log)
+	}
+	if !ownFileSystem(s.Node) {
+		t.Error("the job's folder is no file system of its own")
+	}
+	neighbour := s.Neighbour()
+	killedWithWork(s)
+	s.Survive([]*e2e.Running{neighbour}, 3*time.Second)
+	if err := s.Ticket(7).Daemons[0].Proc.Kill(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killedWithWork kills a client that needs most of the GPU's memory and computes without a gap.
+func killedWithWork(s *e2e.Shared) {
+	s.T.Helper()
+	victim := s.Start("spin", "-ms", "5", "-queue", "400", "-for", "900", "-mib", "80000")
+	wait.Sleep(s.Ctx, 200*time.Millisecond)
+	victim.Kill()
+}
+
+// ownFileSystem reports whether the folder of job 7 is a mount.
+func ownFileSystem(p e2e.Node) bool {
+	var job, above unix.Stat_t
+	run := p.Paths().Run()
+	return unix.Stat(run+"/jobs/7", &job) == nil && unix.Stat(run+"/jobs", &above) == nil && job.Dev != above.Dev
+}
+
+// What docs/operator.md says of a node that lacks one of them.
+func TestWithoutACapability(t *testing.T) {
+	t.Parallel()
+	for _, missing := range []string{"chown", "setuid", "setgid", "sys_admin", "sys_ptrace"} {
+		t.Run(missing, func(t *testing.T) {
+			names := capabilities(t)
+			if !slices.Contains(names, missing) {
+				t.Fatalf("docs/operator.md does not name it: %q", names)
+			}
+			p := bounded(e2e.NewNode(t, testnode.Default(), node.H200), slices.DeleteFunc(names, func(n string) bool { return n == missing }))
+			if missing != "sys_admin" && missing != "sys_ptrace" {
+				p.Must(1, p.Job(7, "0"), "prolog")
+				p.Must(0, p.Job(7, "0"), "epilog")
+				p.Clean()
+				return
+			}
+			s := e2e.OpenShared(p)
+			if got := ownFileSystem(p); got == (missing == "sys_admin") {
+				t.Errorf("a file system of its own: %v", got)
+			}
+			neighbour := s.Neighbour()
+			killedWithWork(s)
+			wait.Sleep(s.Ctx, 3*time.Second+e2e.HitBy)
+			if got := s.Alive([]*e2e.Running{neighbour}); got == 1 == (missing == "sys_ptrace") {
+				t.Errorf("%d of 1 neighbours live", got)
+			}
+		})
+	}
+}
