@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,8 +21,9 @@ var varies = regexp.MustCompile(`: | \(pid|/run\S+|GPU-\.\.\.|\.\.\.|\bn1\b|[0-9
 // joinedText is where a text goes on in the next line of the source.
 var joinedText = regexp.MustCompile(`"\s*\+\s*"`)
 
-// docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.
-func TestTheMessagesAreThePrograms(t *testing.T) {
+// programTexts returns the sources of what users' programs print.
+func programTexts(t *testing.T) string {
+	t.Helper()
 	var source strings.Builder
 	for _, pattern := range []string{"../../../mpirun-wrap/*.go", "../../../mpirun-wrap/own/*.go", "../../../prolog/*.go",
 		"../../../site/*/*.go", "../../../site/slurm/launch/*.go", "../../../policy/*.go"} {
@@ -39,6 +41,12 @@ func TestTheMessagesAreThePrograms(t *testing.T) {
 			}
 		}
 	}
+	return source.String()
+}
+
+// docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.
+func TestTheMessagesAreThePrograms(t *testing.T) {
+	source := programTexts(t)
 	pieces := 0
 	quoted := regexp.MustCompile("(?m)^\\* `([^`]+)`:")
 	for _, m := range quoted.FindAllStringSubmatch(part(t, e2e.Read(t, "../../../docs/troubleshooting.md"), "Messages of mpirun-wrap"), -1) {
@@ -47,13 +55,42 @@ func TestTheMessagesAreThePrograms(t *testing.T) {
 				continue
 			}
 			pieces++
-			if !strings.Contains(source.String(), piece) {
+			if !strings.Contains(source, piece) {
 				t.Errorf("no program prints %q, which docs/troubleshooting.md quotes", piece)
 			}
 		}
 	}
 	if pieces < 15 {
 		t.Errorf("only %d pieces of messages found", pieces)
+	}
+}
+
+// docs/operator.md quotes what users see of a failure as the programs, Slurm and CUDA print it.
+func TestWhatUsersSee(t *testing.T) {
+	source, others := programTexts(t), []string{"DUE TO NODE FAILURE"} // of slurmstepd
+	for _, p := range printed {
+		others = append(others, p.words)
+	}
+	ours, quotes := 0, 0
+	table := part(t, e2e.Read(t, "../../../docs/operator.md"), "What users see")
+	for _, row := range regexp.MustCompile(`(?m)^\|[^|]+\|([^|]+)\|[^|]+\|$`).FindAllStringSubmatch(table, -1) {
+		for _, quote := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+			quotes++
+			if slices.Contains(others, quote[1]) {
+				continue
+			}
+			for _, piece := range varies.Split(quote[1], -1) {
+				if piece = strings.Trim(piece, " :();"); len(piece) < 8 {
+					continue
+				}
+				if ours++; !strings.Contains(source, piece) {
+					t.Errorf("no program prints %q, which docs/operator.md quotes", piece)
+				}
+			}
+		}
+	}
+	if quotes < 10 || ours < 5 {
+		t.Errorf("only %d quotes found, %d pieces of ours", quotes, ours)
 	}
 }
 
