@@ -135,6 +135,7 @@ func execute(p cli.Process, run func(cli.Process, site.Paths) error, name, short
 	c.SetArgs(p.Args)
 	c.SetOut(p.Out)
 	c.SetErr(p.Err)
+	os.Clearenv() // NVML and glibc read variables, which p.Env keeps for this program alone
 	if err := c.Execute(); err != nil {
 		p.PrintError(name, err)
 		return cli.ExitDrain
@@ -152,9 +153,8 @@ func checkCaller(paths site.Paths) error {
 	return nil
 }
 
-// within runs a function with a deadline. SIGTERM and SIGINT end the function's context earlier. If the function
-// hangs in the driver past the deadline and a margin, within returns an error and does not wait longer. The lease is
-// not deleted, so the next epilog finds it.
+// within runs a function with a deadline. SIGTERM and SIGINT end its context earlier. If it hangs in the driver past the
+// deadline and a margin, within returns an error. The lease stays, so the next epilog finds it.
 func within[T any](deadline, margin time.Duration, run func(context.Context) (T, error)) (T, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

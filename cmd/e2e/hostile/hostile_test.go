@@ -1099,11 +1099,14 @@ func TestHostileEnvironment(t *testing.T) {
 	job.Extra = []string{
 		"PATH=" + evil, "LD_LIBRARY_PATH=" + evil, "IFS=/", "LC_ALL=tr_TR.UTF-8", "LANG=../../../../" + evil, "TMPDIR=" + evil, "HOME=" + evil, "ENV=" + evil,
 		"BASH_ENV=" + evil, "CUDA_MPS_PIPE_DIRECTORY=/etc", "CUDA_MPS_LOG_DIRECTORY=/etc",
-		"NVML_DEBUG_LOG=/etc/passwd", "GODEBUG=execerrdot=0", "SPANK_PATH=" + evil, "SPANK_LD_PRELOAD=" + evil, "__NV_PRELOAD=" + evil,
+		"__NVML_DBG_FILE=" + evil + "/nvml", "GODEBUG=execerrdot=0", "SPANK_PATH=" + evil, "SPANK_LD_PRELOAD=" + evil, "__NV_PRELOAD=" + evil,
 	}
 	a.Must(0, job, "prolog")
 	a.HoldsDaemon(a.Ticket(7).Daemons[0])
 	a.closes(job)
+	if _, err := os.Lstat(filepath.Join(evil, "nvml")); err == nil {
+		t.Error("NVML has written as root a file that a variable names")
+	}
 }
 
 // A program that root starts as the user has three open files, none of them root's, and no right to other files.

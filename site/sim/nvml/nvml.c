@@ -223,6 +223,12 @@ static int has_instance(const char *gpu, int instance)
 
 static nvmlReturn_t initialise(const char *function)
 {
+	const char *log = getenv("__NVML_DBG_FILE"); /* NVIDIA's library, too, writes the file that this variable names */
+	FILE *file = log ? fopen(log, "a") : NULL;
+	if (file) {
+		fprintf(file, "%s\n", function);
+		fclose(file);
+	}
 	node_delay(node, function, INIT_MS);
 	if (!node[0] || access(node, F_OK))
 		return NVML_ERROR_DRIVER_NOT_LOADED;
