@@ -361,6 +361,11 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 			w.sets("ClusterName=lab\nSlurmctldHost=localhost\nSlurmUser=root\nPartitionName=main Nodes=ALL")
 			path := c.plant(w)
 			d := w.read(w.doctor("--json", "--slurmd", path))
+			for i := len(d.Findings) - 1; i >= 0; i-- { // this machine's Slurm may be any release
+				if d.Findings[i].Kind == "unpatched" {
+					d.Findings = slices.Delete(d.Findings, i, i+1)
+				}
+			}
 			if c.fault.kind != "" {
 				w.found(d, c.fault)
 			} else if len(d.Findings) != 0 || (len(d.Unseen) != 0) != c.fault.unseen {

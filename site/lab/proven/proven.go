@@ -24,7 +24,7 @@ type Driver struct {
 	Data   string `json:"data"` // the folder of docs/measurements, or the address of the issue
 }
 
-// Patched is the first release of a branch that has the fixes.
+// Patched is the first release that has the fixes, of a branch or, if the branch ended before, of the next one.
 type Patched struct {
 	What   string `json:"what"` // driver or Slurm
 	Branch string `json:"branch"`
@@ -69,8 +69,10 @@ func (f File) Table() string {
 	b.WriteString("\n`mpsctl doctor` warns below the first release of a branch with the fixes of known vulnerabilities")
 	sign := ": "
 	for _, p := range f.Patched {
-		fmt.Fprintf(&b, "%s%s %s", sign, p.What, p.First)
-		sign = ", "
+		if strings.HasPrefix(p.First, p.Branch+".") { // an older branch has no such release
+			fmt.Fprintf(&b, "%s%s %s", sign, p.What, p.First)
+			sign = ", "
+		}
 	}
 	fmt.Fprintf(&b, " (as of %s).\n", f.Date)
 	return b.String()
