@@ -56,21 +56,19 @@ func run(ctx context.Context, limit time.Duration, path string, args ...string) 
 	return string(printed), err
 }
 
-// look reads a file's mode, and whether anyone except root could replace it.
+// look reads a file's mode, and whether anyone except root could replace it or a link to it.
 func look(name, file string) installed {
 	f := installed{Name: name, Path: file}
-	real, err := filepath.EvalSymlinks(file)
-	if err != nil {
-		f.Err = cause(err)
-		return f
-	}
-	info, err := os.Stat(real)
-	if err != nil {
+	real, err1 := filepath.EvalSymlinks(file)
+	info, err2 := os.Stat(file)
+	if err := cmp.Or(err1, err2); err != nil {
 		f.Err = cause(err)
 		return f
 	}
 	f.Mode = info.Mode()
-	f.Loose, f.LooseReason = loose(real)
+	if f.Loose, f.LooseReason = loose(file); f.Loose == "" {
+		f.Loose, f.LooseReason = loose(real)
+	}
 	return f
 }
 
@@ -89,7 +87,7 @@ func loose(file string) (where, why string) {
 		switch {
 		case st.Uid != 0:
 			return path, fmt.Sprintf("its owner is uid %d", st.Uid)
-		case st.Mode&0o022 != 0 && !sticky:
+		case st.Mode&0o022 != 0 && !sticky && st.Mode&unix.S_IFMT != unix.S_IFLNK:
 			return path, fmt.Sprintf("its mode is %04o", st.Mode&0o7777)
 		}
 		if path == filepath.Dir(path) {

@@ -46,6 +46,7 @@ func gather(ctx context.Context, q Question) node {
 	n.Policy = readPolicy(q.Paths)
 	n.Own = []installed{look("the policy", q.Paths.Policy()), look("the site's file", q.Paths.ConfigFile())}
 	n.Config, n.ConfigErr = policyfile.ReadConfig(q.Paths)
+	n.Own = append(n.Own, look("NVML", n.Config.NVMLLibrary)) // without a path the loader finds it, by files of root's
 	if n.known() {
 		n.Helpers = helpers(n.Config)
 		n.Control = driverOf(n.Config.Control)
@@ -85,8 +86,7 @@ func helpers(config site.Config) []installed {
 	return all
 }
 
-// programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this program, or as in
-// docs/operator.md.
+// programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this one or as packaged.
 func programs(ctx context.Context, s *slurmFiles) []program {
 	var all []program
 	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"} {

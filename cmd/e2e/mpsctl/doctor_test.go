@@ -456,6 +456,13 @@ var planted = []faultPlanted{
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library")
 	}, where: "/nowhere",
 		do: "set library_path to where it is, or take the line out: ${EDITOR:-vi} ROOT/etc/slurm-mps/site.hcl"},
+	{name: "a link to NVML in a folder for all to write", kind: "not-roots-own", plant: func(w healthyNode) {
+		link := filepath.Join(filepath.Dir(w.Root), "nvml", "libnvidia-ml.so.1")
+		w.change(os.Mkdir(filepath.Dir(link), 0o755))
+		w.change(os.Chmod(filepath.Dir(link), 0o777))
+		w.change(os.Symlink(w.Sim.NVML(), link))
+		w.edit(w.Paths().ConfigFile(), w.Sim.NVML(), link)
+	}, where: "DIR/nvml", do: "chown root:root DIR/nvml && chmod go-w DIR/nvml", mends: true},
 	{name: "no NVML", kind: "nvml",
 		plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") },
 		where: "NVML", do: "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library"},
