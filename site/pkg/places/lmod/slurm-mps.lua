@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Loaded and unloaded by Lmod 8.6. Put this file into a folder of MODULEPATH as slurm-mps/VERSION.lua, and the programs below root, by
--- make install-user PREFIX=/opt/slurm-mps/VERSION.
+-- Loaded and unloaded by Lmod 8.6. Put this file into a folder of MODULEPATH as slurm-mps/VERSION.lua, and the programs
+-- below root, by make install-user PREFIX=/opt/slurm-mps/VERSION.
 local root = pathJoin("/opt/slurm-mps", myModuleVersion())
 
 whatis("Name: " .. myModuleName())
