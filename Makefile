@@ -127,9 +127,10 @@ test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove 
 $(BUILT)/debian-%:
 	site/pkg/root.sh $@ $*
 
-# Makes a release of the last commit in two folders, compares all bytes, verifies it, and builds from its source alone.
-test-release: ## make a release twice, compare the bytes, and verify it: 10 min
-	RELEASE=1 go test -count=1 -timeout 30m -v ./site/pkg -run '^TestRelease$$'
+# Makes a release of the last commit in two folders, compares all bytes, verifies it, follows docs/operator.md with it in
+# fresh roots of Debian 12 and 13, from 0.1.0~rc1 to 0.1.0 and back, and builds from its source alone.
+test-release: $(BUILT)/debian-bookworm $(BUILT)/debian-trixie ## make a release twice, compare the bytes, and install it on fresh Debians: 15 min, and a network
+	RELEASE=$(BUILT) go test -count=1 -timeout 60m -v ./site/pkg -run '^TestRelease$$'
 
 # Follows docs/operator.md in such a root, with the .debs, Debian's Slurm and simulated GPUs, until a job runs under
 # MPS. SUITE=trixie has Slurm 24.11, SUITE=forky 26.05. Without SUITE it is bookworm with 22.05.

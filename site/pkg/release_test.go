@@ -7,10 +7,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +24,7 @@ import (
 // in runs a script in a folder, with more variables, and returns what it prints.
 func in(t *testing.T, folder string, env []string, script string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 55*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, args...)...)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = folder, append(os.Environ(), env...), 5*time.Second
@@ -63,10 +68,11 @@ git -c user.name=test -c user.email=test@localhost commit -q -m all`, dir)
 }
 
 // TestRelease checks a whole release: two builds in two folders, the second with a cache of its own, have the same
-// bytes; a stranger can verify them and notices a changed file; the tar of the source builds without network; the
-// user's tar has a static program.
+// bytes; a stranger can verify them and notices a changed file; fresh roots of Debian 12 and 13 install them and run
+// jobs; the tar of the source builds without network; the user's tar has a static program.
 func TestRelease(t *testing.T) {
-	if os.Getenv("RELEASE") == "" {
+	built := os.Getenv("RELEASE")
+	if built == "" {
 		t.Skip("RELEASE is not set: run make test-release")
 	}
 	dir := t.TempDir()
@@ -75,21 +81,31 @@ func TestRelease(t *testing.T) {
 	mustIn(t, ".", nil, `git clone -q --local "$(git rev-parse --show-toplevel)" "$1/a" &&
 git clone -q --local "$1/a" "$1/a-longer-name"`, dir)
 	var made []string
-	for place, env := range map[string][]string{"a": nil, "a-longer-name": {"GOCACHE=" + filepath.Join(dir, "cache")}} {
-		clone := filepath.Join(dir, place)
+	for _, b := range []struct{ place, version, arches, cache string }{
+		{"a", "0.1.0", "amd64 arm64", ""},
+		{"a", "0.1.0~rc1", runtime.GOARCH, ""}, // only for the roots
+		{"a-longer-name", "0.1.0", "amd64 arm64", "GOCACHE=" + filepath.Join(dir, "cache")},
+	} {
 		began := time.Now()
-		out := mustIn(t, clone, env, `make release VERSION=0.1.0~rc1 RELEASE_KEY="$1"`, key)
-		t.Logf("%s, after %s:\n%s", place, time.Since(began).Round(time.Second), out)
-		made = append(made, filepath.Join(clone, ".build/release"))
+		out := mustIn(t, filepath.Join(dir, b.place), strings.Fields(b.cache), `make release VERSION="$1" ARCHES="$2" RELEASE_KEY="$3" &&
+mv .build/release "$4"`, b.version, b.arches, key, filepath.Join(dir, fmt.Sprint(len(made))))
+		t.Logf("%s in %s, after %s:\n%s", b.version, b.place, time.Since(began).Round(time.Second), out)
+		made = append(made, filepath.Join(dir, fmt.Sprint(len(made))))
 	}
+	older := made[1]
+	made = slices.Delete(made, 1, 2)
 	sums := mustIn(t, made[0], nil, "sha256sum *")
 	if other := mustIn(t, made[1], nil, "sha256sum *"); sums != other || strings.Count(sums, "\n") < 10 {
 		t.Errorf("two builds differ:\n%s%s", sums, other)
 	}
-	verifies(t, made[0], key)
-	const name = "slurm-mps-0.1.0~rc1"
+	sizes(t, made[0])
+	stranger := verifies(t, made[0], key)
+	for _, suite := range []string{"bookworm", "trixie"} {
+		t.Log(mustIn(t, ".", nil, `timeout 1200 ./walk.sh "$@"`, built, suite, stranger, older))
+	}
+	const name = "slurm-mps-0.1.0"
 	commit := mustIn(t, filepath.Join(dir, "a"), nil, "git rev-parse HEAD | tr -d '\\n'")
-	version := "slurm-mps 0.1.0~rc1+" + commit[:12] + " (go"
+	version := "slurm-mps 0.1.0+" + commit[:12] + " (go"
 	provenance := mustIn(t, made[0], nil, "cat "+name+".provenance.json")
 	if !strings.Contains(provenance, commit) || !strings.Contains(provenance, "pkg:golang/github.com/hashicorp/hcl/v2@") {
 		t.Errorf("provenance without the commit %s or without a module: %s", commit, provenance)
@@ -114,10 +130,38 @@ git clone -q --local "$1/a" "$1/a-longer-name"`, dir)
 	}
 }
 
-// verifies checks the commands of docs/RELEASES.md by which a stranger verifies files, on these and on changed ones.
-func verifies(t *testing.T, made, key string) {
+// sizes checks the sizes in docs/RELEASES.md, which may be half a MB behind those of the last commit.
+func sizes(t *testing.T, made string) {
 	t.Helper()
-	dir := t.TempDir()
+	page, err := os.ReadFile("../../docs/RELEASES.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []struct{ file, said string }{
+		{"slurm-mps_0.1.0-1_amd64.deb", `\.deb and \.rpm ([0-9.]+) MB`},
+		{"slurm-mps-0.1.0-1.x86_64.rpm", `\.deb and \.rpm ([0-9.]+) MB`},
+		{"slurm-mps-0.1.0-user-amd64.tar.gz", `user's tar ([0-9.]+)[,;.]`},
+		{"slurm-mps-0.1.0.tar.gz", `source ([0-9.]+)\.\s`},
+	} {
+		info, err := os.Stat(filepath.Join(made, f.file))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		got := float64(info.Size()) / 1e6
+		found := append(regexp.MustCompile(f.said).FindSubmatch(page), nil, nil)
+		said, err := strconv.ParseFloat(string(found[1]), 64)
+		if err != nil || math.Abs(said-got) > 0.5 {
+			t.Errorf("docs/RELEASES.md has %q for %s, which has %.1f MB", found[0], f.file, got)
+		}
+	}
+}
+
+// verifies checks the commands of docs/RELEASES.md by which a stranger verifies files, on these and on changed ones. It
+// returns a stranger's folder with the unchanged files.
+func verifies(t *testing.T, made, key string) (stranger string) {
+	t.Helper()
+	dir, stranger := t.TempDir(), t.TempDir()
 	mustIn(t, dir, nil, `cp "$1"/* . && printf 'slurm-mps %s\n' "$(cat "$2.pub")" >release-signers`, made, key)
 	page, err := os.ReadFile("../../docs/RELEASES.md")
 	_, page, _ = bytes.Cut(page, []byte("```sh\n"))
@@ -126,7 +170,7 @@ func verifies(t *testing.T, made, key string) {
 		t.Fatalf("docs/RELEASES.md has the commands %q, %v", lines, err)
 	}
 	signature, sums := lines[0], lines[1]
-	mustIn(t, dir, nil, signature+" && "+sums)
+	mustIn(t, dir, nil, signature+" && "+sums+` && cp * "$1/"`, stranger)
 	mustIn(t, dir, nil, `for file in slurm-mps_*_amd64.deb; do printf x >>"$file"; done; rm slurm-mps_*_arm64.deb`)
 	if out, err := in(t, dir, nil, sums); err == nil {
 		t.Errorf("a changed package has its sum: %s", out)
@@ -135,6 +179,7 @@ func verifies(t *testing.T, made, key string) {
 	if out, err := in(t, dir, nil, signature); err == nil {
 		t.Errorf("changed sums have their signature: %s", out)
 	}
+	return stranger
 }
 
 // filled checks that a release's recipes have its version and the sum of its source, and nothing left to fill in.
@@ -174,7 +219,7 @@ func inventory(t *testing.T, path string) {
 	if err := errors.Join(err, json.NewDecoder(bytes.NewReader(content)).Decode(&bom)); err != nil {
 		t.Fatal(err)
 	}
-	ours := module{"github.com/slurm-mps/slurm-mps", "v0.1.0-rc1"}
+	ours := module{"github.com/slurm-mps/slurm-mps", "v0.1.0"}
 	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component != ours {
 		t.Errorf("the SBOM is of %+v, %s", bom.Metadata.Component, bom.BOMFormat)
 	}

@@ -19,6 +19,10 @@ mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: De
 [ -n "$mirror" ] || fail "cannot make $root: this machine's apt has no mirror of Debian; name one: DEBIAN_MIRROR=URL"
 [ "$(id -u)" = 0 ] || fail "cannot make $root: run this as root"
 [ ! -e "$root" ] || exit 0
+case $mirror in
+http*) timeout 60 wget -q -T 20 -t 2 -O /dev/null "${mirror%/}/dists/$suite/InRelease" ||
+    fail "cannot make $root: ${mirror%/}/dists/$suite does not answer: this needs a network; name another mirror: DEBIAN_MIRROR=URL" ;;
+esac
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
