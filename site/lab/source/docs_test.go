@@ -472,3 +472,22 @@ func TestNoAdviceToKillFirst(t *testing.T) {
 		t.Errorf("%d lines advise to kill: want one, after quit", seen)
 	}
 }
+
+// A statement about another product ages. Each one of docs/comparison.md has the year of its source.
+func TestRivalsHaveADate(t *testing.T) {
+	page := e2e.Read(t, "../../../docs/comparison.md")
+	rivals := regexp.MustCompile(`(?m)^\* .*$`).FindAllString(part(t, page, "Elsewhere"), -1)
+	if len(rivals) < 5 {
+		t.Errorf("only %d rivals found", len(rivals))
+	}
+	for _, rival := range rivals {
+		if !regexp.MustCompile(`\b20[2-9][0-9]\b`).MatchString(rival) {
+			t.Errorf("docs/comparison.md has no year: %s", rival)
+		}
+	}
+	for _, edition := range []string{`Slurm [0-9.]+ \(\w+ 20\d\d\)`, `release [0-9]+ of \d+ \w+ 20\d\d`, `LSF [0-9.]+`} {
+		if !regexp.MustCompile(edition).MatchString(page) {
+			t.Errorf("docs/comparison.md does not name the edition %q", edition)
+		}
+	}
+}
