@@ -86,7 +86,11 @@ func (k *kit) makeNode() (err error) {
 		k.node, err = testnode.Real(at, k.built, policy)
 		return errors.Join(err, testnode.Link(filepath.Join(k.built, "bin")))
 	}
-	if k.node, err = testnode.New(at, k.built, policy, node.H200); err == nil {
+	model := node.H200
+	if k.mig {
+		model = node.H100SXM.Cut(node.H100Slice3, node.H100Slice3)
+	}
+	if k.node, err = testnode.New(at, k.built, policy, model); err == nil {
 		k.control, k.libraries = k.node.Sim.Program("nvidia-cuda-mps-control"), k.node.Sim.Libraries()
 	}
 	return err
@@ -119,8 +123,8 @@ func (k *kit) look() error {
 		case len(g.Processes) > 0:
 			return fmt.Errorf("cannot check: GPU %d has a process, pid %d: run it when all GPUs are idle",
 				g.Index, g.Processes[0].PID)
-		case g.Device.MIGMode:
-			return fmt.Errorf("cannot check: GPU %d is in MIG mode, which this command cannot try", g.Index)
+		case g.Device.MIGMode && !k.mig:
+			return fmt.Errorf("cannot check: GPU %d is in MIG mode: as root, -mig tries an instance", g.Index)
 		}
 	}
 	if !k.simulate {
@@ -131,7 +135,11 @@ func (k *kit) look() error {
 		}
 	}
 	k.driver, k.gpu, k.before = version, seen[0].Device, seen[0].Mode
-	if k.before != site.ModeDefault && !k.exclusive {
+	if k.mig {
+		if err := k.lookAtInstances(nvml); err != nil {
+			return err
+		}
+	} else if k.before != site.ModeDefault && !k.exclusive {
 		return fmt.Errorf("cannot check: the compute mode of GPU 0 is %s, and the trials need default", k.before)
 	}
 	conf, gres := filepath.Join(k.folder, "slurm.conf"), fmt.Appendf(nil, "Name=gpu File=/dev/nvidia%d\n", k.gpu.Minor)
@@ -139,8 +147,44 @@ func (k *kit) look() error {
 		os.WriteFile(filepath.Join(k.folder, "gres.conf"), gres, 0o644))
 }
 
+var instanceUUID = regexp.MustCompile(`\(UUID: (MIG-[^)]+)\)`)
+
+// lookAtInstances chooses the first MIG instance. It refuses a node that has none, and one with a process on any.
+func (k *kit) lookAtInstances(nvml *gpu.NVML) error {
+	smi := "nvidia-smi"
+	if k.simulate {
+		smi = k.node.Sim.Program(smi)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	list, err := exec.CommandContext(ctx, smi, "-L").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("cannot list MIG instances: %s -L: %w: %s", smi, err, list)
+	}
+	found := instanceUUID.FindAllSubmatch(list, -1)
+	if len(found) == 0 {
+		return errors.New("cannot check: no GPU has a MIG instance. An admin makes one on an idle GPU, here GPU 0, by \"nvidia-smi -i 0 -mig 1\", " +
+			"which may need a reset or a reboot, and \"nvidia-smi mig -i 0 -cgi ID -C\" with an ID of \"nvidia-smi mig -lgip\"; " +
+			"\"nvidia-smi mig -i 0 -dci\", \"nvidia-smi mig -i 0 -dgi\" and \"nvidia-smi -i 0 -mig 0\" undo that. This command does none of it")
+	}
+	for i := len(found) - 1; i >= 0; i-- {
+		seen := nvml.Instance(site.UUID(found[i][1]))
+		switch {
+		case seen.Err != nil:
+			return fmt.Errorf("cannot check: %s: %w", found[i][1], seen.Err)
+		case len(seen.Processes) > 0:
+			return fmt.Errorf("cannot check: %s has a process, pid %d: run it when all instances are idle", found[i][1], seen.Processes[0].PID)
+		}
+		k.gpu = seen.Device
+	}
+	return nil
+}
+
 // mode is the compute mode of the jobs, for the table.
 func (k *kit) mode() string {
+	if k.mig {
+		return "MIG, none"
+	}
 	if k.exclusive {
 		return string(site.ModeExclusiveProcess)
 	}
@@ -183,6 +227,9 @@ func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
 	case byProlog:
 		l.job = testnode.Job{ID: uint32(k.lanes), UID: k.uid, GID: k.gid, GPUs: "0", Features: "mps",
 			Conf: filepath.Join(k.folder, "slurm.conf"), Extra: []string{"SLURM_JOB_USER=" + k.who.Username}}
+		if k.mig { // so does slurmd name an instance
+			l.job.GPUs, l.job.Extra = "", append(l.job.Extra, "SLURM_JOB_GPUS=0", "CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
+		}
 		l.env, l.prefix = append(l.env, task...), k.node.Command("mpirun-wrap")
 		return l, l.hook("prolog")
 	case byOwn:
@@ -209,7 +256,9 @@ func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
 	if err == nil && !watch.Until(ctx, 20*time.Second, p.over) {
 		err = errors.New("cannot start a plain daemon: the control program does not end")
 	}
-	l.env = l.env[:len(l.env)-1] // clients have the daemon's GPU
+	if !k.mig { // NVIDIA's guide gives an instance's UUID to clients, too
+		l.env = l.env[:len(l.env)-1] // clients have the daemon's GPU
+	}
 	return l, err
 }
 

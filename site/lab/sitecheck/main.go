@@ -4,11 +4,12 @@
 // site-check` puts it and the programs that it needs into one file, .build/site-check, which an admin or a user copies
 // to a node with an idle GPU.
 //
-//	site-check [-minutes N] [-user NAME] [-exclusive]
+//	site-check [-minutes N] [-user NAME] [-exclusive | -mig]
 //	site-check -simulate        a simulated GPU, from the folder that BUILT_FOLDER names
 //
 // Root opens and closes jobs with prolog and epilog, below a folder of its own; another user uses mpirun-wrap --own. No
-// mode of a GPU changes, unless root gives -exclusive. It runs on no GPU that has a process. It never resets a GPU. All
+// mode of a GPU changes, unless root gives -exclusive. With -mig, root tries the first MIG instance, which an admin has
+// made: no MIG setting ever changes. It runs on no GPU that has a process. It never resets a GPU. All
 // of its processes and files are gone when it ends, also if it is interrupted.
 package main
 
@@ -37,10 +38,10 @@ const insideOf = "SITE_CHECK_FOLDER"
 
 // settings are the flags.
 type settings struct {
-	minutes             float64
-	user                string
-	exclusive, simulate bool
-	ends                int // trials
+	minutes                  float64
+	user                     string
+	exclusive, mig, simulate bool
+	ends                     int // trials
 }
 
 func main() {
@@ -49,6 +50,7 @@ func main() {
 	flag.Float64Var(&s.minutes, "minutes", 5, "time of the run, at most 5")
 	flag.StringVar(&s.user, "user", "nobody", "`NAME` of the user of root's jobs")
 	flag.BoolVar(&s.exclusive, "exclusive", false, "let jobs set GPU 0 to EXCLUSIVE_PROCESS and back, as shipped")
+	flag.BoolVar(&s.mig, "mig", false, "try the first MIG instance, which must be there: no MIG setting changes")
 	flag.BoolVar(&s.simulate, "simulate", false, "use a simulated GPU, of the folder in BUILT_FOLDER")
 	flag.IntVar(&s.ends, "ends", 30, "ends of clients with the guard, and without")
 	pack := flag.String("pack", "", "put this `FOLDER` of programs and the command into the file of the argument")
@@ -61,6 +63,8 @@ func main() {
 		err = packInto(flag.Arg(0), *pack)
 	case flag.NArg() > 0 || s.minutes <= 0 || s.minutes > 5 || s.ends < 1:
 		err = errors.New("cannot start: give -minutes up to 5, -ends from 1 on, and no argument")
+	case s.exclusive && s.mig:
+		err = errors.New("cannot start: MIG instances have no compute mode: give -exclusive or -mig")
 	case folder != "":
 		err = check(ctx, s, folder)
 	default:
@@ -76,6 +80,9 @@ func main() {
 func outside(ctx context.Context, s settings) (err error) {
 	if s.exclusive && os.Geteuid() != 0 {
 		return errors.New("cannot set a compute mode: run it as root, or without -exclusive")
+	}
+	if s.mig && os.Geteuid() != 0 {
+		return errors.New("cannot try a MIG instance: mpirun-wrap --own, which a user's run tries, serves whole GPUs: run it as root, or without -mig")
 	}
 	folder, err := os.MkdirTemp("/tmp", "site-check")
 	if err != nil {
@@ -123,6 +130,9 @@ func check(ctx context.Context, s settings, folder string) error {
 	changes := map[bool]string{false: "no mode of a GPU", true: "the compute mode, and restores it"}[s.exclusive]
 	fmt.Printf("%s, driver %s, as %s; it changes %s and takes %g minutes at most.\n",
 		k.gpu.Name, k.driver, k.who.Username, changes, s.minutes)
+	if s.mig {
+		fmt.Printf("The instance is %s, with %d SMs. %s\n", k.gpu.UUID, k.gpu.SMs, migLacks)
+	}
 	var said []string
 	bad := false
 	for _, p := range k.parts() {
@@ -150,5 +160,10 @@ func check(ctx context.Context, s settings, folder string) error {
 	}
 	return errors.Join(err, err2)
 }
+
+// migLacks is what an instance lacks (docs/limits.md).
+const migLacks = "NVML does not tell what an instance computes. So after a death with work in flight, the guard holds " +
+	"the files for 2 s if a newer client is there, else for the policy's hold, and it pauses no one: longer work can kill " +
+	"neighbours. The work of these trials is shorter. There is no EXCLUSIVE_PROCESS, and no utilisation in a report."
 
 const issues = "https://github.com/slurm-mps/slurm-mps/issues/new?template=driver.yml"

@@ -12,11 +12,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 	"github.com/slurm-mps/slurm-mps/site/lab/proven"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -102,6 +104,77 @@ func TestTheShortForm(t *testing.T) {
 	}
 	if line.Driver != "580.159.04" || line.GPU != "NVIDIA H200" || line.Mode != "default" || line.Commit == "" {
 		t.Errorf("%+v", line)
+	}
+}
+
+// On a MIG instance all parts are made, too. It serves fewer clients, and the output says what an instance lacks.
+func TestAnInstance(t *testing.T) {
+	built := withSuite(t, builtFolder(t))
+	out, err := siteCheck(t.Context(), t, built, "-mig", "-ends", "2").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{
+		"The instance is MIG-", "with 60 SMs. NVML does not tell what an instance computes",
+		"ok   conformance: 1 of 1 tests passed, 1 skipped", "ok   shares: 6 of 6 as asked", "ok   clients: 20 of 49 served",
+		"ok   ends with the guard: 2 of 2 without harm", "ok   ends without: 0 of 2 without harm",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	var line proven.Driver
+	if err := json.Unmarshal(row.Find(out), &line); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if !strings.Contains(line.GPU, "MIG 3g.40gb") || line.Mode != "MIG, none" {
+		t.Errorf("%+v", line)
+	}
+}
+
+// Without an instance, -mig says how an admin makes one, and tries nothing. Without -mig, a GPU in MIG mode is refused.
+// No MIG setting changes.
+func TestWithoutAnInstance(t *testing.T) {
+	built, folder := builtFolder(t), t.TempDir() // a process loads one NVML, so the cases have one folder
+	for _, c := range []struct {
+		mig  bool
+		mode string
+		want string
+	}{
+		{true, "0", "no GPU has a MIG instance. An admin makes one on an idle GPU"},
+		{true, "1", "no GPU has a MIG instance. An admin makes one on an idle GPU"},
+		{false, "1", "GPU 0 is in MIG mode: as root, -mig tries an instance"},
+	} {
+		k := &kit{settings: settings{simulate: true, mig: c.mig}, folder: folder, built: built}
+		var err error
+		if k.node, err = testnode.New(filepath.Join(k.folder, "n"), built, "", node.H100SXM); err == nil {
+			err = k.node.Sim.Node.GPU(0).Set("mig_mode", c.mode)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.look(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("-mig %t, MIG mode %s: %v, want %q", c.mig, c.mode, err, c.want)
+		}
+		if mode, err := k.node.Sim.Node.GPU(0).Text("mig_mode"); err != nil || mode != c.mode {
+			t.Errorf("the MIG mode is %s, %v", mode, err)
+		}
+	}
+}
+
+// The combinations of -mig that are refused.
+func TestRefusedInstances(t *testing.T) {
+	out, err := siteCheck(t.Context(), t, t.TempDir(), "-mig", "-exclusive").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "give -exclusive or -mig") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("runs as another user than root")
+	}
+	user := siteCheck(t.Context(), t, t.TempDir(), "-mig")
+	user.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, err := user.CombinedOutput(); err == nil || !strings.Contains(string(out), "serves whole GPUs: run it as root") {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -60,15 +60,16 @@ func exchanges(text string) []exchange {
 }
 
 var (
-	anyUUID     = regexp.MustCompile(`GPU-[0-9a-f]{8}-[0-9a-f-]+`)
+	anyUUID     = regexp.MustCompile(`(GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+`)
+	anyModel    = regexp.MustCompile(`(NVIDIA|Tesla|Quadro|GRID) [^,"\n]*`)
 	anyPosition = regexp.MustCompile(`0000:[0-9a-f.]{8}`)
 	anyProgram  = regexp.MustCompile(`/\S+\s*`)
 	anyName     = regexp.MustCompile(`[0-9]{10} +`)
 )
 
-// plain replaces what differs on another machine: devices, positions, programs, namespaces.
+// plain replaces what differs on another machine: devices, models, positions, programs, namespaces.
 func plain(answer string) string {
-	answer = anyUUID.ReplaceAllString(answer, "UUID")
+	answer = anyModel.ReplaceAllString(anyUUID.ReplaceAllString(answer, "UUID"), "MODEL")
 	answer = anyPosition.ReplaceAllString(answer, "POSITION")
 	answer = anyName.ReplaceAllString(answer, "NAMESPACE ")
 	return anyProgram.ReplaceAllString(answer, "PROGRAM")

@@ -218,13 +218,13 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	s.log.Line("Server", "Client %s connected", c)
 	s.log.Line("Server", "Creating worker thread for client %s", c)
 	s.log.Line("Server", "Device %s (uuid %s) is associated", g.Name, g.UUID)
-	if len(g.contexts) >= s.maxContexts {
-		s.log.Line("Server", "Failed to accept new client. Maximum number of clients (%d) reached.", s.maxContexts)
+	if len(g.contexts) >= g.maxContexts {
+		s.log.Line("Server", "Failed to accept new client. Maximum number of clients (%d) reached.", g.maxContexts)
 		s.log.Line("Server", "Client process %d disconnected", pid)
 		page.close()
 		return nil, nil, 46
 	}
-	if len(g.contexts)+g.kept >= s.maxContexts {
+	if len(g.contexts)+g.kept >= g.maxContexts {
 		page.close()
 		return nil, nil, outOfMemory
 	}

@@ -23,7 +23,7 @@ type server struct {
 	log         record.Log
 	knobs       faults.Knobs
 	descriptors uint64 // RLIMIT_NOFILE
-	maxContexts int    // on a device
+	maxContexts int    // on a whole GPU
 	devices     []*gpu
 	memory      *os.File // the memory driver's file, to check its locks
 	control     *os.File // the control device's file, to check its locks
@@ -44,18 +44,19 @@ type server struct {
 // gpu is a device that the server holds a context on.
 type gpu struct {
 	visible.Device
-	ordinal   int
-	contexts  []*context
-	file      *os.File    // of the GPU in dev/, to check and to set its locks
-	kept      int         // contexts of dead clients that still take a place
-	taken     map[int]int // contexts of each process, by pid, also of dead ones
-	dead      []*context  // ended clients that still have work on the GPU
-	advanced  uint64      // the time up to which the progress of that work is computed
-	spent     uint64      // the GPU time that this work has used since the latest sample
-	samples   samples
-	leaving   map[*context]chan struct{} // each is open until the result of an ended client's work is known
-	suspect   chan struct{}              // open until the result of a killed client's work is known
-	destroyed bool                       // the context is made again when the next client comes
+	ordinal     int
+	contexts    []*context
+	maxContexts int
+	file        *os.File    // of the GPU in dev/, to check and to set its locks
+	kept        int         // contexts of dead clients that still take a place
+	taken       map[int]int // contexts of each process, by pid, also of dead ones
+	dead        []*context  // ended clients that still have work on the GPU
+	advanced    uint64      // the time up to which the progress of that work is computed
+	spent       uint64      // the GPU time that this work has used since the latest sample
+	samples     samples
+	leaving     map[*context]chan struct{} // each is open until the result of an ended client's work is known
+	suspect     chan struct{}              // open until the result of a killed client's work is known
+	destroyed   bool                       // the context is made again when the next client comes
 }
 
 // process is a client: a process that uses CUDA.
