@@ -4,6 +4,7 @@ package real_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -27,6 +29,7 @@ type realPrograms struct {
 	ctx     context.Context
 	user    lab.User
 	gpus    int
+	sms     int // of the first GPU
 	exports string
 }
 
@@ -44,6 +47,9 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if p.sms, err = countSMs(); err != nil {
+		t.Fatal(err)
+	}
 	if p.user, err = lab.EnsureUser("hpc1", e2e.UID); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +63,6 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	}
 	o := lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: p.gpus, CPUs: 96, Features: "mps", PrologFlags: "Alloc",
 		SameName: true, Bundle: os.Getenv("SLURM_BUNDLE"), DevDir: "/dev"}
-	o.GresConf = fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", p.gpus-1)
 	if only != "" {
 		o.GresConf = fmt.Sprintf("Name=gpu File=/dev/nvidia%s\n", only)
 	}
@@ -72,6 +77,29 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	})
 	p.exports = p.environment(dir, machine)
 	return p
+}
+
+// countSMs asks the driver.
+func countSMs() (int, error) {
+	nvml, err := gpu.OpenTimeout(testnode.RealNVML(), time.Minute)
+	if err != nil {
+		return 0, err
+	}
+	defer nvml.Close()
+	seen, err := nvml.List()
+	if err == nil && len(seen) == 0 {
+		err = errors.New("cannot count SMs: the driver shows no GPU")
+	}
+	if err != nil {
+		return 0, err
+	}
+	return seen[0].Device.SMs, seen[0].Err
+}
+
+// part is a pattern of the SMs that a rank has of n that share the job's GPUs evenly: they get whole TPCs.
+func (p *realPrograms) part(n int) string {
+	least := p.sms * p.gpus / (2 * n)
+	return fmt.Sprintf("(%d|%d)", 2*least, 2*least+2)
 }
 
 // environment is what the programs need: Python, the files of the test, the wrapper, and GNU parallel if the pack has
@@ -141,22 +169,22 @@ func (p *realPrograms) run(script string, args ...string) (string, time.Duration
 // many SMs as its share has.
 func TestRealPrograms(t *testing.T) {
 	p := newPrograms(t, `share = "even"`)
-	half := "export SLURM_MPS_SHARE=50%\n"
+	half, part := "export SLURM_MPS_SHARE=50%\n", p.part(2*p.gpus) // of a GPU
 	for _, c := range []struct {
 		name, before, script string
 		want                 string // a pattern of a line
 		lines                int
 	}{
-		{"torch in the batch script", "", "$PROGRAMS torch_pool", `torch multiprocessing: sms=132 `, 4},
-		{"torch with a share", half, "$PROGRAMS torch_pool", `torch multiprocessing: sms=66 `, 4},
-		{"joblib", half, "$PROGRAMS joblib_pool", `joblib: sms=66 `, 4},
-		{"workers that see one GPU", half, "$PROGRAMS executor", `workers that see one GPU: sms=66 .*visible=GPU-[^,\n]*$`, 4},
-		{"cupy", half, "$PROGRAMS cupy_work", `cupy: sms=66 `, 1},
+		{"torch in the batch script", "", "$PROGRAMS torch_pool", fmt.Sprintf(`torch multiprocessing: sms=%d `, p.sms), 4},
+		{"torch with a share", half, "$PROGRAMS torch_pool", `torch multiprocessing: sms=` + part + ` `, 4},
+		{"joblib", half, "$PROGRAMS joblib_pool", `joblib: sms=` + part + ` `, 4},
+		{"workers that see one GPU", half, "$PROGRAMS executor", `workers that see one GPU: sms=` + part + ` .*visible=GPU-[^,\n]*$`, 4},
+		{"cupy", half, "$PROGRAMS cupy_work", `cupy: sms=` + part + ` `, 1},
 		{"jax", half, "$PROGRAMS jax_work", fmt.Sprintf(`jax: %d devices`, p.gpus), 1},
-		{"a shell of Python, as a notebook's kernel", half, "$PROGRAMS python_shell", `cell: 1000 66`, 1},
+		{"a shell of Python, as a notebook's kernel", half, "$PROGRAMS python_shell", `cell: 1000 ` + part, 1},
 		{"device by local rank", "", "srun -n4 mpirun-wrap --gpu=all $PROGRAMS by_local_rank",
-			fmt.Sprintf(`rank \d of %d devices: sms=%d `, p.gpus, 132*p.gpus/4), 4},
-		{"lightning", "", "srun -n4 mpirun-wrap $PROGRAMS lightning", fmt.Sprintf(`lightning: sms=%d steps=100`, 132*p.gpus/4), 4},
+			fmt.Sprintf(`rank \d of %d devices: sms=%s `, p.gpus, p.part(4)), 4},
+		{"lightning", "", "srun -n4 mpirun-wrap $PROGRAMS lightning", fmt.Sprintf(`lightning: sms=%s steps=100`, p.part(4)), 4},
 		{"jax by ranks", "", "srun -n4 mpirun-wrap $PROGRAMS jax_work", `jax: 1 devices`, 4},
 		{"mpi4py", "", "mpirun.openmpi -np 4 --oversubscribe --bind-to none mpirun-wrap $PROGRAMS mpi_buffers", `mpi4py: rank \d of 4: right`, 4},
 	} {
@@ -190,7 +218,7 @@ func TestRealNumbers(t *testing.T) {
 		{"all GPUs", "srun -n2 sh -c '" + promised + "exec mpirun-wrap --ids=index --gpu=all $PROGRAMS numbers'",
 			fmt.Sprintf(`numbers: first=0 count=%d `, p.gpus), 2},
 		{"pins", fmt.Sprintf("for i in $(seq 0 %d); do CUDA_VISIBLE_DEVICES=$i mpirun-wrap -v $PROGRAMS member 1; done", p.gpus-1),
-			`member sms=132 gpu=GPU-`, p.gpus},
+			fmt.Sprintf(`member sms=%d gpu=GPU-`, p.sms), p.gpus},
 		{"a killed daemon", "mpirun-wrap $PROGRAMS member 9000 & sleep 6; pkill -9 -u $(id -u) -f 'mps-control -d'; wait; sleep 12; mpsctl report",
 			`.*The job's MPS daemon ended before the job`, 1},
 	} {
@@ -216,7 +244,7 @@ func TestRealEnsemble(t *testing.T) {
 	slots := fmt.Sprintf("seq %d | xargs -P16 -I{} mpirun-wrap --slots=16 $PROGRAMS member", members)
 	steps := fmt.Sprintf("srun -n16 mpirun-wrap sh -c 'for i in $(seq %d); do $PROGRAMS member; done'", members/16)
 	shared := fmt.Sprintf("seq %d | xargs -P16 -I{} sh -c 'export CUDA_VISIBLE_DEVICES=$(({} %% %d)); exec $PROGRAMS member'", members, p.gpus)
-	share := 132 * p.gpus / 16
+	share := p.sms * p.gpus / 16
 	for _, c := range []struct {
 		name, script string
 		mps          bool

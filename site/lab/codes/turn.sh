@@ -2,11 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # turn.sh MODE TURN: runs LAMMPS on each input with 1 to 16 ranks on one GPU, in a job of Slurm, and prints a line for
 # each run: LAMMPS' own steps a second. MODE is slices (no MPS), bare (a control daemon by hand, 100/n percent) or ours
-# (slurm-mps). CODES is the folder with lmp and its inputs, RANKS the numbers of ranks. Ranks have a core each.
+# (slurm-mps). CODES is the folder with lmp and its inputs, RANKS the numbers of ranks. Ranks have a core each, so a
+# number above that of the cores is skipped.
 . "$CODES/mode.sh" "$1"
 turn=$2
 cp "$CODES"/in.* "$CODES"/data.rhodo "$CODES"/Cu_u3.eam . || exit 1
 export OMPI_MCA_plm_rsh_agent=/bin/true
+fit=
+for n in $RANKS; do
+    if [ "$n" -le "$(nproc)" ]; then fit+=" $n"; else echo "$n ranks are skipped: there are $(nproc) cores"; fi
+done
+RANKS=$fit
 
 # lammps INPUT STEPS NAME [FLAG...]: one run for each number of ranks
 lammps() {

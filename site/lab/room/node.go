@@ -49,6 +49,7 @@ type room struct {
 	logged   int64    // bytes of the product's log that were read
 	jobs     uint32
 	total    int      // MiB of the GPU's memory
+	sms      int      // of the GPU: as many blocks fill it
 	server   *process // forks ranks
 	orders   *os.File // its stdin
 }
@@ -168,11 +169,15 @@ func (r *room) environment() []string {
 	return env
 }
 
-// mib converts MiB of an H200 into the same part of this GPU's memory.
-func (r *room) mib(ofH200 int) int {
-	const h200 = 143155 // what CUDA reports
-	return ofH200 * min(r.total, h200) / h200
-}
+// The MiB of an H200, as CUDA reports them, and those that the contexts of a trial's ranks take on every GPU.
+const (
+	ofH200     = 143155
+	ofContexts = 3500
+	leastMiB   = 8192
+)
+
+// mib converts MiB of an H200 into the same part of what this GPU has beside the contexts of a trial.
+func (r *room) mib(mib int) int { return mib * (r.total - ofContexts) / (ofH200 - ofContexts) }
 
 // end removes the folder of the trials. It fails if the node is not as it was.
 func (r *room) end() error {
@@ -392,20 +397,24 @@ func (l *lane) python(options ...[]string) (ranks []rank, err error) {
 	return ranks, err
 }
 
-var totalMiB = regexp.MustCompile(`err=0.* total=(\d+)MiB`)
+var sizes = regexp.MustCompile(`err=0.* sm=(\d+) .* total=(\d+)MiB`)
 
-// measure reads the size of the GPU's memory, and starts the server on the way.
+// measure reads the sizes of the GPU, and starts the server on the way.
 func (l *lane) measure(ctx context.Context) error {
 	p, err := l.one(l.r.client, "info")
 	if err != nil {
 		return err
 	}
 	watch.Until(ctx, 20*time.Second, p.isOver)
-	m := p.heard(totalMiB.String())
+	m := p.heard(sizes.String())
 	if len(m) != 1 {
 		return fmt.Errorf("a first client fails: %s", p.text())
 	}
-	l.r.total, _ = strconv.Atoi(m[0][1])
+	l.r.sms, _ = strconv.Atoi(m[0][1])
+	l.r.total, _ = strconv.Atoi(m[0][2])
+	if l.r.total < leastMiB {
+		return fmt.Errorf("the GPU has %d MiB of memory: the trials need %d MiB, because seven ranks have a context each", l.r.total, leastMiB)
+	}
 	return nil
 }
 

@@ -148,7 +148,7 @@ func failures(p *process) []string {
 // trySlots runs members that need almost half of the memory, two at a time. All end well.
 func trySlots(ctx context.Context, l *lane, _ int) (record, error) {
 	const members = 12
-	script := fmt.Sprintf("exec %s spin -ms 20 -queue 5 -blocks 132 -for 1 -mib %d", l.r.client, l.r.mib(66000))
+	script := fmt.Sprintf("exec %s spin -ms 20 -queue 5 -blocks %d -for 1 -mib %d", l.r.client, l.r.sms, l.r.mib(66000))
 	p, took, err := l.ensemble(ctx, members, 2, script)
 	if err != nil {
 		return record{}, err
