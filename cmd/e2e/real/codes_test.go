@@ -3,12 +3,17 @@
 package real_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // TestRealCodes runs LAMMPS, or programs in Python, in jobs in turns: without MPS, by a control daemon that the user
@@ -57,4 +62,65 @@ func TestRealCodes(t *testing.T) {
 			slowest = max(slowest, time.Since(began))
 		}
 	}
+}
+
+// TestPythonTurn runs a turn of python.sh on a simulated GPU, with modules that stand for PyTorch and JAX: a line for
+// each program and number of processes. Programs whose modules are missing are skipped, and so is a number of processes
+// for which there are no cores. If an import has started CUDA, no process is a fork of it.
+func TestPythonTurn(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, mode, ranks, rate string
+		env                     []string
+		want                    []string // patterns of what else it prints
+	}{
+		{name: "no MPS", mode: "slices", ranks: "1 2", rate: `[1-9][0-9.]*`, want: []string{
+			"gnn is skipped: No module named 'torch_geometric'",
+			"gaussian_process is skipped: No module named 'gpytorch'",
+			"9999 processes are skipped: there is no core 9998", `2 processes: \S+ s, of them \S+ s measured`}},
+		{name: "an import starts CUDA", mode: "slices", ranks: "1", rate: `[1-9][0-9.]*`,
+			env: []string{"IMPORT_STARTS_CUDA=1"}, want: []string{"an import has started CUDA, so each process imports all again"}},
+		{name: "a process fails", mode: "bare", ranks: "1", rate: "failed", env: []string{"GPU_FAILS=4"},
+			want: []string{"a process has ended", "RuntimeError: CUDA out of memory"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out := pythonTurn(t, c.mode, c.ranks, c.env...)
+			for _, n := range strings.Fields(c.ranks) {
+				for _, program := range []string{"resnet18", "gpt2_decode", "diffusion", "jax_mlp"} {
+					c.want = append(c.want, fmt.Sprintf(`(?m)^3 %s %s %s %s$`, c.mode, program, n, c.rate))
+				}
+			}
+			for _, want := range c.want {
+				if !regexp.MustCompile(want).MatchString(out) {
+					t.Errorf("no %q in\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+// pythonTurn returns what a turn prints, with one number of processes more than any machine has cores.
+func pythonTurn(t *testing.T, mode, ranks string, env ...string) string {
+	t.Helper()
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3")
+	}
+	lab, err1 := filepath.Abs("../../../site/lab")
+	modules, err2 := filepath.Abs("testdata/fake")
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	p := newTestNode(t, "", node.H200)
+	codes := filepath.Join(lab, "codes")
+	cmd := exec.CommandContext(p.Ctx, filepath.Join(codes, "python.sh"), mode, "3")
+	cmd.Env = append(os.Environ(), "CODES="+codes, "RANKS="+ranks+" 9999", "PYTHON="+python, "FIRST_CORE=0", "ONLY_GPU=",
+		"TMPDIR="+t.TempDir(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+modules+":"+filepath.Join(lab, "ends"),
+		"PATH="+filepath.Dir(p.Sim.Program("nvidia-smi"))+":"+os.Getenv("PATH"), "LD_LIBRARY_PATH="+p.Sim.Libraries())
+	cmd.Env = append(cmd.Env, env...)
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return string(text)
 }

@@ -268,11 +268,10 @@ func newBench(built string, real bool, s set, grant ...string) (b bench, err err
 	if err := b.runOnTmpfs(); err != nil {
 		return b, err
 	}
-	gres := fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", s.GPUs-1)
 	if err := os.WriteFile(b.conf, []byte(fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", s.GPUs)), 0o644); err != nil {
 		return b, err
 	}
-	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(gres), 0o644)
+	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(b.node.GresConf(s.GPUs)), 0o644)
 }
 
 func (b bench) remove() {

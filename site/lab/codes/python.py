@@ -273,16 +273,17 @@ def member(host, heard, told):
     import torch
 
     torch.set_num_threads(1)
-    with os.fdopen(heard) as moments, os.fdopen(told, "w", buffering=1) as out:
-        for name in list(host):
-            step = host.pop(name)()
-            step()
-            print("made", file=out)
-            begin = moments.readline()
-            print(rate(step, float(begin) + WARM), file=out)
-            del step
-            gc.collect()
-            torch.cuda.empty_cache()
+    # Neither file is closed before the end: the first process ends this one when it hears no more.
+    moments, out = os.fdopen(heard), os.fdopen(told, "w", buffering=1)
+    for name in list(host):
+        step = host.pop(name)()
+        step()
+        print("made", file=out)
+        begin = moments.readline()
+        print(rate(step, float(begin) + WARM), file=out)
+        del step
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def rate(step, begin):

@@ -112,9 +112,8 @@ func (r *room) makeNode() error {
 		r.node, err = testnode.Real(filepath.Join(r.dir, "n"), built, policy)
 	}
 	r.client = filepath.Join(built, "sim", "bin", "cuda-client")
-	gres := "Name=gpu File=/dev/nvidia0\n"
 	return errors.Join(err, os.WriteFile(r.path("slurm.conf"), []byte("NodeName=n1 Gres=gpu:1\n"), 0o644),
-		os.WriteFile(r.path("gres.conf"), []byte(gres), 0o644), r.copyRanks(built))
+		os.WriteFile(r.path("gres.conf"), []byte(r.node.GresConf(1)), 0o644), r.copyRanks(built))
 }
 
 func (r *room) path(name string) string { return filepath.Join(r.dir, name) }
@@ -413,7 +412,8 @@ func (l *lane) measure(ctx context.Context) error {
 	l.r.sms, _ = strconv.Atoi(m[0][1])
 	l.r.total, _ = strconv.Atoi(m[0][2])
 	if l.r.total < leastMiB {
-		return fmt.Errorf("the GPU has %d MiB of memory: the trials need %d MiB, because seven ranks have a context each", l.r.total, leastMiB)
+		return fmt.Errorf("the GPU has %d MiB of memory: the trials need %d MiB, because seven ranks have a context each",
+			l.r.total, leastMiB)
 	}
 	return nil
 }

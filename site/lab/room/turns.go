@@ -99,7 +99,8 @@ func (l *lane) forkedBeside(ctx context.Context, trial int) error {
 // tryRate measures how long an ensemble takes that ends well. Two members need most of the memory.
 func tryRate(ctx context.Context, l *lane, _ int) (record, error) {
 	const members = 20
-	script := fmt.Sprintf("exec %s spin -ms 20 -queue 5 -blocks %d -for $((1 + $1 %% 2)) -mib %d", l.r.client, l.r.sms, l.r.mib(66000))
+	script := fmt.Sprintf("exec %s spin -ms 20 -queue 5 -blocks %d -for $((1 + $1 %% 2)) -mib %d",
+		l.r.client, l.r.sms, l.r.mib(66000))
 	p, took, err := l.ensemble(ctx, members, 2, script)
 	if err != nil {
 		return record{}, err

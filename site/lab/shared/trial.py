@@ -115,7 +115,9 @@ class Trial:
         for path in (__file__, victim.__file__):
             shutil.copy(path, os.path.join(self.dir, os.path.basename(path)))
         self.libraries = os.environ.get("LD_LIBRARY_PATH", "")
-        self.write("gres.conf", "Name=gpu File=/dev/nvidia0\nName=mps Count=100\n")
+        # In a container the numbers need not begin with 0. A simulated node's do.
+        minors = sorted(int(name[6:]) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)) or [0]
+        self.write("gres.conf", "Name=gpu File=/dev/nvidia%d\nName=mps Count=100\n" % minors[0])
         self.write("slurm.conf", "NodeName=n1 Gres=gpu:1,mps:100\n")
         for name, uid in USERS.items():
             self.ensure_user(name, uid)

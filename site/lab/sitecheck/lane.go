@@ -147,6 +147,11 @@ func (k *kit) look() error {
 		os.WriteFile(filepath.Join(k.folder, "gres.conf"), gres, 0o644))
 }
 
+// howToMakeOne is for the admin: this command changes no MIG setting.
+const howToMakeOne = "An admin makes one on an idle GPU, here GPU 0, by `nvidia-smi -i 0 -mig 1`, which may need a " +
+	"reset or a reboot, and `nvidia-smi mig -i 0 -cgi ID -C` with an ID of `nvidia-smi mig -lgip`. " +
+	"`nvidia-smi mig -i 0 -dci`, `nvidia-smi mig -i 0 -dgi` and `nvidia-smi -i 0 -mig 0` undo that. This command does none of it"
+
 var instanceUUID = regexp.MustCompile(`\(UUID: (MIG-[^)]+)\)`)
 
 // lookAtInstances chooses the first MIG instance. It refuses a node that has none, and one with a process on any.
@@ -163,9 +168,7 @@ func (k *kit) lookAtInstances(nvml *gpu.NVML) error {
 	}
 	found := instanceUUID.FindAllSubmatch(list, -1)
 	if len(found) == 0 {
-		return errors.New("cannot check: no GPU has a MIG instance. An admin makes one on an idle GPU, here GPU 0, by \"nvidia-smi -i 0 -mig 1\", " +
-			"which may need a reset or a reboot, and \"nvidia-smi mig -i 0 -cgi ID -C\" with an ID of \"nvidia-smi mig -lgip\"; " +
-			"\"nvidia-smi mig -i 0 -dci\", \"nvidia-smi mig -i 0 -dgi\" and \"nvidia-smi -i 0 -mig 0\" undo that. This command does none of it")
+		return errors.New("cannot check: no GPU has a MIG instance. " + howToMakeOne)
 	}
 	for i := len(found) - 1; i >= 0; i-- {
 		seen := nvml.Instance(site.UUID(found[i][1]))
@@ -173,7 +176,8 @@ func (k *kit) lookAtInstances(nvml *gpu.NVML) error {
 		case seen.Err != nil:
 			return fmt.Errorf("cannot check: %s: %w", found[i][1], seen.Err)
 		case len(seen.Processes) > 0:
-			return fmt.Errorf("cannot check: %s has a process, pid %d: run it when all instances are idle", found[i][1], seen.Processes[0].PID)
+			return fmt.Errorf("cannot check: %s has a process, pid %d: run it when all instances are idle",
+				found[i][1], seen.Processes[0].PID)
 		}
 		k.gpu = seen.Device
 	}
@@ -228,7 +232,8 @@ func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
 		l.job = testnode.Job{ID: uint32(k.lanes), UID: k.uid, GID: k.gid, GPUs: "0", Features: "mps",
 			Conf: filepath.Join(k.folder, "slurm.conf"), Extra: []string{"SLURM_JOB_USER=" + k.who.Username}}
 		if k.mig { // so does slurmd name an instance
-			l.job.GPUs, l.job.Extra = "", append(l.job.Extra, "SLURM_JOB_GPUS=0", "CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
+			l.job.GPUs = ""
+			l.job.Extra = append(l.job.Extra, "SLURM_JOB_GPUS=0", "CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
 		}
 		l.env, l.prefix = append(l.env, task...), k.node.Command("mpirun-wrap")
 		return l, l.hook("prolog")

@@ -82,7 +82,8 @@ func outside(ctx context.Context, s settings) (err error) {
 		return errors.New("cannot set a compute mode: run it as root, or without -exclusive")
 	}
 	if s.mig && os.Geteuid() != 0 {
-		return errors.New("cannot try a MIG instance: mpirun-wrap --own, which a user's run tries, serves whole GPUs: run it as root, or without -mig")
+		return errors.New("cannot try a MIG instance: mpirun-wrap --own, which a user's run tries, serves whole GPUs: " +
+			"run it as root, or without -mig")
 	}
 	folder, err := os.MkdirTemp("/tmp", "site-check")
 	if err != nil {
@@ -162,8 +163,9 @@ func check(ctx context.Context, s settings, folder string) error {
 }
 
 // migLacks is what an instance lacks (docs/limits.md).
-const migLacks = "NVML does not tell what an instance computes. So after a death with work in flight, the guard holds " +
-	"the files for 2 s if a newer client is there, else for the policy's hold, and it pauses no one: longer work can kill " +
-	"neighbours. The work of these trials is shorter. There is no EXCLUSIVE_PROCESS, and no utilisation in a report."
+const migLacks = "NVML does not tell what an instance computes. So after a death with work in flight, the guard " +
+	"holds the files for 2 s if a newer client is there, else for the policy's hold, and it pauses no one: longer " +
+	"work can kill neighbours. The work of these trials is shorter. " +
+	"There is no EXCLUSIVE_PROCESS, and no utilisation in a report."
 
 const issues = "https://github.com/slurm-mps/slurm-mps/issues/new?template=driver.yml"

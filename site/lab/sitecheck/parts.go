@@ -60,7 +60,8 @@ func (k *kit) conformance(ctx context.Context) (result, error) {
 	suite := filepath.Join(k.built, "conformance.test")
 	cmd := exec.CommandContext(ctx, suite, "-test.v", "-test.timeout", limit.String())
 	cmd.Env = append(os.Environ(), "CONFORMANCE_TARGET=real", "MPS_CONTROL="+k.control, "CONFORMANCE_CLIENT="+k.client,
-		"CONFORMANCE_GPUS="+k.suiteGPUs(), "CONFORMANCE_LIB="+k.libraries, "TMPDIR="+k.folder, fmt.Sprintf("CONFORMANCE_UID=%d", k.uid))
+		"CONFORMANCE_GPUS="+k.suiteGPUs(), "CONFORMANCE_LIB="+k.libraries, "TMPDIR="+k.folder,
+		fmt.Sprintf("CONFORMANCE_UID=%d", k.uid))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -156,7 +157,8 @@ func (k *kit) crowd(ctx context.Context) (r result, err error) {
 	r.good, r.text = err == nil && ready == want, fmt.Sprintf("%d of %d served, want %d", ready, want+1, want)
 	if k.mig { // how much fewer is not in NVIDIA's guide, so what is found counts
 		r.good = err == nil && ready > 0
-		r.text = fmt.Sprintf("%d of %d served; a whole GPU serves %d, and an instance fewer, in proportion to its size", ready, want+1, want)
+		r.text = fmt.Sprintf("%d of %d served; a whole GPU serves %d, and an instance fewer, in proportion to its size",
+			ready, want+1, want)
 	}
 	return r, err
 }

@@ -146,7 +146,7 @@ func Installed(t *testing.T, s testnode.Node, dir string, gpus int, limit time.D
 	t.Cleanup(cancel)
 	p := Node{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
 	p.Write(p.Conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", gpus))
-	p.Write(p.Gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", gpus-1))
+	p.Write(p.Gres(), s.GresConf(gpus))
 	t.Cleanup(p.KillLeft)
 	return p
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -215,12 +216,33 @@ func (s Node) linkKernel(simulated string) error {
 const RealControl = "/usr/bin/nvidia-cuda-mps-control"
 
 // RealGPUs counts the real GPUs of this machine. It is 0 if there is no control program.
-func RealGPUs() int {
-	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
+func RealGPUs() int { return len(RealMinors()) }
+
+// RealMinors are the numbers of /dev/nvidiaN, in order. In a container they need not begin with 0.
+func RealMinors() (minors []int) {
 	if _, err := os.Stat(RealControl); err != nil {
-		return 0
+		return nil
 	}
-	return len(devices)
+	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	for _, device := range devices {
+		if n, err := strconv.Atoi(strings.TrimPrefix(device, "/dev/nvidia")); err == nil {
+			minors = append(minors, n)
+		}
+	}
+	slices.Sort(minors)
+	return minors
+}
+
+// GresConf names the device files of the first n GPUs: the real ones, or nvidia0 and so on of a simulated node.
+func (s Node) GresConf(n int) string {
+	var text strings.Builder
+	for i := range n {
+		if real := RealMinors(); s.Sim == nil && i < len(real) {
+			i = real[i]
+		}
+		fmt.Fprintf(&text, "Name=gpu File=/dev/nvidia%d\n", i)
+	}
+	return text.String()
 }
 
 // realFacts names the driver's library if the loader may not find it. slurmd gives prologs no LD_LIBRARY_PATH.

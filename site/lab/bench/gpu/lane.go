@@ -50,18 +50,19 @@ func (b *bench) found() (uuids []site.UUID, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, nvml.Close()) }()
-	count := b.gpus
-	if count == 0 {
-		count = testnode.RealGPUs()
+	minors := testnode.RealMinors()
+	if b.gpus > 0 {
+		minors = minors[:min(b.gpus, len(minors))]
 	}
-	for minor := range count {
+	for i, minor := range minors {
 		device, err := nvml.ByMinor(minor)
 		if err != nil {
 			return nil, err
 		}
 		shape := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}
-		if minor > 0 && shape != b.gpu {
-			return nil, fmt.Errorf("cannot measure GPU %d beside GPU 0: it is another model: give -gpus 1", minor)
+		if i > 0 && shape != b.gpu {
+			return nil, fmt.Errorf("cannot measure /dev/nvidia%d beside the first GPU: it is another model: give -gpus 1",
+				minor)
 		}
 		uuids, b.gpu = append(uuids, device.UUID), shape
 	}

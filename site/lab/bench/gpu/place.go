@@ -139,7 +139,7 @@ func (b *bench) nodeOf(name string, attributes ...string) (testnode.Node, error)
 	}
 	if err == nil {
 		err = errors.Join(os.WriteFile(filepath.Join(dir, "slurm.conf"), fmt.Appendf(nil, "NodeName=n1 Gres=gpu:%d\n", len(b.lanes)), 0o644),
-			os.WriteFile(filepath.Join(dir, "gres.conf"), fmt.Appendf(nil, "Name=gpu File=/dev/nvidia[0-%d]\n", len(b.lanes)-1), 0o644))
+			os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(s.GresConf(len(b.lanes))), 0o644))
 	}
 	b.nodes[name] = s
 	return s, err

@@ -108,8 +108,9 @@ func newServer(link wire.Conn, log record.Log) (*server, error) {
 	return s, nil
 }
 
-// setClients sets how many contexts the device serves. NVIDIA's MIG guide, not measured: "the maximum number of clients
-// (48) is lowered proportionally to the Compute Instance size". The GPUs that are simulated with instances have 7 slices.
+// setClients sets how many contexts the device serves. NVIDIA's MIG guide, not measured: "the maximum number of
+// clients (48) is lowered proportionally to the Compute Instance size". The GPUs that are simulated with instances have
+// 7 slices.
 func (g *gpu) setClients(whole int) error {
 	g.maxContexts = whole
 	if g.Instance == node.Whole {
