@@ -120,3 +120,22 @@ func TestTrialsOnASimulatedGPU(t *testing.T) {
 		t.Errorf("the summary is %q, %v", summary, err)
 	}
 }
+
+// The memory of a trial's ranks and their contexts fits the GPU, and fills it, whatever its size.
+func TestMemoryOfEachSize(t *testing.T) {
+	for _, total := range []int{leastMiB, 15360, 24576, 40960, 81920, 143155, 183359} {
+		r := room{total: total}
+		for name, asked := range map[string]int{
+			"six neighbours and one that takes the rest": 6*r.mib(15<<10) + r.mib(30<<10),
+			"two members": 2 * r.mib(66000),
+			"six members": 6 * r.mib(22000),
+		} {
+			if used := asked + ofContexts; used > total || used < total*85/100 {
+				t.Errorf("%d MiB: %s take %d", total, name, used)
+			}
+		}
+		if 2*r.mib(70<<10)+ofContexts <= total {
+			t.Errorf("%d MiB: the next rank has room beside the dead one's %d MiB", total, r.mib(70<<10))
+		}
+	}
+}
