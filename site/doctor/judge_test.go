@@ -27,10 +27,11 @@ func onDriver(version string) func(*node) {
 	}
 }
 
-// Slurm's version is judged by its branch. Other findings of a node without more of Slurm are not compared.
+// Slurm's version is judged by its branch. No release of 24.11 has the fixes, but Debian's 24.11.5 has them and cannot be
+// told from SchedMD's, so nothing is reported. Other findings of a node without more of Slurm are not compared.
 func TestSlurmPatched(t *testing.T) {
 	for version, want := range map[string]bool{
-		"25.05.8": true, "25.05.9": false, "25.11.10": false, "25.11.7": true, "22.05.8-1": true, "22.05.8": true, "24.11.7": true, "": false, "27.11.0": false,
+		"25.05.8": true, "25.05.9": false, "25.11.10": false, "25.11.7": true, "22.05.8-1": true, "22.05.8": true, "24.11.7": false, "": false, "27.11.0": false,
 	} {
 		n := sound()
 		n.Slurm = &slurmFiles{Version: version}
