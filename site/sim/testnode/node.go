@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -324,12 +325,13 @@ type Result struct {
 	Output string // stdout and stderr, which are one pipe under slurmd
 }
 
-// Run runs a binary to its end with an environment. The folder and stdin are the same as under slurmd.
+// Run runs a binary to its end with an environment. The folder, stdin and a process group of its own are as under slurmd:
+// an interrupt of a test is none of its hooks.
 func (s Node) Run(ctx context.Context, env []string, program string, args ...string) (Result, error) {
 	line := s.Command(program, args...)
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Env = env
-	cmd.Dir = "/"
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Setpgid: true}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := blocked(cmd.Start)
