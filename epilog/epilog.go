@@ -143,11 +143,10 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	was := l.Phase
 	noted := e.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	e.startNVML(l)
-	var kept *keeping
+	var report keeping
 	if l.Joined != 0 {
 		if was != lease.Opening {
-			kept = e.keepReport(l, nil)
-			<-kept.read // before the last member removes it
+			report = e.keepReport(l, nil) // before the last member removes it
 		}
 		failed = errors.Join(failed, e.leave(ctx, &l))
 	}
@@ -156,15 +155,12 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	guard := e.readGuard(l.Job.ID) // its last state, if it has ended
 	e.removeJobFiles(l)
 	if ended == nil {
-		if was != lease.Opening && kept == nil && !lease.IsShared(l.Job.ID) { // the jobs that shared it have reports
-			kept = e.keepReport(l, guard)
+		if was != lease.Opening && report.kept == nil && !lease.IsShared(l.Job.ID) { // the jobs that shared it have reports
+			report = e.keepReport(l, guard) // before the job's folder is removed
 		}
 		failed = errors.Join(failed, e.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !end.byItself) {
 			e.keepLogs(l)
-		}
-		if kept != nil {
-			<-kept.read // from a file system in memory, which the next line removes
 		}
 		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job))
 		e.logHeld(l.Job)
@@ -173,7 +169,8 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank knew of it, so there is nothing to add up
-		e.logSummary(l, end, guard, e.wait(l, kept), failed == nil)
+		e.wait(report)
+		e.logSummary(l, end, guard, report.Report, failed == nil)
 	}
 	if failed != nil {
 		return e.logRepair(errors.Join(failed, noted), l)

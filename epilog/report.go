@@ -28,39 +28,30 @@ const (
 	reportWait = 200 * time.Millisecond
 )
 
-// keeping is a report that is being stored, while the epilog does its other steps.
+// keeping is a report that is being stored, while the epilog does its other steps. Its channel is nil if the job has none.
 type keeping struct {
-	read, kept chan struct{} // closed when the report is read, and when it is kept
-	report     usage.Report  // valid after read is closed
-	err        error         // valid after kept is closed; fs.ErrNotExist if there is no report
+	usage.Report
+	kept chan error // fs.ErrNotExist if the recorder has left no report
 }
 
 // keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The recorder
 // has ended, because the guard ends it and has ended too, or it serves other jobs that share the daemon.
-func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) *keeping {
-	ended := time.Now()
-	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
-	go func() {
-		defer close(k.kept)
-		folder := e.Store.JobDir(cmp.Or(l.Joined, l.Job.ID))
-		report, err := usage.Read(filepath.Join(folder, usage.RunningOf(l.Job.ID, l.Joined)))
-		if err == nil {
-			if l.Joined != 0 {
-				endGone(report.Clients, ended)
-			}
-			k.report = finished(report, guard, ended)
+func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) keeping {
+	ended, kept := time.Now(), make(chan error, 1)
+	folder := e.Store.JobDir(cmp.Or(l.Joined, l.Job.ID))
+	r, err := usage.Read(filepath.Join(folder, usage.RunningOf(l.Job.ID, l.Joined)))
+	if err == nil {
+		if l.Joined != 0 {
+			endGone(r.Clients, ended)
 		}
-		k.err = err
-		close(k.read)
-		switch {
-		case err != nil:
-		case k.report.ClientsSeen == 0:
-			k.err = fs.ErrNotExist // a job without a client has used nothing, and its report would push another one out
-		default:
-			k.err = e.keepReportOf(l.Job.UID, k.report)
-		}
-	}()
-	return k
+		r = finished(r, guard, ended)
+	}
+	if r.ClientsSeen == 0 { // a job without a client has used nothing, and its report would push another one out
+		kept <- err
+	} else {
+		go func() { kept <- e.keepReportOf(l.Job.UID, r) }()
+	}
+	return keeping{r, kept}
 }
 
 // endGone sets the end of clients that are gone. The recorder of a shared daemon has not been told that the job ends.
@@ -124,22 +115,17 @@ func reportOwner(path string) string {
 	}
 }
 
-// wait waits until the report is kept, and logs a failure. If there is no report, the job of the result is 0.
-func (e Epilog) wait(l lease.Lease, k *keeping) usage.Report {
-	if k == nil {
-		return usage.Report{}
+// wait waits until a report is kept, and logs a failure.
+func (e Epilog) wait(k keeping) {
+	if k.kept == nil {
+		return
 	}
+	err := fmt.Errorf("the disk of %s does not take it within %v", e.Reports, reportWait)
 	select {
-	case <-k.kept:
+	case err = <-k.kept:
 	case <-time.After(reportWait):
-		e.lose(fmt.Errorf("the disk of %s does not take it within %v", e.Reports, reportWait))
-		return usage.Report{}
 	}
-	if k.err != nil && !errors.Is(k.err, fs.ErrNotExist) {
-		e.lose(k.err)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		e.Log.Warn().Err(err).Msg("the job's report is not kept")
 	}
-	return k.report
 }
-
-// lose logs that a job's report is not kept.
-func (e Epilog) lose(why error) { e.Log.Warn().Err(why).Msg("the job's report is not kept") }
