@@ -155,7 +155,7 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	guard := e.readGuard(l.Job.ID) // its last state, if it has ended
 	e.removeJobFiles(l)
 	if ended == nil {
-		if was != lease.Opening && report.kept == nil && !lease.IsShared(l.Job.ID) { // the jobs that shared it have reports
+		if was != lease.Opening && report.kept == nil && !lease.IsShared(l.Job.ID) { // its jobs have reports
 			report = e.keepReport(l, guard) // before the job's folder is removed
 		}
 		failed = errors.Join(failed, e.restoreModes(l))

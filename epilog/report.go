@@ -9,11 +9,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"time"
 
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -28,7 +32,7 @@ const (
 	reportWait = 200 * time.Millisecond
 )
 
-// keeping is a report that is being stored, while the epilog does its other steps. Its channel is nil if the job has none.
+// keeping is a report that is being stored, while the epilog does its other steps. The channel is nil without a report.
 type keeping struct {
 	usage.Report
 	kept chan error // fs.ErrNotExist if the recorder has left no report
@@ -94,6 +98,9 @@ func (e Epilog) keepReportOf(uid uint32, r usage.Report) error {
 	return errors.Join(err, prune(e.Reports, maxReports, maxReportAge, reportOwner))
 }
 
+// userField is the user of a report, in its first fields.
+var userField = regexp.MustCompile(`"user":"([^"]*)"`)
+
 // reportOwner returns the user of a kept report. It reads the beginning only, because a node has many reports.
 func reportOwner(path string) string {
 	file, err := os.Open(path)
@@ -101,18 +108,8 @@ func reportOwner(path string) string {
 		return ""
 	}
 	defer file.Close()
-	fields := json.NewDecoder(io.LimitReader(file, 1024))
-	for {
-		token, err := fields.Token()
-		if err != nil {
-			return ""
-		}
-		if token == "user" {
-			user, _ := fields.Token()
-			name, _ := user.(string)
-			return name
-		}
-	}
+	first, _ := io.ReadAll(io.LimitReader(file, 1024))
+	return string(append(userField.FindSubmatch(first), nil, nil)[1])
 }
 
 // wait waits until a report is kept, and logs a failure.
@@ -128,4 +125,66 @@ func (e Epilog) wait(k keeping) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		e.Log.Warn().Err(err).Msg("the job's report is not kept")
 	}
+}
+
+// SummaryStep marks the line of the log that has the totals of a job. A site collects these lines, and mpsctl metrics
+// adds them up.
+const SummaryStep = "summary"
+
+// logSummary logs the totals of a job: the guard's own if the job had a guard, and those of the report if there is one.
+func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState, r usage.Report, closed bool) {
+	var request policy.Request
+	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
+	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
+		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.GPUs)).
+		Int("clients_at_epilog", end.clients).Int("terminated", end.terminated).Bool("daemon_gone", end.gone).Bool("closed", closed)
+	if !l.CreatedAt.IsZero() && !lease.IsShared(l.Job.ID) { // the jobs that shared it have theirs
+		line = line.Float64("seconds", time.Since(l.CreatedAt).Seconds())
+	}
+	switch {
+	case guard != nil && lease.IsShared(l.Job.ID): // the jobs that shared it have clients of their own
+		line = line.Int("pauses", guard.Pauses).Int64("paused_ms", guard.PausedMillis)
+	case guard != nil:
+		line = addCounts(line, *guard)
+	case l.Part.Shared() && r.Job != 0:
+		line = line.Int("clients_seen", r.ClientsSeen).Int("clients_peak", r.ClientsPeak)
+	}
+	if r.Job != 0 {
+		line = addUse(line, r)
+	}
+	line.Send()
+}
+
+// readGuard returns the state of a job's guard, nil if it has none or none that can be read.
+func (e Epilog) readGuard(job uint32) *lease.GuardState {
+	guard, err := e.Store.ReadGuard(job)
+	if err != nil {
+		return nil
+	}
+	return &guard
+}
+
+func addCounts(line *zerolog.Event, guard lease.GuardState) *zerolog.Event {
+	held := guard.Dead // clients that ended beside living neighbours
+	for reason, count := range guard.Released {
+		if reason != lease.NoNeighbour {
+			held += count
+		}
+	}
+	return line.Int("clients_seen", guard.ClientsSeen).Int("clients_peak", guard.ClientsPeak).Int("held", held).
+		Int("outside", guard.OutsideSeen).Int("pauses", guard.Pauses).Int64("paused_ms", guard.PausedMillis)
+}
+
+func addUse(line *zerolog.Event, r usage.Report) *zerolog.Event {
+	mean := r.Mean()
+	if !r.Whole() {
+		line = line.Float64("part", math.Round(r.Part.Fraction()*1000)/1000)
+	}
+	for _, f := range usage.All {
+		if value := f.Of(mean); value >= 0 {
+			line = line.Float64(f.SummaryKey(), math.Round(value*10)/10)
+		}
+	}
+	return line.Int("bad_ends", r.BadEnds).Int("faults", len(r.Faults)).
+		Int("energy_j", r.EnergyJ)
 }

@@ -7,11 +7,15 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -54,4 +58,137 @@ func refused(call *command.Invocation, err error) error {
 	}
 	text := func(s command.Screen) string { return lint.Text(bad.Diagnostics(), s.Colour) }
 	return call.PrintFindings("policy", wrong{false, bad.Diagnostics()}, text, true)
+}
+
+const checkHelp = `check reads a policy as the prolog does and prints its rules, or all its mistakes. Without an operand it reads this node's
+policy. A folder means its policy.hcl and policy.d/*.hcl.
+
+It warns of rules that are never tried, of comparisons that no job can meet, and of denials of jobs that do not ask.
+
+It exits with 0 if the policy can be used, and with 1 if it cannot.`
+
+func check(call *command.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use: "check [FILE|DIR]...", Short: "check whether a policy can be used", Long: checkHelp,
+		Example: "  mpsctl policy check\n  mpsctl policy check policy.hcl policy.d/chem.hcl",
+		RunE: func(_ *cobra.Command, paths []string) error {
+			compiled, err := load(call, paths)
+			if err != nil {
+				return refused(call, err)
+			}
+			answer := checked{OK: true, Rules: compiled.Rules(), Warnings: lint.Warnings(compiled)}
+			for _, source := range compiled.Sources() {
+				answer.Files = append(answer.Files, source.Name)
+			}
+			return call.Print("policy", answer, answer.text)
+		},
+	}
+}
+
+// checked is a policy that can be used.
+type checked struct {
+	OK    bool              `json:"ok"`
+	Files []string          `json:"files"`
+	Rules []policyfile.Rule `json:"rules"`
+	// Warnings are valid parts of the policy that have no effect.
+	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
+}
+
+func (c checked) text(screen command.Screen) string {
+	var b strings.Builder
+	for i, rule := range c.Rules {
+		does := "grants"
+		if rule.Denies {
+			does = "denies"
+		}
+		fmt.Fprintf(&b, "%3d  %-24q %s  %s:%d\n", i+1, rule.Name, does, rule.File, rule.Line)
+	}
+	writeWarnings(&b, c.Warnings, screen.Colour)
+	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), words.Count(len(c.Rules), "rule"))
+	return b.String()
+}
+
+func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour bool) {
+	if len(warnings) > 0 {
+		b.WriteString("\n" + lint.Text(warnings, colour) + "\n")
+	}
+}
+
+const testHelp = `test runs the cases of files, as unit tests. A case is a job, and the expected decision of the policy. The policy is the
+one in the file's folder, unless --policy names another file or folder. Without an operand, test reads this node's
+policy_test.hcl.
+
+It exits with 0 if every case has the expected result, and with 1 if a case has another result.`
+
+func test(call *command.Invocation) *cobra.Command {
+	var paths []string
+	c := &cobra.Command{
+		Use: "test [--policy FILE|DIR] [FILE]...", Short: "run a policy's own tests", Long: testHelp,
+		Example: "  mpsctl policy test /etc/slurm-mps/policy_test.hcl",
+		RunE: func(_ *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				files = []string{filepath.Join(filepath.Dir(call.Paths.Policy()), "policy_test.hcl")}
+			}
+			return testAll(call, files, paths)
+		},
+	}
+	c.Flags().StringArrayVar(&paths, "policy", nil, "test the policy in this `FILE|DIR`")
+	return c
+}
+
+func testAll(call *command.Invocation, files, paths []string) error {
+	var all tested
+	for _, file := range files {
+		tested := paths
+		if len(tested) == 0 {
+			tested = []string{filepath.Dir(file)}
+		}
+		compiled, err := policyfile.LoadFiles(tested...)
+		if errors.Is(err, fs.ErrNotExist) && len(paths) == 0 {
+			err = fmt.Errorf("cannot test %s: there is no policy.hcl beside it: name the policy with --policy", file)
+		}
+		if err != nil {
+			return refused(call, err)
+		}
+		text, err := policyfile.ReadAny(file)
+		if err != nil {
+			return refused(call, err)
+		}
+		cases, err := lint.ParseCases(text, file)
+		if err != nil {
+			return refused(call, err)
+		}
+		all.add(lint.Run(compiled, cases))
+	}
+	return call.PrintFindings("policy", all, all.text, all.Failed > 0)
+}
+
+type tested struct {
+	Results []lint.Result `json:"results"`
+	Failed  int           `json:"failed"`
+}
+
+func (t *tested) add(results []lint.Result) {
+	t.Results = append(t.Results, results...)
+	for _, r := range results {
+		if !r.Passed {
+			t.Failed++
+		}
+	}
+}
+
+func (t tested) text(command.Screen) string {
+	var b strings.Builder
+	for _, r := range t.Results {
+		result := "FAIL"
+		if r.Passed {
+			result = "ok  "
+		}
+		fmt.Fprintf(&b, "%s %s:%d: case %q\n", result, r.File, r.Line, r.Name)
+		for _, difference := range r.Wrong {
+			fmt.Fprintf(&b, "     %s\n", difference)
+		}
+	}
+	fmt.Fprintf(&b, "%s passed, %d failed\n", words.Count(len(t.Results)-t.Failed, "case"), t.Failed)
+	return b.String()
 }

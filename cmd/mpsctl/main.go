@@ -17,5 +17,5 @@ func main() {
 	if filepath.Base(os.Args[0]) == "mps-tune" {
 		os.Exit(command.Run(cli.ThisProcess(), tune.Command))
 	}
-	os.Exit(command.Run(cli.ThisProcess(), Command))
+	os.Exit(command.Run(cli.ThisProcess(), mpsctl))
 }

@@ -17,8 +17,8 @@ const rootHelp = `mpsctl looks at a node and at what slurm-mps would do there.
 It exits with 0 if all is well, 1 if something was found or failed, and 2 if it was not understood. --json prints JSON
 instead of text. Text has no colour on a pipe or if NO_COLOR is set.`
 
-// Command is the program mpsctl.
-func Command(call *command.Invocation) *cobra.Command {
+// mpsctl is the program.
+func mpsctl(call *command.Invocation) *cobra.Command {
 	return newRoot(call, statusCommand, auditCommand, policyCommand, reapCommand, doctorCommand,
 		metricsCommand, reportCommand)
 }

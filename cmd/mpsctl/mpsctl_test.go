@@ -116,7 +116,7 @@ func TestHelpFits80Columns(t *testing.T) {
 	lines := []string{""}
 	for len(lines) > 0 {
 		line := strings.Fields(lines[0])
-		code, out, complaint := run(Command, append(line, "--help")...)
+		code, out, complaint := run(mpsctl, append(line, "--help")...)
 		if code != 0 {
 			t.Errorf("help of %q: code %d, %s", line, code, complaint)
 		}
@@ -148,7 +148,7 @@ func TestCompletionOfValues(t *testing.T) {
 		"status --root /":              ":16\n",
 		"help pol":                     "policy\tcheck, apply, explain and test the policy\n:4\n",
 	} {
-		if _, out, _ := run(Command, append([]string{"__complete"}, strings.Fields(args)...)...); out != want {
+		if _, out, _ := run(mpsctl, append([]string{"__complete"}, strings.Fields(args)...)...); out != want {
 			t.Errorf("%s: %q, want %q", args, out, want)
 		}
 	}

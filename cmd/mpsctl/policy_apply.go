@@ -4,10 +4,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -190,4 +193,45 @@ func (a applied) text(screen command.Screen) string {
 		fmt.Fprintf(&b, "To go back: %s\n", a.Back)
 	}
 	return b.String()
+}
+
+// diffLimit bounds a run of diff, which takes milliseconds for files of this size.
+const diffLimit = 30 * time.Second
+
+// unified returns the difference of a file and a text as diff -u prints it, "" if there is none. If diff cannot run, it
+// returns the reason, because a difference that is not printed keeps no policy from its node.
+func unified(old, newName, updated string) (text string) {
+	ctx, cancel := context.WithTimeout(context.Background(), diffLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/usr/bin/diff", "-auN", "--label", old, "--label", newName, "--", old, "-")
+	cmd.Stdin, cmd.Env = strings.NewReader(updated), []string{"LC_ALL=C"}
+	printed, err := cmd.Output()
+	if exit, ran := errors.AsType[*exec.ExitError](err); err != nil && (!ran || exit.ExitCode() != 1) {
+		return fmt.Sprintf("cannot print the difference: %v\n", err)
+	}
+	for line := range strings.Lines(string(printed)) {
+		text += words.Printable(strings.ReplaceAll(strings.TrimSuffix(line, "\n"), "\t", "    ")) + "\n"
+	}
+	return text
+}
+
+// replaceFile writes a file, which is whole or absent, and keeps the mode of the old one. It refuses a link, a device
+// and a folder, because a rename would replace these. open opens the file's folder, and may refuse it.
+func replaceFile(path string, content []byte, open func(folder string) (*os.File, error)) error {
+	mode := fs.FileMode(0o644)
+	info, err := os.Lstat(path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return fmt.Errorf("cannot write %s: it is not a regular file: remove it, or give another name", path)
+	case err == nil:
+		mode = info.Mode().Perm()
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("cannot write: %w", err)
+	}
+	dir, err := open(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	defer dir.Close()
+	return osfile.File{Content: content, Mode: mode, Sync: true}.Write(dir, filepath.Base(path))
 }

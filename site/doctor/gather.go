@@ -10,19 +10,21 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/state"
+	"golang.org/x/sys/unix"
 )
 
 // Question is the input of doctor.
@@ -256,4 +258,132 @@ func limitOf(all []limit, name string, pid int) []limit {
 		return all
 	}
 	return append(all, limit{name, files.Max, granted[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0})
+}
+
+// slurmds are the usual paths of slurmd. --slurmd names another path.
+var slurmds = []string{"/usr/sbin/slurmd", "/usr/local/sbin/slurmd", "/opt/slurm/sbin/slurmd"}
+
+// LeaveSlurmd means that slurmd is not run.
+const LeaveSlurmd = "none"
+
+// slurmdTimeout bounds slurmd -G, which waits 19 s for a missing device file (22.05 and 24.11, run).
+const slurmdTimeout = 30 * time.Second
+
+var slurmVersion = regexp.MustCompile(`[0-9]+\.[0-9]+\.[0-9]+`)
+
+// askSlurmd runs slurmd to print its list of the node's GPUs, because slurmd's reading of its files decides. -L keeps
+// this run out of the node's slurmd.log.
+func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
+	path := cmp.Or(q.Slurmd, firstExisting(slurmds))
+	unread := func(format string, args ...any) {
+		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: "+format, args...))
+	}
+	if path == "" {
+		unread("it is in none of %q: name it by --slurmd", slurmds)
+		return
+	}
+	if f := look("slurmd", path); f.Err != nil || f.Loose != "" {
+		unread("%s is not there, or not root's own: name slurmd by --slurmd", path)
+		return
+	}
+	version, _ := run(ctx, versionTimeout, path, "-V")
+	s.Version = slurmVersion.FindString(version)
+	printed, err := run(ctx, slurmdTimeout, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
+	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(printed); s.ListErr == nil && err != nil {
+		s.ListErr = fmt.Errorf("%s -G: %w", path, err)
+	}
+	if s.SlurmdGPUs == nil && s.ListErr == nil && s.Gres != nil && s.count() > 0 {
+		unread("%s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf)
+	}
+}
+
+func firstExisting(paths []string) string {
+	for _, path := range paths {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// namespace is namespace.yaml's part for the jobs of a node, for the plugin namespace/linux of 25.11 and later.
+type namespace struct {
+	Dirs []string // of which each job has its own
+	Base string   // base_path
+	From string   // where Dirs are set, "FILE:LINE", or the file
+}
+
+// readNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as
+// Slurm's manual has them. Any other form of YAML is an error.
+//
+//	defaults:
+//	  base_path: "/var/nvme/storage"
+//	  dirs: "/tmp,/dev/shm"
+//	node_confs:
+//	  - nodes: "gpu[01-16]"
+//	    dirs: ["/tmp", "/scratch"]
+func readNamespace(path, node string) (namespace, error) {
+	content, _, err := osfile.ReadAny(path)
+	found := namespace{}
+	if err == nil {
+		found, err = parseNamespace(string(content), path, node)
+	}
+	if err != nil {
+		return namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
+	}
+	return found, nil
+}
+
+func parseNamespace(text, path, node string) (namespace, error) {
+	found := namespace{Dirs: []string{"/tmp", "/dev/shm"}, From: path}
+	applies := false // to the node: all of defaults, and the elements of node_confs that name it
+	for n, line := range strings.Split(text, "\n") {
+		line, where := strings.TrimRight(slurm.StripComment(line), " \t\r"), fmt.Sprintf("%s:%d", path, n+1)
+		if line == "" || line == "---" {
+			continue
+		}
+		key, value, ok := strings.Cut(strings.TrimLeft(line, " -"), ":")
+		if !ok || strings.ContainsAny(value, "{}&*|>") {
+			return found, fmt.Errorf("%s: %s is not a key with a plain value", where, slurm.Quote(line))
+		}
+		values, err := plainValues(value)
+		if err != nil {
+			return found, fmt.Errorf("%s: %w", where, err)
+		}
+		switch {
+		case line[0] != ' ' && line[0] != '-': // a section
+			applies = key == "defaults"
+		case key == "nodes":
+			nodes, err := slurm.ExpandHostlist(strings.Join(values, ","))
+			if err != nil {
+				return found, fmt.Errorf("%s: %w", where, err)
+			}
+			applies = slices.Contains(nodes, node)
+		case !applies:
+		case key == "dirs":
+			found.Dirs, found.From = values, where
+		case key == "dir_confs": // a list of elements with path
+			found.Dirs, found.From = nil, where
+		case key == "path":
+			found.Dirs = append(found.Dirs, values...)
+		case key == "base_path":
+			found.Base = strings.Join(values, ",")
+		}
+	}
+	return found, nil
+}
+
+// plainValues splits "a,b", "\"a,b\"" and ["a", "b"], but not within the brackets of a host list.
+func plainValues(value string) (values []string, err error) {
+	value = strings.TrimSpace(value)
+	if strings.HasPrefix(value, "[") && strings.HasSuffix(value, "]") {
+		value = value[1 : len(value)-1]
+	}
+	items, err := slurm.SplitHosts(value)
+	for _, item := range items {
+		if item = strings.Trim(item, ` "'`); item != "" {
+			values = append(values, item)
+		}
+	}
+	return values, err
 }

@@ -72,14 +72,14 @@ func (n *Node) readUse(j *Job) {
 
 // used returns the memory that a process has on a GPU, 0 if that is not known.
 func (g *GPU) used(pid int) int {
-	if g == nil {
-		return 0
+	if g != nil {
+		for _, p := range g.Processes {
+			if p.PID == pid {
+				return p.UsedMiB
+			}
+		}
 	}
-	i := slices.IndexFunc(g.Processes, func(p Process) bool { return p.PID == pid })
-	if i < 0 {
-		return 0
-	}
-	return g.Processes[i].UsedMiB
+	return 0
 }
 
 // clientsOn returns the clients on one device of a job, without their limits.

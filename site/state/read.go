@@ -478,12 +478,11 @@ func Open(paths site.Paths, conf string, asking bool) (*Reader, error) {
 
 // opening opens NVML at its first use, once, because that takes 8 ms (measured). It does not repeat a call that hung.
 func opening(library string) func() (Driver, error) {
-	open := sync.OnceValues(func() (*gpu.NVML, error) { return gpu.Open(library) })
-	return func() (Driver, error) {
-		nvml, err := open()
+	return sync.OnceValues(func() (Driver, error) {
+		nvml, err := gpu.Open(library)
 		if err != nil {
 			return nil, err
 		}
 		return nvml, nil
-	}
+	})
 }

@@ -10,13 +10,13 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // readRecords reads the records: the jobs with a lease, and the files without one.
@@ -131,15 +131,12 @@ const readers = 4
 
 func (r *Reader) readJobs(all []files) []Job {
 	jobs := make([]Job, len(all))
-	var done sync.WaitGroup
-	for first := range readers {
-		done.Go(func() {
-			for i := first; i < len(all); i += readers {
-				jobs[i] = r.readJob(all[i])
-			}
-		})
-	}
-	done.Wait()
+	_ = wait.Each(readers, func(first int) error {
+		for i := first; i < len(all); i += readers {
+			jobs[i] = r.readJob(all[i])
+		}
+		return nil
+	})
 	return jobs
 }
 

@@ -92,7 +92,7 @@ func check(tree fs.FS, files []string) (wrong []string, err error) {
 }
 
 // killers signal process groups by number, and know that the leader is not reaped.
-var killers = []string{"cmd/mpsctl/tune/run.go", "site/lab/room/process.go", "site/mps/run.go", "site/sim/node/group.go"}
+var killers = []string{"cmd/mpsctl/tune/run.go", "site/lab/room/process.go", "site/mps/start.go", "site/sim/node/group.go"}
 
 // groups returns an error for each line that signals a process group by its number, except in the files of killers. After
 // the leader was waited for, another program's group may have that number.
