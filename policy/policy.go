@@ -37,6 +37,7 @@ type Job struct {
 	GPUs        []int    // the job's GPUs, or MIG instances, on this node: positions in Slurm's list (Gres)
 	NTasks      int      // ranks of the whole job
 	Nodes       int      // of the whole job
+	NodeList    string   // of the whole job, as Slurm writes it
 	Array       uint32   // the array's number, 0 for a job outside of an array
 	Restart     int      // times requeued; the epilog of a requeue counts it already
 	Node        string   // NodeName of slurm.conf, which need not be the host's name

@@ -22,6 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 	"github.com/slurm-mps/slurm-mps/site/usage/page"
@@ -33,12 +34,17 @@ const reportHelp = `report prints what a job used of its GPUs on this node: how 
 were, how much memory was in use, and fatal GPU errors. The first sentence is the result. If the figures justify one,
 a sentence of advice follows: about the number of ranks, or how to start them.
 
-JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch
-script. Outside of a job, it is a list of your jobs that have a report here; root gets those of all users. A report is
-there from the first second of a job until 30 days after its end, if the job had a client of MPS. If a node has more
-than 1,000 reports, the oldest of the user with the most are removed. It waits up to 2 s for the ends of clients that
-have just ended. The GPUs are sampled every 10 s, so the last seconds of a running job may be missing. The job's user
-and root can read it, and no other member of a group. If the file system has no ACLs, only root can.
+JOB is the number of a job, or its name in a job array, as 4711_3. Without it, it is the job of $SLURM_JOB_ID: mpsctl
+report may be the last line of a batch script. Outside of a job, it is a list of your jobs that have a report here; root
+gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job had a
+client of MPS. If a node has more than 1,000 reports, the oldest of the user with the most are removed. It waits up to
+2 s for the ends of clients that have just ended. The GPUs are sampled every 10 s, so the last seconds of a running job
+may be missing. The job's user and root can read it, and no other member of a group; without ACLs, only root can.
+
+If this node has none, your own copies are read that the job's nodes have put into the site's shared folder, if site.hcl
+has shared_reports; with --from, those in another folder. Each node has a line, the sums have one, and nodes without a
+report are named. Of a requeued job, it is the last run. --share copies this node's reports of the last day into the
+shared folder, with the rights of each job's user: slurm-mps-reports.path starts it, as root.
 
 A client ended badly if it ended by a signal, with a status other than 0, or by a fatal GPU error. Each such end is
 printed with the client's rank, step and program, and the worst comes first. Clients that ended alike share a line.
@@ -54,11 +60,12 @@ and no energy. A value that is not known is printed as -.
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
 
 func reportCommand(call *command.Invocation) *cobra.Command {
-	var html string
+	var html, from string
+	var share bool
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
-			"  mpsctl report 4711 --html report.html",
+			"  mpsctl report 4711_3 --html report.html\n  mpsctl report 4711 --from reports",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fmt.Errorf("cannot take %q: %s takes one job: see %s --help", args[1], c.CommandPath(), c.CommandPath())
@@ -70,23 +77,27 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 			switch {
 			case err != nil:
 				return err
-			case job == 0 && html != "":
-				return errors.New("cannot write a page: no job is given, and SLURM_JOB_ID is not set: mpsctl report JOB --html FILE")
-			case job == 0:
+			case share:
+				return command.WriteError("report", shareReports(call.Paths))
+			case job == "" && html+from != "":
+				return errors.New("cannot choose a job: SLURM_JOB_ID is not set: mpsctl report JOB --html FILE")
+			case job == "":
 				return printReports(call)
 			}
-			r, err := latestReport(call.Paths, job)
+			nodes, err := nodesOf(call.Paths, job, from)
 			if err != nil {
-				return cli.RuntimeError{Err: err}
+				return cli.RuntimeError{Err: fmt.Errorf("cannot report job %s: %w", job, err)}
 			}
 			if html != "" {
-				return writePage(html, r)
+				return writePage(html, together(nodes))
 			}
 			now := time.Now()
-			j := judge.Job{Report: r}
-			return call.Print("report", j.Judge(now), func(s command.Screen) string { return reportText(j, s, now) })
+			a := answerOf(nodes, now)
+			return call.Print("report", a, func(s command.Screen) string { return reportText(a, s, now) })
 		},
 	}
+	c.Flags().StringVar(&from, "from", "", "read the reports of all nodes in this `FOLDER`")
+	c.Flags().BoolVar(&share, "share", false, "copy this node's reports into the site's shared folder")
 	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
 	return c
 }
@@ -103,37 +114,43 @@ func writePage(path string, r usage.Report) error {
 	return nil
 }
 
-// reportedJob returns the job of the argument, or else the job of the environment, or 0 if there is neither.
-func reportedJob(args []string, current string) (uint32, error) {
-	text := current
-	if len(args) == 1 {
-		text = args[0]
-	} else if current == "" {
-		return 0, nil
+// reportedJob returns the job of the argument, or else the job of the environment, or "" if there is neither.
+func reportedJob(args []string, current string) (string, error) {
+	text := append(args, current)[0]
+	if len(args) == 0 && text == "" {
+		return "", nil
 	}
-	job, err := strconv.ParseUint(text, 10, 32)
-	if err != nil || job == 0 {
-		return 0, fmt.Errorf("cannot report job %.40q: it is not a job's number: squeue -O JobID prints it, of a job array too", text)
+	number, task, array := strings.Cut(text, "_")
+	job, err := strconv.ParseUint(number, 10, 32)
+	if _, wrong := slurm.Digits(task); err != nil || job == 0 || array && wrong != nil {
+		return "", fmt.Errorf("cannot report job %.40q: it is neither a number nor, in an array, a name as 4711_3: "+
+			"squeue -O JobID prints the number of any job", text)
 	}
-	return uint32(job), nil
+	return text, nil
 }
 
 // endsWait is how long a report may lack the end of a client. The recorder writes it 1.3 s after the end, or earlier.
 const endsWait = 2 * time.Second
 
-// latestReport reads the report of a job. If processes of it have just ended, as before the last line of a batch
-// script, it waits until the report has their ends.
-func latestReport(paths site.Paths, job uint32) (usage.Report, error) {
+// latestReport reads this node's report of a job. If processes of it have just ended, as before the last line of a
+// batch script, it waits until the report has their ends.
+func latestReport(paths site.Paths, job string) (usage.Report, error) {
+	number, err := strconv.ParseUint(job, 10, 32)
+	if err != nil {
+		named := readableReports(paths, 1, func(r usage.Report) bool { return r.Array == job })
+		if len(named) == 0 {
+			return usage.Report{}, errNoReport
+		}
+		number = uint64(named[0].Job)
+	}
+	hasGone := func(c usage.Client) bool { return c.End.IsZero() && !proc.Exists(c.PID) } // and lives in its report
 	for until := time.Now().Add(endsWait); ; time.Sleep(endsWait / 20) {
-		r, err := findReport(paths, job)
+		r, err := findReport(paths, uint32(number))
 		if err != nil || time.Now().After(until) || !slices.ContainsFunc(r.Clients, hasGone) {
 			return r, err
 		}
 	}
 }
-
-// hasGone reports whether a client that lives in its report has ended.
-func hasGone(c usage.Client) bool { return c.End.IsZero() && !proc.Exists(c.PID) }
 
 // findReport reads the report of a running job, or else of an ended job.
 func findReport(paths site.Paths, job uint32) (usage.Report, error) {
@@ -148,24 +165,28 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		r, err = usage.Read(filepath.Join(paths.Reports(), strconv.FormatUint(uint64(job), 10)+".json"))
 	}
 	switch {
-	case err == nil:
-		return r, nil
 	case errors.Is(err, fs.ErrPermission):
-		return r, fmt.Errorf("cannot report job %d: it is another user's: that user and root can read its report, "+
-			"and root alone if the file system has no ACLs", job)
+		return r, errors.New("it is another user's: that user and root can read its report, " +
+			"and root alone if the file system has no ACLs")
 	case !errors.Is(err, fs.ErrNotExist):
-		return r, fmt.Errorf("cannot report job %d: %w", job, err)
+		return r, err
 	}
 	if _, running := os.Stat(folder); running == nil {
-		return r, fmt.Errorf("cannot report job %d: it has no report yet: "+
-			"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0", job)
+		return r, errors.New("it has no report yet: " +
+			"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0")
 	}
-	return r, fmt.Errorf("cannot report job %d: this node has no report of it: "+
-		"see whether it ran here with a client of MPS, for a second at least and in the last 30 days", job)
+	return r, errNoReport
 }
 
-func reportText(r judge.Job, screen command.Screen, now time.Time) string {
+var errNoReport = errors.New("this node has no report of it: " +
+	"see whether it ran here with a client of MPS, for a second at least and in the last 30 days")
+
+func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 	var b strings.Builder
+	r, node := judge.Job{Report: a.Report}, a.Node
+	if len(a.nodes) > 1 {
+		node = words.Count(len(a.nodes), "node")
+	}
 	ended, until := "runs", now
 	if !r.End.IsZero() {
 		ended, until = "ended "+r.End.Local().Format(time.DateTime), r.End
@@ -174,8 +195,8 @@ func reportText(r judge.Job, screen command.Screen, now time.Time) string {
 	if r.Name != "" {
 		name = fmt.Sprintf(" %q", r.Name)
 	}
-	b.WriteString(screen.Wrap("", fmt.Sprintf("job %d%s of %s on %s: %s, %s", r.Job, name, r.User, r.Node, ended,
-		age(until.Sub(r.Begin)))))
+	b.WriteString(screen.Wrap("", fmt.Sprintf("job %s%s of %s on %s: %s, %s", nameOf(a.Report), name, r.User, node,
+		ended, age(until.Sub(r.Begin)))))
 	b.WriteString(screen.Wrap("", screen.Bold(r.Verdict())) + "\n")
 	shares := ""
 	if share := r.Shares(); share != "" {
@@ -191,23 +212,26 @@ func reportText(r judge.Job, screen command.Screen, now time.Time) string {
 	if r.EnergyJ > 0 {
 		energy = ", " + usage.Energy(r.EnergyJ)
 	}
-	fmt.Fprintf(&b, "%.2f GPU hours%s.\n", r.GPUHours(now), energy)
+	fmt.Fprintf(&b, "%.2f GPU hours%s.\n", a.GPUHours, energy)
 	if text := r.PartText(); text != "" {
 		b.WriteString(screen.Wrap("", text))
 	}
 	b.WriteString("\n")
-	b.WriteString(figuresTable(r.Report, screen))
-	for n, incident := range r.Incidents() {
+	b.WriteString(figuresTable(a, screen))
+	if len(a.Missing) > 0 {
+		b.WriteString(screen.Wrap("", "No report here of "+strings.Join(a.Missing, ", ")+"."))
+	}
+	for n, incident := range a.Incidents {
 		if n == 0 {
 			b.WriteString("\n")
 		}
 		if n == maxIncidents {
-			fmt.Fprintf(&b, "%s more: see --json.\n", words.Count(len(r.Incidents())-n, "incident"))
+			fmt.Fprintf(&b, "%s more: see --json.\n", words.Count(len(a.Incidents)-n, "incident"))
 			break
 		}
 		b.WriteString(screen.Wrap("", clockOf(incident.At, r.Begin)+"  "+incident.Text))
 	}
-	for _, text := range []string{judge.PauseText(r.Totals), r.Advice()} {
+	for _, text := range []string{judge.PauseText(r.Totals), a.Advice} {
 		if text != "" {
 			b.WriteString("\n" + screen.Wrap("", text))
 		}
@@ -215,19 +239,35 @@ func reportText(r judge.Job, screen command.Screen, now time.Time) string {
 	return b.String() + "\n" + legend(r.Report, screen)
 }
 
-func figuresTable(r usage.Report, screen command.Screen) string {
+// figuresTable has a line for each GPU of the only node, or for each of several nodes, and then for all.
+func figuresTable(a jobAnswer, screen command.Screen) string {
 	lines := [][]string{{"GPU"}}
+	line := func(r usage.Report, g usage.GPU, mean usage.Sample, joules int, cells ...string) {
+		for _, f := range usage.All {
+			cells = append(cells, r.Text(f, g, mean))
+		}
+		lines = append(lines, append(cells, usage.Energy(joules)))
+	}
+	ofAll := func(name string, r usage.Report) {
+		first := append(r.GPUs, usage.GPU{})[0]
+		line(r, first, r.Mean(), r.EnergyJ, name, strconv.Itoa(r.ClientsSeen), strconv.Itoa(r.BadEnds))
+	}
+	switch len(a.nodes) {
+	case 1:
+		for _, g := range a.GPUs {
+			line(a.Report, g, g.Mean(a.Begin), g.EnergyJ, strconv.Itoa(g.Index))
+		}
+	default:
+		lines[0] = []string{"node", "clients", "bad ends"}
+		for _, r := range a.nodes {
+			ofAll(r.Node, r)
+		}
+		ofAll("all", a.Report)
+	}
 	for _, f := range usage.All {
 		lines[0] = append(lines[0], f.Name)
 	}
 	lines[0] = append(lines[0], "energy")
-	for _, g := range r.GPUs {
-		mean, line := g.Mean(r.Begin), []string{strconv.Itoa(g.Index)}
-		for _, f := range usage.All {
-			line = append(line, r.Text(f, g, mean))
-		}
-		lines = append(lines, append(line, usage.Energy(g.EnergyJ)))
-	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, line := range lines {

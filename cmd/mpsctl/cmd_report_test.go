@@ -13,7 +13,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
-	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 // reported is a job of an hour and a quarter on two GPUs.
@@ -64,7 +63,8 @@ func TestReportGoldens(t *testing.T) {
 		running.GPUs[n].Samples[0].SMActive = usage.Unknown
 	}
 	for name, r := range map[string]usage.Report{"ended": reported(), "running": running} {
-		text := reportText(judge.Job{Report: r}, command.Screen{Columns: 80}, running.Begin.Add(90*time.Second))
+		now := running.Begin.Add(90 * time.Second)
+		text := reportText(answerOf([]usage.Report{r}, now), command.Screen{Columns: 80}, now)
 		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
 		fitsColumns(t, text)
 	}
@@ -73,7 +73,9 @@ func TestReportGoldens(t *testing.T) {
 		many.Clients = append(many.Clients, usage.Client{PID: n, Step: fmt.Sprint(100 + n), Exit: "signal 11",
 			End: many.Begin, Begin: many.Begin})
 	}
-	if text := reportText(judge.Job{Report: many}, command.Screen{Columns: 80}, many.End); !strings.Contains(text, "\n20 incidents more: see --json.\n") ||
+	of := answerOf([]usage.Report{many}, many.End)
+	text := reportText(of, command.Screen{Columns: 80}, many.End)
+	if !strings.Contains(text, "\n20 incidents more: see --json.\n") ||
 		strings.Count(text, "SIGSEGV") != maxIncidents-1 {
 		t.Errorf("%s", text)
 	}
@@ -83,18 +85,20 @@ func TestReportedJob(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		own  string
-		want uint32
+		want string
 		err  string
 	}{
-		{[]string{"7"}, "8", 7, ""}, {nil, "8", 8, ""},
-		{nil, "", 0, ""},
-		{[]string{"12_3"}, "", 0, `cannot report job "12_3": it is not a job's number`},
-		{[]string{""}, "", 0, "not a job's number"}, {[]string{"0"}, "", 0, "not a job's number"},
-		{[]string{"4294967296"}, "", 0, "not a job's number"}, {[]string{"-1"}, "", 0, "not a job's number"},
+		{[]string{"7"}, "8", "7", ""}, {nil, "8", "8", ""}, {nil, "", "", ""},
+		{[]string{"12_3"}, "", "12_3", ""}, {[]string{"12_0"}, "8", "12_0", ""},
+		{[]string{"12_x"}, "", "", `cannot report job "12_x": it is neither a number nor`},
+		{[]string{"12_"}, "", "", "neither a number"}, {[]string{"_3"}, "", "", "neither a number"},
+		{[]string{"12+1"}, "", "", "neither a number"}, {[]string{"../12"}, "", "", "neither a number"},
+		{[]string{""}, "", "", "neither a number"}, {[]string{"0"}, "", "", "neither a number"},
+		{[]string{"4294967296"}, "", "", "neither a number"}, {[]string{"-1"}, "", "", "neither a number"},
 	} {
 		job, err := reportedJob(c.args, c.own)
 		if job != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%q, %q: %d, %v", c.args, c.own, job, err)
+			t.Errorf("%q, %q: %q, %v", c.args, c.own, job, err)
 		}
 	}
 }

@@ -27,6 +27,7 @@ type Environment struct {
 	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
 	Job     uint32         // 0 if it is not known
 	JobName string         // with _TASK of a job array, cut at 64 bytes, printable
+	Array   string         // the job's name in its array, 4711_3, "" for none
 	Pipes   string         // the folder of a daemon, "" for none
 	Shards  int            // of the step on this node, 0 for none
 	Unknown string         // why nothing is known
@@ -42,6 +43,7 @@ const (
 	visibleVariable = "CUDA_VISIBLE_DEVICES"
 	jobVariable     = "SLURM_JOB_ID"         // limits nothing
 	nameVariable    = "SLURM_JOB_NAME"       // limits nothing
+	arrayVariable   = "SLURM_ARRAY_JOB_ID"   // limits nothing
 	taskVariable    = "SLURM_ARRAY_TASK_ID"  // limits nothing
 	shardsVariable  = "SLURM_SHARDS_ON_NODE" // mpirun-wrap divides them
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -76,8 +78,8 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 			known[users[i]] = without(proc.ErrSilent.Error())
 		}
 	}
-	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable, taskVariable,
-		shardsVariable, pipesVariable)
+	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable,
+		arrayVariable, taskVariable, shardsVariable, pipesVariable)
 	environments := proc.Environments(ctx, procs, names...)
 	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
@@ -99,6 +101,9 @@ func environmentIn(variables map[string]string) Environment {
 	e.Pipes = variables[pipesVariable]
 	name := strings.TrimSuffix(variables[nameVariable]+"_"+variables[taskVariable], "_")
 	e.JobName = words.Printable(name[:min(len(name), 64)])
+	if _, err := slurm.Digits(variables[arrayVariable] + variables[taskVariable]); err == nil {
+		e.Array = variables[arrayVariable] + "_" + variables[taskVariable]
+	}
 	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)
 	e.Job = uint32(job)
 	e.Shards, _, _ = slurm.ShardsOnNode(variables)

@@ -65,6 +65,8 @@ func (j *Job) variables() []variable {
 		{"SLURM_JOB_RESTART_COUNT", checked, Count(&j.Restart)},
 		{"SLURM_JOB_NTASKS", checked, Count(&j.NTasks)},
 		{"SLURM_JOB_NUM_NODES", checked, Count(&j.Nodes)},
+		{"SLURM_NODELIST", optional, text(&j.NodeList, maxPath)}, // until 22.05; later SLURM_JOB_NODELIST
+		{"SLURM_JOB_NODELIST", optional, text(&j.NodeList, maxPath)},
 		{"SLURM_ARRAY_JOB_ID", checked, Number(&j.Array, 0, "a job's number")},
 		{"SLURM_JOB_GPUS", checked, Positions(&j.GPUs)},
 		{"CUDA_VISIBLE_DEVICES", checked, j.setVisible},

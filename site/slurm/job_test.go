@@ -23,7 +23,7 @@ func TestNewEnviron(t *testing.T) {
 
 // wantJob is the job of a recording: the common values, and the values that differ by folder.
 func wantJob(folder string, id uint32) Job {
-	job := Job{Job: policy.Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Partition: "main", Nodes: 1, Requested: []string{"mps"}}, Conf: "/lab/c1/etc/slurm.conf"}
+	job := Job{Job: policy.Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", NodeList: "n1", Partition: "main", Nodes: 1, Requested: []string{"mps"}}, Conf: "/lab/c1/etc/slurm.conf"}
 	switch folder {
 	case "a-gres2-n4":
 		job.NTasks, job.GPUs = 4, []int{0, 1}

@@ -27,8 +27,11 @@ type Report struct {
 	User      string `json:"user"`
 	Partition string `json:"partition,omitempty"`
 	Account   string `json:"account,omitempty"`
-	// Name is the job's name, from the environment of its first client.
+	// NodeList are all nodes of the job, as Slurm writes them: n[1-4]. "" means not known.
+	NodeList string `json:"node_list,omitempty"`
+	// Name is the job's name, and Array its name in a job array, 4711_3. They are from its first client's environment.
 	Name  string    `json:"name,omitempty"`
+	Array string    `json:"array,omitempty"`
 	Rule  string    `json:"rule"`
 	Share string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, 3:1, none
 	Begin time.Time `json:"begin"`
@@ -65,7 +68,8 @@ const (
 
 // GPU is one GPU of the job, with its use over time.
 type GPU struct {
-	Index     int       `json:"index"` // N of /dev/nvidiaN
+	Node      string    `json:"node,omitempty"` // in a report of several nodes
+	Index     int       `json:"index"`          // N of /dev/nvidiaN
 	UUID      site.UUID `json:"uuid"`
 	Name      string    `json:"name"`
 	SMs       int       `json:"sms"`
@@ -223,8 +227,13 @@ func RunningOf(job, joined uint32) string {
 var errInvalid = errors.New("not a report of this version")
 
 // Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
-func Read(path string) (r Report, err error) {
-	content, err := osfile.ReadRootOwnedInContainer(path)
+func Read(path string) (Report, error) { return read(path, osfile.ReadRootOwnedInContainer) }
+
+// ReadOwn reads a copy of a report, which is this process's user's own.
+func ReadOwn(path string) (Report, error) { return read(path, osfile.ReadOwn) }
+
+func read(path string, readFile func(string) ([]byte, error)) (r Report, err error) {
+	content, err := readFile(path)
 	if err != nil {
 		return Report{}, err
 	}

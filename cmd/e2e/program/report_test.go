@@ -204,7 +204,7 @@ func TestWhoReadsAReport(t *testing.T) {
 		t.Errorf("the page:\n%s", html)
 	}
 	expect(e2e.UID, "", 1, "cannot write /etc/report.html: permission denied", "7", "--html", "/etc/report.html")
-	expect(e2e.UID, "", 2, "cannot write a page: no job is given", "--html", page)
+	expect(e2e.UID, "", 2, "cannot choose a job: SLURM_JOB_ID is not set", "--html", page)
 	expect(e2e.UID, "", 0, "\n7          ")
 	expect(0, "", 0, `[{"job":7,`, "--json")
 	expect(e2e.UID+1, "", 0, "no report that you may read")

@@ -130,18 +130,18 @@ func (r *recorder) reportOf(m *member, job uint32) usage.Report {
 	if m.Share == "" && r.share != nil { // jobs that share a daemon may have other shares
 		m.Share = r.share(m.Job)
 	}
+	for _, c := range r.clients.all {
+		if c.of(job) {
+			m.Name, m.Array = cmp.Or(m.Name, c.environment.JobName), cmp.Or(m.Array, c.environment.Array)
+		}
+	}
 	report := m.Report
 	report.Totals, report.Faults, report.End = r.report.Totals, r.report.Faults, r.report.End
 	report.DaemonGone = r.report.DaemonGone
 	report.Part = r.part(m)
 	report.Clients = r.clients.rows(job, r.ticket.Devices, policy.PercentFrom(r.ticket.Grant.Ceiling))
 	_, report.BadEnds = r.clients.count(job)
-	for _, c := range r.clients.all {
-		if c.of(job) {
-			m.Name = cmp.Or(m.Name, c.environment.JobName)
-		}
-	}
-	report.Name, report.GPUs = m.Name, r.gpusOf(m, report)
+	report.GPUs = r.gpusOf(m, report)
 	for _, g := range report.GPUs {
 		report.EnergyJ += g.EnergyJ
 	}

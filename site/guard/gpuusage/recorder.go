@@ -91,8 +91,8 @@ func describe(l lease.Lease) usage.Report {
 	var request policy.Request
 	_ = json.Unmarshal(l.Request, &request) // a missing field is empty
 	return usage.Report{
-		Schema: usage.Schema, Job: l.Job.ID, Node: request.Node, User: l.Job.User, Partition: request.Partition,
-		Account: request.Account, Rule: l.Rule, Begin: l.CreatedAt,
+		Schema: usage.Schema, Job: l.Job.ID, Node: request.Node, NodeList: request.NodeList, User: l.Job.User,
+		Partition: request.Partition, Account: request.Account, Rule: l.Rule, Begin: l.CreatedAt,
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 // groups are the clauses of docs/contract.md, and what else a fault can break.
 var groups = strings.Fields(`exit R1 R2 R3 R4 R5 R6 R7 R8 R9 R10 R11 R12 R13 I1 I2 I3 D1 D2 D3 D4 D5
-	K1 K2 K3 K4 K5 K6 K7 G1 G2 G3 S1 S2 S3 M1 M2 M3 U1 U2 U3 T1 T2 security docs`)
+	K1 K2 K3 K4 K5 K6 K7 G1 G2 G3 S1 S2 S3 M1 M2 M3 U1 U2 U3 U4 T1 T2 security docs`)
 
 // without are the clauses that have no fault, with the reason.
 var without = map[string]string{

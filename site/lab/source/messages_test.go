@@ -107,7 +107,7 @@ var printed = []struct{ words, source, code string }{
 	{"the list is for 2 ranks on a GPU, and this GPU has 3", "../../../policy/share.go", "the list is for %d ranks on a GPU, and this GPU has %d"},
 	{"is less than a client can have: it gets", "../../../policy/share.go", ""},
 	{"cannot tune outside a job", "../../../cmd/mpsctl/tune/cmd_tune.go", ""},
-	{"cannot report job 7: this node has no report of it", "../../../cmd/mpsctl/cmd_report.go", "cannot report job %d: this node has no report of it"},
+	{"cannot report job 7: this node has no report of it", "../../../cmd/mpsctl/cmd_report.go", "this node has no report of it"},
 
 	{"out of memory", "CUDA, cudaGetErrorString(cudaErrorMemoryAllocation)", ""},
 	{"all CUDA-capable devices are busy or unavailable", "CUDA until 11, cudaErrorDevicesUnavailable", ""},

@@ -96,7 +96,7 @@ func (r Job) Incidents() []incident {
 			"no new one can start. Someone ended it, or the host's memory was used up: submit the job again."})
 	}
 	for _, f := range r.Faults {
-		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f.PID))})
+		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f))})
 	}
 	type kind struct {
 		text, step, program string
@@ -149,12 +149,24 @@ func (r Job) ended(alike []usage.Client) string {
 	return text
 }
 
-// GPUName returns the name of a GPU of the report, as in "GPU 3".
+// GPUName returns the name of a GPU of the report, as in "GPU 3", or "GPU 3 of gpu02" in a report of several nodes.
 func (r Job) GPUName(gpu int) string {
 	if gpu < 0 || gpu >= len(r.GPUs) {
 		return "Its GPU"
 	}
-	return fmt.Sprintf("GPU %d", r.GPUs[gpu].Index)
+	name := fmt.Sprintf("GPU %d", r.GPUs[gpu].Index)
+	if node := r.nodeOf(gpu); node != "" {
+		name += " of " + node
+	}
+	return name
+}
+
+// nodeOf returns the node of a GPU in a report of several nodes.
+func (r Job) nodeOf(gpu int) string {
+	if gpu < 0 || gpu >= len(r.GPUs) {
+		return ""
+	}
+	return r.GPUs[gpu].Node
 }
 
 // gpusOf names the GPUs of a client, which has a row for each.
@@ -183,17 +195,17 @@ func (r Job) eachOnce() []usage.Client {
 	})
 }
 
-// who names the client of a pid that began a fatal error.
-func (r Job) who(pid int) string {
-	if pid == 0 {
+// who names the client that began a fatal error.
+func (r Job) who(f usage.Fault) string {
+	if f.PID == 0 {
 		return "a client that the server did not name"
 	}
 	for _, c := range r.Clients {
-		if c.PID == pid {
+		if c.PID == f.PID && r.nodeOf(c.GPU) == r.nodeOf(f.GPU) {
 			return who(c)
 		}
 	}
-	return fmt.Sprintf("pid %d", pid)
+	return fmt.Sprintf("pid %d", f.PID)
 }
 
 // Verdict returns the result of a job in one sentence: how its clients ended, and how busy its GPUs were.
