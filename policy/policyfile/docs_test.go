@@ -183,7 +183,7 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := regexp.MustCompile("(?m)^\\| `(share|ceiling) = \"?([^`\"]+)\"?`[^|]* \\| ([^|]+) a rank, (\\d+) in all").FindAllStringSubmatch(string(content), -1)
+	rows := regexp.MustCompile("(?m)^\\* `(share|ceiling) = \"?([^`\"]+)\"?`[^:]*: ([^:]+) a rank, (\\d+) in all").FindAllStringSubmatch(string(content), -1)
 	if len(rows) != 6 {
 		t.Fatalf("%d rows of shares, want 6", len(rows))
 	}
@@ -244,7 +244,7 @@ func TestTheCasesOfTheDocumentHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		casesHold(t, withoutWarnings(t, string(policy)), cases)
-		row := "| " + strings.TrimSuffix(filepath.Base(path), "_test.hcl") + ".hcl |"
+		row := "\n* " + strings.TrimSuffix(filepath.Base(path), "_test.hcl") + ".hcl: "
 		if !strings.Contains(string(content), row) {
 			t.Errorf("docs/policy.md has no row %q", row)
 		}
