@@ -18,6 +18,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,7 +75,7 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 			}
 			text := metricsText(families)
 			if out != "" {
-				err = replaceFile(out, []byte(text), trustedFolder)
+				err = replaceMetrics(out, text)
 			} else {
 				_, err = io.WriteString(call.Out, text)
 			}
@@ -85,13 +86,17 @@ func metricsCommand(call *command.Invocation) *cobra.Command {
 	return c
 }
 
-// trustedFolder opens the folder of the file. Only root can have made it.
-func trustedFolder(path string) (*os.File, error) {
-	dir, err := osfile.OpenTrustedFolder(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: make the folder: mkdir -p %s", err, path)
+// replaceMetrics writes the file into a folder that only root can have made. It replaces a link.
+func replaceMetrics(path, text string) error {
+	dir, err := osfile.OpenTrustedFolder(filepath.Dir(path))
+	if err == nil {
+		defer dir.Close()
+		return osfile.File{Content: []byte(text), Mode: 0o644, Sync: true}.Write(dir, filepath.Base(path))
 	}
-	return dir, err
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: make the folder: mkdir -p %s", err, filepath.Dir(path))
+	}
+	return err
 }
 
 // readTotals reads the log. A missing log is no failure, because no job has ended yet.
