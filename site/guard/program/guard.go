@@ -159,7 +159,9 @@ func run(p cli.Process, line line) error {
 	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
 	raiseFileLimit()
 	raisePriority()
-	wakeFew()
+	// Go wakes another core's thread for each question about a process: 900 context switches a scan on 32 cores (measured:
+	// docs/measurements/28-h200). One at a time is enough here, because what takes long is in the kernel.
+	runtime.GOMAXPROCS(1)
 	out, closeLog := logfile.Open(paths.Log())
 	defer closeLog()
 	lines := diode.NewWriter(out, maxLines, 0, nil)
@@ -350,17 +352,6 @@ func raiseFileLimit() {
 func raisePriority() {
 	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
 	proc.SetNice(os.Getpid(), -20)
-}
-
-// wakeFew keeps a scan from waking other cores: 900 context switches, because Go wakes a thread for each question about a
-// process (measured on 32 cores: docs/measurements/28-h200). One at a time is enough, because what takes long is in the
-// kernel. Go's watch over its threads sleeps 20 µs at a time. It may sleep 1 ms longer, and so may the guard.
-func wakeFew() {
-	runtime.GOMAXPROCS(1)
-	_ = proc.EachThread(os.Getpid(), func(thread int) bool { // later threads inherit it
-		_ = os.WriteFile(proc.Folder(thread)+"/timerslack_ns", []byte("1000000"), 0)
-		return true
-	})
 }
 
 // leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these
