@@ -199,7 +199,7 @@ func (t *Takers) Start() (err error) {
 }
 
 // abandon gives up the current taker, which ends when its file is closed. It was asked about a process, or about none:
-// 0. The signal ends a taker that waits for a process in the middle of an exec. One that hangs loses the guard's priority.
+// 0. The signal ends a taker that waits for a process in an exec. One that hangs loses the guard's priority.
 func (t *Takers) abandon(pid int) {
 	if t.current == nil {
 		return
