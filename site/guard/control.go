@@ -39,6 +39,7 @@ const (
 	// epilog beyond its deadline.
 	termWait = 2 * time.Second
 	killWait = time.Second
+	signing  = time.Second // at most from taking the lock to writing the pid into it
 )
 
 // Running returns the guard of a job, with pid 0 if none runs.
@@ -139,9 +140,6 @@ func heard(ctx context.Context, answer *os.File) error {
 	}
 	return errors.New("it ended at its start")
 }
-
-// signing is the maximum time from taking the lock to writing the pid into it.
-const signing = time.Second
 
 // End ends the guard of a job and returns when all of the guard's files are closed. A missing guard is not an error. A
 // guard that starts later finds its lease closing and ends.

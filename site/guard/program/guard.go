@@ -159,8 +159,7 @@ func run(p cli.Process, line line) error {
 	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
 	raiseFileLimit()
 	raisePriority()
-	// Go wakes another core's thread for each question about a process: 900 context switches a scan on 32 cores (measured:
-	// docs/measurements/28-h200). One at a time is enough here, because what takes long is in the kernel.
+	// Go woke another core for each question about a process: 900 times a scan on 32 (docs/measurements/28-h200).
 	runtime.GOMAXPROCS(1)
 	out, closeLog := logfile.Open(paths.Log())
 	defer closeLog()

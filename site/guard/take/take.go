@@ -199,7 +199,7 @@ func (t *Takers) Start() (err error) {
 }
 
 // abandon gives up the current taker, which ends when its file is closed. It was asked about a process, or about none:
-// 0. The signal ends a taker that waits for a process in an exec. One that hangs loses the guard's priority.
+// 0. A taker that waits for a process in the middle of an exec is ended by the signal.
 func (t *Takers) abandon(pid int) {
 	if t.current == nil {
 		return
@@ -209,7 +209,7 @@ func (t *Takers) abandon(pid int) {
 	unix.Close(old.socket) // tells the taker to end
 	old.process.End()
 	if t.Raised && old.process.Running() {
-		proc.SetNice(old.process.PID, 0)
+		lower(old.process.PID)
 	}
 	_ = old.place.Leave()
 	t.note(pid, 1)
@@ -218,6 +218,9 @@ func (t *Takers) abandon(pid int) {
 		t.note(pid, -1)
 	}()
 }
+
+// lower takes the guard's priority from a taker that may hang for long.
+func lower(pid int) { proc.SetNice(pid, 0) }
 
 // startTaker starts a taker.
 func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {

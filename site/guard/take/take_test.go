@@ -275,7 +275,7 @@ func TestLower(t *testing.T) {
 			t.Fatalf("nice %d", got)
 		}
 	}
-	proc.SetNice(pid, 0)
+	lower(pid)
 	for _, thread := range threads {
 		if got := nice(thread, false); got != 0 {
 			t.Errorf("thread %s has nice %d", thread.Name(), got)
