@@ -133,9 +133,12 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 	}
 }
 
-// lockers lock a thread for the time of the program. control.go, place.go and release.go unlock it again. That of report_nodes.go
-// ends, and mpsctl report starts no program.
-var lockers = []string{"cmd/mpirun-wrap/signals.go", "cmd/mpsctl/report_nodes.go", "mpirun-wrap/own/gauge.go", "mpirun-wrap/own/place.go", "mpirun-wrap/own/yama.go", "site/guard/control.go", "site/guard/pause/pause.go", "site/guard/release.go"}
+// lockers lock a thread for the time of the program. control.go, place.go and release.go unlock it again. That of
+// report_nodes.go ends, and mpsctl report starts no program.
+var lockers = []string{
+	"cmd/mpirun-wrap/signals.go", "cmd/mpsctl/report_nodes.go", "mpirun-wrap/own/gauge.go", "mpirun-wrap/own/place.go",
+	"mpirun-wrap/own/yama.go", "site/guard/control.go", "site/guard/pause/pause.go", "site/guard/release.go",
+}
 
 // No thread of a shipped program ends before the program, because the kernel kills children with the thread that has
 // started them (PR_SET_PDEATHSIG in site/mps/fork.go and site/guard/pause). Go ends a thread if a goroutine ends that
