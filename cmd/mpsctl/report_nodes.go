@@ -151,33 +151,36 @@ func together(nodes []usage.Report) usage.Report {
 }
 
 const (
-	// sharedAge is how long a node tries to copy a report.
+	// sharedAge is how long a node tries to copy a report. Older ones are not even read.
 	sharedAge = 24 * time.Hour
 	// shareWait bounds a run. Its unit is ended after a minute.
 	shareWait = 30 * time.Second
 )
 
-// shareReports copies this node's reports into the site's shared folder. The folder may not answer: so no hook does
-// this, and one process of a node at most. A folder of one user that does not answer delays no copy of another user.
+// shareReports copies this node's reports into the site's shared folder, which may not answer: so no hook does this,
+// but one process of a node, by a lock that no user can take. One user's folder delays no copy of another user.
 func shareReports(paths site.Paths) error {
 	config, status := policyfile.ReadConfig(paths)
 	if status.Err != nil || config.SharedReports == "" {
 		return status.Err
 	}
-	kept, err := osfile.OpenFolder(paths.Reports())
+	lock, err := os.OpenFile(filepath.Join(paths.Kept(), ".share"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		defer kept.Close()
-		err = unix.Flock(int(kept.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		defer lock.Close()
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot share reports: an earlier process does not end: %w", err)
 	}
 	byUser := map[string][]usage.Report{}
 	for _, path := range latestFirst(paths.Reports()) {
-		if r, err := usage.Read(path); err == nil && time.Since(r.End) < sharedAge {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > sharedAge {
+			break
+		}
+		if r, err := usage.Read(path); err == nil {
 			byUser[r.User] = append(byUser[r.User], r)
 		}
 	}
@@ -187,9 +190,7 @@ func shareReports(paths site.Paths) error {
 	users := slices.Sorted(maps.Keys(byUser))
 	return wait.Each(len(users), func(n int) error {
 		folder := strings.ReplaceAll(config.SharedReports, "%u", users[n])
-		_, err := wait.Within(ctx, func() (struct{}, error) {
-			return struct{}{}, copyAs(users[n], folder, byUser[users[n]])
-		})
+		_, err := wait.Within(ctx, func() (any, error) { return nil, copyAs(users[n], folder, byUser[users[n]]) })
 		if err != nil {
 			return fmt.Errorf("cannot share reports of %s: %w", users[n], err)
 		}
@@ -197,8 +198,9 @@ func shareReports(paths site.Paths) error {
 	})
 }
 
-// copyAs copies reports into a folder with the rights of their user, who may have put links there. A server that trusts
-// no root takes them, too. The process stays root's: the user can neither trace nor stop it.
+// copyAs copies reports into a folder with the rights of their user, who may have put links there, and without the
+// capabilities that pass quotas and the links of /proc. A server that trusts no root takes them, too. The process stays
+// root's: the user can neither trace nor stop it.
 func copyAs(name, folder string, reports []usage.Report) error {
 	owner, err := user.Lookup(name)
 	if err != nil {
@@ -208,9 +210,12 @@ func copyAs(name, folder string, reports []usage.Report) error {
 	gid, err2 := strconv.Atoi(owner.Gid)
 	runtime.LockOSThread() // the thread has these rights, and ends with this goroutine
 	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0)
-	err = errors.Join(err1, err2, unix.Setfsgid(gid), unix.Setfsuid(uid))
-	if errno != 0 {
-		err = errors.Join(err, errno)
+	header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+	err = errors.Join(err1, err2, unix.Setfsgid(gid), unix.Setfsuid(uid), unix.Capset(&header, &none[0]))
+	nowGID, _ := unix.SetfsgidRetGid(-1) // the kernel reports no failure of these
+	nowUID, _ := unix.SetfsuidRetUid(-1)
+	if errno != 0 || nowUID != uid || nowGID != gid {
+		err = errors.Join(err, fmt.Errorf("cannot act as uid %d: %w", uid, unix.EPERM))
 	}
 	if err == nil {
 		err = os.MkdirAll(folder, 0o700)

@@ -5,9 +5,12 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"golang.org/x/sys/unix"
 )
 
 // onNode is the report of reported on another node and at another time.
@@ -231,12 +235,13 @@ func TestACopyHasTheUsersRights(t *testing.T) {
 // Without shared_reports, nothing is copied, and old reports never are. A run beside one that hangs does nothing.
 func TestWhatIsNotCopied(t *testing.T) {
 	paths, shared, _ := sharing(t)
-	keepAgain(t, paths, 25*time.Hour)
-	if err := shareReports(paths); err != nil {
+	day := time.Now().Add(-25 * time.Hour)
+	path := filepath.Join(paths.Reports(), "4711.json")
+	if err := errors.Join(os.Chtimes(path, day, day), shareReports(paths)); err != nil {
 		t.Error(err)
 	}
 	keepAgain(t, paths, time.Hour)
-	kept, err := os.Open(paths.Reports())
+	kept, err := os.OpenFile(filepath.Join(paths.Kept(), ".share"), os.O_RDWR, 0)
 	if err := errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX)); err != nil {
 		t.Fatal(err)
 	}
@@ -249,5 +254,75 @@ func TestWhatIsNotCopied(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(shared); len(entries) > 0 {
 		t.Errorf("copied: %v", entries)
+	}
+}
+
+// No user can hold the lock: its file is root's alone. A lock on the folder, which any user can take, means nothing.
+func TestNoUserStopsTheCopies(t *testing.T) {
+	paths, shared, _ := sharing(t)
+	kept, err := os.Open(paths.Reports())
+	if err := errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX), shareReports(paths)); err != nil {
+		t.Error(err)
+	}
+	defer kept.Close()
+	if _, err := os.Stat(filepath.Join(shared, "nobody", "4711.gpu01.json")); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat(filepath.Join(paths.Kept(), ".share")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the lock: %v, %v", info, err)
+	}
+}
+
+// The links of /proc lead root into the folders of any process, and a user only into those of their own.
+func TestACopyTakesNoWayThroughProc(t *testing.T) {
+	paths, shared, owner := sharing(t)
+	const other = 2001
+	secret := filepath.Join(filepath.Dir(shared), "secret")
+	open := filepath.Join(secret, "open")
+	if err := errors.Join(os.MkdirAll(open, 0o700), os.Chmod(open, 0o777), os.Chown(secret, other, other)); err != nil {
+		t.Fatal(err)
+	}
+	process := exec.Command("sleep", "600")
+	process.Dir, process.SysProcAttr = open, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: other, Gid: other}}
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = process.Process.Kill(), process.Wait() }()
+	uid, _ := strconv.Atoi(owner.Uid)
+	link := filepath.Join(shared, "nobody")
+	way := fmt.Sprintf("/proc/%d/cwd", process.Process.Pid)
+	if err := errors.Join(os.Symlink(way, link), os.Lchown(link, uid, -1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := shareReports(paths); err == nil {
+		t.Error("another user's folder is taken")
+	}
+	if entries, err := os.ReadDir(open); err != nil || len(entries) > 0 {
+		t.Errorf("another user's folder has %v, %v", entries, err)
+	}
+}
+
+// A root that may not become the user, as in a container without that user, writes nothing with its own rights.
+func TestACopyIsNeverRoots(t *testing.T) {
+	_, shared, owner := sharing(t)
+	folder, result := filepath.Join(shared, owner.Username), make(chan error)
+	for _, lacks := range []uint{unix.CAP_SETUID, unix.CAP_SETGID} {
+		go func() {
+			runtime.LockOSThread() // and this thread ends with the goroutine
+			header, have := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+			err := unix.Capget(&header, &have[0])
+			have[0].Effective &^= 1 << lacks
+			if err = errors.Join(err, unix.Capset(&header, &have[0])); err != nil {
+				result <- err
+				return
+			}
+			result <- copyAs(owner.Username, folder, []usage.Report{reported()})
+		}()
+		if err := <-result; !errors.Is(err, os.ErrPermission) {
+			t.Errorf("without capability %d: %v", lacks, err)
+		}
+		if entries, err := os.ReadDir(folder); err == nil {
+			t.Errorf("without capability %d, root made %s with %v", lacks, folder, entries)
+		}
 	}
 }

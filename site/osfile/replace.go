@@ -81,7 +81,7 @@ func Temporary(path string) string {
 
 // WriteTo writes the file to a path in a folder that no other user can change.
 func (f File) WriteTo(path string) error {
-	dir, err := os.Open(filepath.Dir(path))
+	dir, err := os.OpenFile(filepath.Dir(path), os.O_RDONLY|unix.O_DIRECTORY, 0) // and no fifo or terminal instead
 	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}

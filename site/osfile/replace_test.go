@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -98,5 +99,24 @@ func TestExplainFull(t *testing.T) {
 	}
 	if other := fmt.Errorf("other: %w", unix.EIO); ExplainFull("/x", other) != other {
 		t.Error("another error is changed")
+	}
+}
+
+// What another user puts in the folder's place is not opened: the open of a fifo waits, and that of a terminal gives
+// the user the keyboard of this process.
+func TestWriteToOpensFoldersAlone(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error, 1)
+	go func() { result <- File{Mode: 0o600}.WriteTo(filepath.Join(fifo, "file")) }()
+	select {
+	case err := <-result:
+		if !errors.Is(err, unix.ENOTDIR) {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for a writer")
 	}
 }
