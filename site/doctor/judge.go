@@ -456,7 +456,7 @@ func (d *diagnosis) stateRoom() {
 			"%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files)
 	}
 	if !s.Memory && d.Paths.Root == "" { // another root is a test's, or an admin's own choice
-		d.warning("state-on-disk", s.Path, "reboot after: echo tmpfs /run tmpfs mode=755,nosuid,nodev 0 0 >>/etc/fstab", "it is not on a tmpfs: "+
+		d.warning("state-on-disk", s.Path, `reboot after: printf '\ntmpfs /run tmpfs mode=755,nosuid,nodev 0 0\n' >>/etc/fstab`, "it is not on a tmpfs: "+
 			"every write of a record waits for a disk, and it outlives the boot that it is about")
 	}
 }

@@ -23,7 +23,7 @@ import (
 // reconfigure makes Slurm read its changed files. What slurm.conf(5) and gres.conf(5) have of nodes, GresTypes= and
 // Type= takes effect after a restart of both daemons, which ends no job.
 const (
-	everywhere  = "on slurmctld's host and every node"
+	everywhere  = "on slurmctld's host and every node, once for a file that they share"
 	reconfigure = "; then: scontrol reconfigure"
 	restart     = "; then on that host: systemctl restart slurmctld; then on every node: systemctl restart slurmd"
 )
@@ -53,19 +53,15 @@ func (s slurmFiles) value(name string) string {
 	return last.Value
 }
 
-// change returns the command that gives a setting a value: in its line, or in a new one.
-func change(conf slurm.ConfFile, name, value, then string) string {
-	last, set := conf.Value(name)
+// set returns the command that gives a setting a value, in its line or in a new one, and what makes Slurm read it.
+func (s slurmFiles) set(name, value, then string) string {
+	last, set := s.Value(name)
 	if !set {
-		return fmt.Sprintf("%s: echo %s=%s >>%s%s", everywhere, name, value, conf.Path, then)
+		return fmt.Sprintf(`%s: printf '\n%s=%s\n' >>%s%s`, everywhere, name, value, s.Path, then)
 	}
 	file, line, _ := strings.Cut(last.From, ":")
-	return fmt.Sprintf(`%s: sed -i '%s s~\b%s *= *[^ #]*~%[3]s=%s~I' %s%s`, everywhere, line, name, value, file, then)
-}
-
-// set returns the repair of a setting of slurm.conf, with what makes Slurm read it.
-func (s slurmFiles) set(name, value, then string) string {
-	return change(s.ConfFile, name, value, then)
+	const command = `%s: sed -i --follow-symlinks '%s s~\b%s\s*=\s*[^[:space:]#]*~%[3]s=%s~I' %s%s`
+	return fmt.Sprintf(command, everywhere, line, name, value, file, then)
 }
 
 // setNode returns the repair of a setting of the node's line.
@@ -238,7 +234,7 @@ func (d *diagnosis) nodeLine() {
 	s := d.Slurm
 	switch {
 	case errors.Is(s.NodeErr, slurm.ErrNoNode):
-		line := fmt.Sprintf("echo NodeName=%s Gres=gpu:%d Feature=mps >>%s", d.Name, max(1, len(d.gpus())), s.Path)
+		line := fmt.Sprintf(`printf '\nNodeName=%s Gres=gpu:%d Feature=mps\n' >>%s`, d.Name, max(1, len(d.gpus())), s.Path)
 		d.warning("node-unknown", s.Path, "name the node by --node, if it is one of these: grep -i NodeName= "+s.Path+
 			"; or "+everywhere+": "+line+restart, "no NodeName= line names %s: a node that registers "+
 			"itself has no features and no count of GPUs that a prolog can read", d.Name)
@@ -422,10 +418,9 @@ func (d *diagnosis) devicesConstrained() {
 			s.set("TaskPlugin", "task/cgroup,task/affinity", reconfigure), "TaskPlugin lacks task/cgroup: %s", harm)
 		return
 	}
-	conf := cmp.Or(s.Cgroup, &slurm.ConfFile{Path: s.inFolder("cgroup.conf")})
-	setting, _ := conf.Value("ConstrainDevices")
-	if !slices.Contains([]string{"yes", "true", "1"}, strings.ToLower(setting.Value)) {
-		d.warning("devices-open", cmp.Or(setting.From, conf.Path), change(*conf, "ConstrainDevices", "yes", reconfigure),
+	conf := slurmFiles{ConfFile: *cmp.Or(s.Cgroup, &slurm.ConfFile{Path: s.inFolder("cgroup.conf")})}
+	if !slices.Contains([]string{"yes", "true", "1"}, strings.ToLower(conf.value("ConstrainDevices"))) {
+		d.warning("devices-open", conf.lineOf("ConstrainDevices"), conf.set("ConstrainDevices", "yes", reconfigure),
 			"ConstrainDevices is not yes: %s", harm)
 	}
 }

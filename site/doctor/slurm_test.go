@@ -5,6 +5,7 @@ package doctor
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -96,7 +97,10 @@ func (n *slurmNode) diagnose() []string {
 // Each fault in Slurm's files and each unfit GPU is one finding, with its place and its repair. Other healthy nodes
 // have none.
 func TestJudgeSlurm(t *testing.T) {
-	const all = "on slurmctld's host and every node: "
+	const all = everywhere + ": "
+	sed := func(line int, name, value string) string {
+		return fmt.Sprintf(`sed -i --follow-symlinks '%d s~\b%s\s*=\s*[^[:space:]#]*~%[2]s=%s~I' `, line, name, value)
+	}
 	const write = "; then: scontrol reconfigure"
 	const restart = "; then on that host: systemctl restart slurmctld; then on every node: systemctl restart slurmd"
 	for _, c := range []struct {
@@ -106,42 +110,42 @@ func TestJudgeSlurm(t *testing.T) {
 	}{
 		{"the shipped lines", func(*slurmNode) {}, ""},
 		{"no PrologFlags=", func(n *slurmNode) { n.edit("PrologFlags=Alloc,Contain", "") },
-			"fault prolog-flags-alloc at slurm.conf: " + all + "echo PrologFlags=Alloc,Contain >>slurm.conf" + write},
+			"fault prolog-flags-alloc at slurm.conf: " + all + `printf '\nPrologFlags=Alloc,Contain\n' >>slurm.conf` + write},
 		{"Alloc without Contain", func(n *slurmNode) { n.edit("Alloc,Contain", "Alloc") },
 			"warning prolog-flags-contain at slurm.conf:7: " + all +
-				`sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=Alloc,Contain~I' slurm.conf` + write},
+				sed(7, "PrologFlags", "Alloc,Contain") + "slurm.conf" + write},
 		{"Alloc by another flag", func(n *slurmNode) { n.edit("Alloc,Contain", "ForceRequeueOnFail") },
 			"warning prolog-flags-contain at slurm.conf:7: " + all +
-				`sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=ForceRequeueOnFail,Contain~I' slurm.conf` + write},
+				sed(7, "PrologFlags", "ForceRequeueOnFail,Contain") + "slurm.conf" + write},
 		{"Contain by another flag", func(n *slurmNode) { n.edit("Alloc,Contain", "x11") }, ""},
 		{"RunInJob", func(n *slurmNode) { n.edit("Alloc,Contain", "RunInJob,Contain") }, "warning run-in-job at slurm.conf:7: " +
-			all + `sed -i '7 s~\bPrologFlags *= *[^ #]*~PrologFlags=Contain~I' slurm.conf`},
+			all + sed(7, "PrologFlags", "Contain") + "slurm.conf"},
 		{"too little time", func(n *slurmNode) { n.set("PrologEpilogTimeout=104") },
 			"fault hook-timeout at slurm.conf:3: " + all +
-				`sed -i '3 s~\bPrologEpilogTimeout *= *[^ #]*~PrologEpilogTimeout=105~I' slurm.conf`},
+				sed(3, "PrologEpilogTimeout", "105") + "slurm.conf"},
 		{"enough time", func(n *slurmNode) { n.set("PrologEpilogTimeout=105") }, ""},
 		{"time without an end", func(n *slurmNode) { n.set("PrologEpilogTimeout=65534") }, ""},
 		{"too little time for epilogs", func(n *slurmNode) { n.set("EpilogTimeout=64") },
 			"fault hook-timeout at slurm.conf:3: " + all +
-				`sed -i '3 s~\bEpilogTimeout *= *[^ #]*~EpilogTimeout=65~I' slurm.conf` + write +
+				sed(3, "EpilogTimeout", "65") + "slurm.conf" + write +
 				"; or lower epilog_deadline: ${EDITOR:-vi} /etc/slurm-mps/site.hcl"},
 		{"a common time that counts for none", func(n *slurmNode) {
 			n.set("PrologEpilogTimeout=1\nPrologTimeout=105\nEpilogTimeout=65")
 		}, ""},
 		{"GresTypes without gpu", func(n *slurmNode) { n.edit("GresTypes=gpu", "GresTypes=craynetwork") },
 			"fault gres-types at slurm.conf:3: " + all +
-				`sed -i '3 s~\bGresTypes *= *[^ #]*~GresTypes=craynetwork,gpu~I' slurm.conf` + restart},
+				sed(3, "GresTypes", "craynetwork,gpu") + "slurm.conf" + restart},
 		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
 			"warning node-unknown at slurm.conf: name the node by --node, if it is one of these: grep -i NodeName= slurm.conf; or " +
-				all + "echo NodeName=gpu01 Gres=gpu:2 Feature=mps >>slurm.conf" + restart},
+				all + `printf '\nNodeName=gpu01 Gres=gpu:2 Feature=mps\n' >>slurm.conf` + restart},
 		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
 			"fault node-line at slurm.conf: correct that line: ${EDITOR:-vi} slurm.conf"},
 		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },
 			"fault node-gres at slurm.conf:15: " + all +
-				`sed -i '15 s~\bNodeName *= *[^ #]*~NodeName=gpu[01-16] Gres=gpu:2~I' slurm.conf` + restart},
+				sed(15, "NodeName", "gpu[01-16] Gres=gpu:2") + "slurm.conf" + restart},
 		{"a node without the feature", func(n *slurmNode) { n.edit("Feature=mps", "Feature=h200,nomps") },
 			"fault node-feature at slurm.conf:15: " + all +
-				`sed -i '15 s~\bFeature *= *[^ #]*~Feature=h200,nomps,mps~I' slurm.conf` + restart},
+				sed(15, "Feature", "h200,nomps,mps") + "slurm.conf" + restart},
 		{"a policy without a feature", func(n *slurmNode) {
 			n.edit("Feature=mps", "")
 			n.Policy.Trigger = &policy.Trigger{Option: false}
@@ -170,10 +174,10 @@ func TestJudgeSlurm(t *testing.T) {
 			"fault gres-conf at gres.conf: write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} gres.conf; or name another by gres_conf: "},
 		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },
 			"warning devices-open at cgroup.conf:1: " + all +
-				`sed -i '1 s~\bConstrainDevices *= *[^ #]*~ConstrainDevices=yes~I' cgroup.conf` + write},
+				sed(1, "ConstrainDevices", "yes") + "cgroup.conf" + write},
 		{"no task/cgroup", func(n *slurmNode) { n.edit("task/cgroup,", "") },
 			"warning devices-open at slurm.conf:11: " + all +
-				`sed -i '11 s~\bTaskPlugin *= *[^ #]*~TaskPlugin=task/cgroup,task/affinity~I' slurm.conf` + write},
+				sed(11, "TaskPlugin", "task/cgroup,task/affinity") + "slurm.conf" + write},
 		{"a state in a private folder", func(n *slurmNode) {
 			n.set("JobContainerType=job_container/tmpfs")
 			n.write("job_container.conf", "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,/run\n")
@@ -228,12 +232,12 @@ func TestJudgeHooks(t *testing.T) {
 		{"an epilog that is not the first", hook{Name: "Epilog", Ours: "epilog"},
 			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []hookScript{script("9", ""), script("50-ours", "epilog")}},
 		{"no prolog", hook{Name: "Prolog", Ours: "prolog"},
-			"hook-not-ours: on slurmctld's host and every node: echo Prolog=/usr/libexec/slurm-mps/prolog >>/s; then: scontrol reconfigure", nil},
+			"hook-not-ours: " + everywhere + ": printf '\\nProlog=/usr/libexec/slurm-mps/prolog\\n' >>/s; then: scontrol reconfigure", nil},
 		{"an epilog at the prolog", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
-			"hook-not-ours: on slurmctld's host and every node: echo Prolog=/usr/libexec/slurm-mps/prolog >>/s", []hookScript{script("x", "epilog")}},
+			"hook-not-ours: " + everywhere + ": printf '\\nProlog=/usr/libexec/slurm-mps/prolog\\n' >>/s", []hookScript{script("x", "epilog")}},
 		{"a script of the site's", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
 			"hook-not-ours: let it start /usr/libexec/slurm-mps/prolog too, or name that: ${EDITOR:-vi} /s; then: scontrol reconfigure", []hookScript{script("x", "")}},
-		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or on slurmctld's host and every node: echo Prolog=",
+		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or " + everywhere + ": printf '\\nProlog=",
 			[]hookScript{{installed: installed{Path: "/h/gone", Err: os.ErrNotExist}}}},
 		{"a script that slurmd may not read", hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
 			[]hookScript{{installed: installed{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},
@@ -253,6 +257,36 @@ func TestJudgeHooks(t *testing.T) {
 		}
 		if len(found) != 1 || c.want == "" || !slices.ContainsFunc(found, func(f string) bool { return strings.HasPrefix(f, c.want) }) {
 			t.Errorf("%s: %q, want %q", c.name, found, c.want)
+		}
+	}
+}
+
+// A repair changes one value. A link stays a link, a tab ends a value as a space does, and a last line without an end
+// stays a line.
+func TestARepairChangesNothingElse(t *testing.T) {
+	for _, c := range []struct{ name, before, after string }{
+		{"Gres", "NodeName=gpu01\tCPUs=64\tState=UNKNOWN # ours", "NodeName=gpu01 Gres=new\tCPUs=64\tState=UNKNOWN # ours"},
+		{"Gres", "NodeName = gpu01 Gres\t=\told\tCPUs=64# ours\n", "NodeName = gpu01 Gres=new\tCPUs=64# ours\n"},
+		{"Prolog", "TaskProlog=/a\nPartitionName=x State=UP", "TaskProlog=/a\nPartitionName=x State=UP\nProlog=new\n"},
+		{"Prolog", "", "\nProlog=new\n"},
+	} {
+		n := &slurmNode{t: t, dir: t.TempDir()}
+		n.write("real", c.before)
+		path := filepath.Join(n.dir, "slurm.conf")
+		n.do(os.Symlink("real", path))
+		conf, err := slurm.ReadConfFile(path, "gpu01")
+		n.do(err)
+		s := slurmFiles{ConfFile: conf}
+		repair := s.set(c.name, "new", reconfigure)
+		if c.name == "Gres" {
+			repair = s.setNode(c.name, "new")
+		}
+		command := e2e.Commands(repair)[0]
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+		if got := e2e.Read(t, filepath.Join(n.dir, "real")); got != c.after {
+			t.Errorf("%s\ngot  %q\nwant %q", command, got, c.after)
 		}
 	}
 }

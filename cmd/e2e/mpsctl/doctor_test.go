@@ -392,6 +392,9 @@ func (w healthyNode) copyOf(program string) string {
 	return path
 }
 
+// everywhere is where a repair of Slurm's files is made.
+const everywhere = "on slurmctld's host and every node, once for a file that they share: "
+
 var planted = []faultPlanted{
 	{name: "a prolog that may be executed and not read", kind: "program-mode",
 		plant: func(w healthyNode) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog",
@@ -486,19 +489,19 @@ var planted = []faultPlanted{
 		do:    "correct that line: ${EDITOR:-vi} CONF/slurm.conf; or name another by --slurm-conf: find /etc "},
 	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nProlog=", "\n#") },
 		where: "CONF/slurm.conf",
-		do:    "on slurmctld's host and every node: echo Prolog=BIN/prolog >>CONF/slurm.conf; then: scontrol reconfigure", mends: true},
+		do:    everywhere + `printf '\nProlog=BIN/prolog\n' >>CONF/slurm.conf; then: scontrol reconfigure`, mends: true},
 	{name: "an epilog of another user", kind: "hook-not-ours",
 		plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5",
 		do: "let it start BIN/epilog too, or name that: ${EDITOR:-vi} CONF/slurm.conf; then: scontrol reconfigure"},
 	{name: "our prolog as the epilog", kind: "hook-not-ours",
 		plant: func(w healthyNode) { w.edit(w.Conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) },
-		where: "CONF/slurm.conf:5", do: "on slurmctld's host and every node: sed -i '5 s~", mends: true},
+		where: "CONF/slurm.conf:5", do: everywhere + "sed -i --follow-symlinks '5 s~", mends: true},
 	{name: "no TaskProlog=", kind: "hook-not-ours",
 		plant: func(w healthyNode) { w.edit(w.Conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf",
-		do: "on slurmctld's host and every node: echo TaskProlog=BIN/task-prolog >>CONF/slurm.conf", mends: true},
+		do: everywhere + `printf '\nTaskProlog=BIN/task-prolog\n' >>CONF/slurm.conf`, mends: true},
 	{name: "a prolog that is not there", kind: "hook-missing",
 		plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog",
-		do: "put it there, or on slurmctld's host and every node: sed -i '4 s~", mends: true},
+		do: "put it there, or " + everywhere + "sed -i --follow-symlinks '4 s~", mends: true},
 	{name: "a script that may not be read", kind: "hook-mode",
 		plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog",
 		do: "chmod 755 HOOKS/epilog", mends: true},
@@ -513,13 +516,13 @@ var planted = []faultPlanted{
 	{name: "no PrologFlags=", kind: "prolog-flags-alloc",
 		plant: func(w healthyNode) { w.edit(w.Conf, "PrologFlags=Alloc,Contain", "") },
 		where: "CONF/slurm.conf",
-		do:    "on slurmctld's host and every node: echo PrologFlags=Alloc,Contain >>CONF/slurm.conf", mends: true},
+		do:    everywhere + `printf '\nPrologFlags=Alloc,Contain\n' >>CONF/slurm.conf`, mends: true},
 	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") },
-		where: "CONF/slurm.conf:3", do: "on slurmctld's host and every node: sed -i '3 s~", mends: true},
+		where: "CONF/slurm.conf:3", do: everywhere + "sed -i --follow-symlinks '3 s~", mends: true},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w healthyNode) {
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
-	}, where: "CONF/slurm.conf:3", do: "on slurmctld's host and every node: sed -i '3 s~", mends: true},
+	}, where: "CONF/slurm.conf:3", do: everywhere + "sed -i --follow-symlinks '3 s~", mends: true},
 	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Gres())) },
 		where: "gres.conf",
 		do:    "write it as in /usr/share/doc/slurm-mps/examples/gres.conf: ${EDITOR:-vi} CONF/gres.conf; or name another"},
@@ -548,7 +551,7 @@ var planted = []faultPlanted{
 		do: "take ROOT/run out of the folders of jobs, or give ours another --root: ${EDITOR:-vi} CONF/namespace.yaml"},
 	{name: "devices for all", kind: "devices-open",
 		plant: func(w healthyNode) { w.Write(w.cgroup(), "ConstrainDevices=no\n") },
-		where: "CONF/cgroup.conf:1", do: "on slurmctld's host and every node: sed -i '1 s~", mends: true},
+		where: "CONF/cgroup.conf:1", do: everywhere + "sed -i --follow-symlinks '1 s~", mends: true},
 
 	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w healthyNode) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
