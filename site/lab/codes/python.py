@@ -352,12 +352,15 @@ def lacking(n):
 
 def prepare():
     """Imports all, and makes what the programs have on the host."""
-    host = {}
+    host, clean = {}, True
     for make in known:
         try:
             host[make.__name__] = make()
         except ImportError as error:
             say(f"{make.__name__} is skipped: {error}")
+        if clean and cuda_runs():
+            clean = False
+            say(f"the imports of {make.__name__} have started CUDA")
     return host
 
 
@@ -374,7 +377,7 @@ def main(turn, mode, ranks, *wrapper):
     gc.freeze()  # so that a process collects only what it made
     say(f"imports and weights: {time.monotonic() - began:.1f} s, {len(os.listdir('/proc/self/task'))} threads")
     if cuda_runs():
-        say("an import has started CUDA, so each process imports all again")
+        say("so each process imports all again")
         host = None
     signal.signal(signal.SIGALRM, too_late)
     for n in map(int, ranks.split()):
