@@ -117,7 +117,7 @@ const kthreadd = 2 // the parent of the kernel's threads: some 20 for each core,
 
 // candidates returns the processes that may be clients. It begins with those that the previous scan did not reach.
 func (g *Guard) candidates(full bool) (pids []int, err error) {
-	ofRoot, kernel := map[int]bool{}, proc.Resident(kthreadd) == 0
+	ofRoot := map[int]bool{}
 	err = proc.EachPID(func(pid int) bool {
 		switch uid, ok := proc.Owner(pid); {
 		case !ok || pid == g.kernel.self || uid != g.UID && uid != 0:
@@ -128,7 +128,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 				return true
 			}
 			if status, err := proc.ReadStatus(pid); err != nil || status.UIDs[1] != g.UID {
-				ofRoot[pid] = kernel && err == nil && status.Parent == kthreadd
+				ofRoot[pid] = err == nil && status.Parent == kthreadd && proc.Resident(kthreadd) == 0
 				return true
 			}
 			delete(ofRoot, pid)
