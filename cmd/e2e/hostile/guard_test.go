@@ -235,7 +235,7 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 func (w *watch) flips(file string, stop func()) (group *exec.Cmd) {
 	w.T.Helper()
 	for range 10 { // the time between the look and the duplicate is short, so most attempts miss it
-		group = w.group(w.a.as(e2e.UID, w.a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), file))
+		group = w.group(w.a.as(e2e.UID, w.a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), file, "300"))
 		w.T.Cleanup(stop) // this runs before the cleanup of the attack, which cannot end without it
 		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if strings.Contains(w.Log(), "a process changes its files while they are looked at") {

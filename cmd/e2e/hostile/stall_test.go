@@ -135,11 +135,11 @@ func TestHostileTakersThatStay(t *testing.T) {
 }
 
 // hostileTakersThatStay is a subtest, so that no other test runs beside it: its thousands of threads delay all.
+// They hang until the test ends, and a container may have room for 4,915.
 func hostileTakersThatStay(t *testing.T) {
-	// Each attacker has 800 threads that hang until the test ends. If there are more attackers, the machine runs out of
-	// process numbers.
-	const user, atOnce, most = stormy + 42, 4, 8
+	const user, atOnce, most, threads = stormy + 42, 4, 8, 3000
 	jobs := uint32(night.Of(3, 2))
+	each := fmt.Sprint(threads / atOnce / jobs)
 	a := newAttack(t, "", 1)
 	dir, stop := a.fileSystemOf(user, -1, fileSystemLife)
 	stuck := map[proc.Process]bool{} // that were seen while their guard lived
@@ -158,7 +158,8 @@ func hostileTakersThatStay(t *testing.T) {
 		w := &watch{Shared: &e2e.Shared{Node: a.Node, Job: job, Guard: a.Lease(number).Guard}, a: a}
 		var groups []*exec.Cmd
 		for range atOnce {
-			line := []string{a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), filepath.Join(dir, "file")}
+			line := []string{a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm")}
+			line = append(line, filepath.Join(dir, "file"), each)
 			groups = append(groups, w.group(a.as(user, line...)))
 			t.Cleanup(stop) // this runs before the cleanup of the attack, which cannot end without it
 		}

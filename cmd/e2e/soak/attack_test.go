@@ -64,7 +64,7 @@ func (v *jobRun) attacked() error {
 	switch v.fault.name {
 	case noClose:
 		file := filepath.Join(files.dir, "file")
-		line = []string{program, "flipping", device("nvidiactl"), device("nvidia-uvm"), file}
+		line = []string{program, "flipping", device("nvidiactl"), device("nvidia-uvm"), file, "500"}
 		processes = 3 // each succeeds by chance
 	case stalled:
 		open := `exec 5<"$0" 6<"$1"; shift; exec "$@"`

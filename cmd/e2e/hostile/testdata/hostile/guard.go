@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -53,8 +54,12 @@ func flips(control, memory, other string) error {
 
 // flipping does the same with a file that does not close. A thread that replaces this file waits for ever, so each
 // replacement has its own thread. Thousands of further descriptors make the time longer between the guard's look at
-// these descriptors and its reaction.
-func flipping(control, memory, other string) error {
+// these descriptors and its reaction. It ends its attack when so many threads may wait.
+func flipping(control, memory, other, threads string) error {
+	most, err := strconv.Atoi(threads)
+	if err != nil {
+		return err
+	}
 	var files [3]int
 	for i, path := range []string{control, memory, other} {
 		fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
@@ -74,7 +79,7 @@ func flipping(control, memory, other string) error {
 		time.Sleep(time.Duration(rand.IntN(10_000)) * time.Microsecond)
 	}
 	fmt.Println("ready")
-	for range 80 {
+	for range most / (last - first) {
 		each(files[1])
 		each(files[2])
 	}

@@ -35,7 +35,7 @@ var attacks = map[string]func(args []string) error{
 	"stuck":      func(a []string) error { return stuck(a[0]) },
 	"opens":      func(a []string) error { return opens(a[0]) },
 	"flips":      func(a []string) error { return flips(a[0], a[1], a[2]) },
-	"flipping":   func(a []string) error { return flipping(a[0], a[1], a[2]) },
+	"flipping":   func(a []string) error { return flipping(a[0], a[1], a[2], a[3]) },
 	"forks":      func(a []string) error { return forks(a[0], a[1]) },
 	"fakes":      func(a []string) error { return fakes(a[0], number(a[1]), len(a) > 2) },
 	"rush":       func(a []string) error { return rush(a[0], len(a) > 1) },
