@@ -30,10 +30,13 @@ type Report struct {
 	// NodeList are all nodes of the job, as Slurm writes them: n[1-4]. "" means not known.
 	NodeList string `json:"node_list,omitempty"`
 	// Name is the job's name, and Array its name in a job array, 4711_3. They are from its first client's environment.
-	Name  string    `json:"name,omitempty"`
-	Array string    `json:"array,omitempty"`
-	Rule  string    `json:"rule"`
-	Share string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, 3:1, none
+	Name  string `json:"name,omitempty"`
+	Array string `json:"array,omitempty"`
+	Rule  string `json:"rule"`
+	Share string `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, 3:1, none
+	// NoMPS is a job that the policy records although it ran without MPS. It has no guard, so no exit and no ending of its
+	// processes is known, and a process that lived between two samples alone is not in it.
+	NoMPS bool      `json:"no_mps,omitempty"`
 	Begin time.Time `json:"begin"`
 	End   time.Time `json:"end,omitzero"`
 	// Part is the job's part of each GPU. Shards are those that its clients have in their environment.
