@@ -18,8 +18,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
+// template is any page: its style, and what all pages draw with. A script for each kind of page comes after that.
+//
 //go:embed page.html
 var template string
+
+//go:embed report.js
+var reportScript string
 
 // contents is the JSON in the page: the report, and the texts and means that mpsctl report prints.
 type contents struct {
@@ -37,8 +42,7 @@ type client struct {
 	Lived   string `json:"lived,omitempty"` // which neighbours survived its end
 }
 
-// Write writes the page of a report. The encoder of JSON escapes what ends a script. The page's policy names the hash of
-// its script, so a browser runs no other.
+// Write writes the page of a report.
 func Write(w io.Writer, r judge.Job, now time.Time) error {
 	c := contents{Judged: r.Judge(now), Figures: r.Figures(), Shares: r.Shares(), Remarks: []string{r.PartText(), judge.PauseText(r.Totals)}}
 	for _, g := range r.GPUs {
@@ -47,16 +51,24 @@ func Write(w io.Writer, r judge.Job, now time.Time) error {
 	for _, one := range r.Clients {
 		c.Clients = append(c.Clients, client{one, judge.EndText(one), judge.Neighbours(one, r.GPUName(one.GPU))})
 	}
-	report, err := json.Marshal(c)
-	if err != nil {
-		return fmt.Errorf("cannot write the page of job %d: %w", r.Job, err)
-	}
-	_, script, _ := strings.Cut(template, "<script>")
-	script, _, _ = strings.Cut(script, "</script>")
-	hash := sha256.Sum256([]byte(script))
-	page := strings.Replace(template, "HASH", base64.StdEncoding.EncodeToString(hash[:]), 1)
-	if _, err := io.WriteString(w, strings.Replace(page, "REPORT", string(report), 1)); err != nil {
+	if err := write(w, c, reportScript); err != nil {
 		return fmt.Errorf("cannot write the page of job %d: %w", r.Job, err)
 	}
 	return nil
+}
+
+// write writes a page of JSON with the script that draws it. The encoder of JSON escapes what ends a script. The page's
+// policy names the hash of its script, so a browser runs no other.
+func write(w io.Writer, contents any, drawing string) error {
+	text, err := json.Marshal(contents)
+	if err != nil {
+		return err
+	}
+	page := strings.Replace(template, "DRAWING", drawing, 1)
+	_, script, _ := strings.Cut(page, "<script>")
+	script, _, _ = strings.Cut(script, "</script>")
+	hash := sha256.Sum256([]byte(script))
+	page = strings.Replace(page, "HASH", base64.StdEncoding.EncodeToString(hash[:]), 1)
+	_, err = io.WriteString(w, strings.Replace(page, "REPORT", string(text), 1))
+	return err
 }
