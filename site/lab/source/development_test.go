@@ -102,7 +102,7 @@ func TestTheLabsVariables(t *testing.T) {
 func TestDevelopmentHasEverySubject(t *testing.T) {
 	subjects := map[string]bool{}
 	row := regexp.MustCompile("(?m)^\\* `cmd/e2e/([a-z]+)`: ")
-	for _, m := range row.FindAllStringSubmatch(e2e.Read(t, "../../../docs/development.md"), -1) {
+	for _, m := range row.FindAllStringSubmatch(e2e.Read(t, "../../../site/lab/README.md"), -1) {
 		subjects[m[1]] = false
 	}
 	files, err := filepath.Glob("../../../cmd/e2e/*/*_test.go")
@@ -112,13 +112,13 @@ func TestDevelopmentHasEverySubject(t *testing.T) {
 	for _, file := range files {
 		subject := filepath.Base(filepath.Dir(file))
 		if _, known := subjects[subject]; !known {
-			t.Errorf("docs/development.md has no subject for cmd/e2e/%s", subject)
+			t.Errorf("site/lab/README.md has no subject for cmd/e2e/%s", subject)
 		}
 		subjects[subject] = true
 	}
 	for subject, exists := range subjects {
 		if !exists {
-			t.Errorf("docs/development.md has the subject %s, and there is no such package", subject)
+			t.Errorf("site/lab/README.md has the subject %s, and there is no such package", subject)
 		}
 	}
 }
