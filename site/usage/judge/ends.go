@@ -293,6 +293,7 @@ type Judged struct {
 	usage.Report
 	Verdict   string       `json:"verdict"`
 	Advice    string       `json:"advice"` // "" if the figures justify none
+	Packing   Packing      `json:"packing"`
 	Incidents []incident   `json:"incidents"`
 	GPUHours  float64      `json:"gpu_hours"`
 	Mean      usage.Sample `json:"mean"` // of all GPUs; memory and clients are the maximum
@@ -300,7 +301,7 @@ type Judged struct {
 
 // Judge returns the report with its judgements. now counts for a job that runs.
 func (r Job) Judge(now time.Time) Judged {
-	return Judged{r.Report, r.Verdict(), r.Advice(), r.Incidents(), r.GPUHours(now), r.Mean()}
+	return Judged{r.Report, r.Verdict(), r.Advice(), r.Packing(), r.Incidents(), r.GPUHours(now), r.Mean()}
 }
 
 // PauseText returns a sentence about the pauses, or "" if there was none.
