@@ -48,6 +48,7 @@ var required = []string{
 	"nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
 	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetSamples",
+	"nvmlDeviceGetTotalEnergyConsumption",
 }
 
 // forGPM are the functions of GPM, which drivers before 525 lack. They are not required.

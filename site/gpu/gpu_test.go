@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -508,8 +509,7 @@ func hungInit(t *testing.T, made sim.Sim) {
 	refused(t, err, ErrHung, "cannot initialise NVML: NVML does not answer (waited 50ms)")
 }
 
-// The required functions are those that the sources call. The test checks them against the simulated library, so it
-// proves only that they are spelled as NVML exports them.
+// The required functions are spelled as NVML exports them, as far as the simulated library shows that.
 func TestRequiredFunctionsAreSpelledRight(t *testing.T) {
 	made := created(t, node.H200)
 	exported, err := exec.Command("nm", "-D", "--defined-only", made.NVML()).Output()
@@ -518,5 +518,34 @@ func TestRequiredFunctionsAreSpelledRight(t *testing.T) {
 		if !strings.Contains(string(exported), " "+function+"\n") {
 			t.Errorf("%s is not exported", function)
 		}
+	}
+}
+
+// The loader ends the process at a call of a function that the library lacks. So each function that the sources call is
+// looked for before.
+func TestFunctionsThatAreCalledAreRequired(t *testing.T) {
+	sources, err := filepath.Glob("*.go")
+	must(t, err)
+	call := regexp.MustCompile(`\b(?:d|whole|gpu|library)\.((?:Device)?(?:Get|Set|Gpm|System)\w+)`)
+	versions := regexp.MustCompile(`_v\d$`)
+	known := map[string]bool{}
+	for _, function := range slices.Concat(required, forGPM) {
+		known[strings.TrimPrefix(versions.ReplaceAllString(strings.TrimPrefix(function, "nvml"), ""), "Device")] = true
+	}
+	calls := 0
+	for _, source := range sources {
+		if strings.HasSuffix(source, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(source)
+		must(t, err)
+		for _, found := range call.FindAllSubmatch(text, -1) {
+			if calls++; !known[strings.TrimPrefix(string(found[1]), "Device")] {
+				t.Errorf("%s calls %s, which is not required", source, found[1])
+			}
+		}
+	}
+	if calls < len(required)-3 { // but nvmlInit, nvmlShutdown and nvmlErrorString
+		t.Errorf("found only %d calls", calls)
 	}
 }
