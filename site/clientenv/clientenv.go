@@ -101,7 +101,8 @@ func environmentIn(variables map[string]string) Environment {
 	e.Pipes = variables[pipesVariable]
 	name := strings.TrimSuffix(variables[nameVariable]+"_"+variables[taskVariable], "_")
 	e.JobName = words.Printable(name[:min(len(name), 64)])
-	if _, err := slurm.Digits(variables[arrayVariable] + variables[taskVariable]); err == nil {
+	_, err1 := slurm.Digits(variables[arrayVariable])
+	if _, err2 := slurm.Digits(variables[taskVariable]); err1 == nil && err2 == nil {
 		e.Array = variables[arrayVariable] + "_" + variables[taskVariable]
 	}
 	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)

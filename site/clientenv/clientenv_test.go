@@ -76,6 +76,18 @@ func TestJobName(t *testing.T) {
 	}
 }
 
+// The name of a task in its array is 4711_3. A user can set one of the two variables without the other.
+func TestArray(t *testing.T) {
+	for _, c := range []struct{ array, task, want string }{
+		{"4711", "3", "4711_3"}, {"", "3", ""}, {"4711", "", ""}, {"", "", ""}, {"4711", "-3", ""}, {"x", "3", ""},
+	} {
+		got := environmentIn(map[string]string{arrayVariable: c.array, taskVariable: c.task}).Array
+		if got != c.want {
+			t.Errorf("%q and %q: %q, want %q", c.array, c.task, got, c.want)
+		}
+	}
+}
+
 // A daemon is its user's, and may name any pid: the environment of a process that is not the user's stays unread.
 func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
 	own := uint32(os.Getuid())
