@@ -31,11 +31,10 @@ func (n *NVML) Devices() ([]site.Device, error) {
 	})
 }
 
-// Find returns one device, a whole GPU or a MIG instance, and reads no other device. The error is ErrNotFound if the
-// node has no such device.
+// Find returns one device, a whole GPU or a MIG instance, and reads no other device.
 func (n *NVML) Find(uuid site.UUID) (site.Device, error) { return on(n, "find", uuid, device.describe) }
 
-// byPCI returns the whole GPU at a position on the PCI bus, from 0. The error is ErrNotFound if there are fewer GPUs.
+// byPCI returns the whole GPU at a position on the PCI bus, from 0.
 func (n *NVML) byPCI(position int) (site.Device, error) {
 	return within(n, "find "+atPosition(position), func() (site.Device, error) { return n.describeAt(position) })
 }
@@ -51,8 +50,8 @@ func (n *NVML) ByMinor(minor int) (site.Device, error) {
 			return site.Device{}, err
 		}
 		unread := cannot(action, errNotFound)
-		for _, position := range beginningWith(minor, count) {
-			d, err := n.at(position)
+		for i := range count {
+			d, err := n.at((max(minor, 0) + i) % count)
 			if err == nil {
 				number, ret := d.GetMinorNumber()
 				if err = d.cannotRead("minor number", ret); err == nil && number == minor {
@@ -99,20 +98,6 @@ func (n *NVML) Capability(uuid site.UUID) (major, minor int, err error) {
 		return device{whole, d.name, false}.capability()
 	})
 	return version.major, version.minor, err
-}
-
-// beginningWith returns the numbers below count, with likely first.
-func beginningWith(likely, count int) []int {
-	var order []int
-	if likely >= 0 && likely < count {
-		order = append(order, likely)
-	}
-	for i := range count {
-		if i != likely {
-			order = append(order, i)
-		}
-	}
-	return order
 }
 
 func (n *NVML) count() (int, error) {

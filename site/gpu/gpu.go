@@ -21,13 +21,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
-// These are causes to test for with errors.Is.
 var (
-	errNotFound     = errors.New("not found")            // no such device on this node
-	errLost         = errors.New("lost")                 // off the bus, or unusable until a reset
-	errPermission   = errors.New("not permitted")        // only root may do it
-	errNotSupported = errors.New("not supported")        // this device has no such function
-	ErrHung         = errors.New("NVML does not answer") // this call or an earlier one got no answer in time
+	errNotFound = errors.New("not found")            // no such device on this node
+	ErrHung     = errors.New("NVML does not answer") // this call or an earlier one got no answer in time
 )
 
 // callDeadline bounds one method of NVML. It is long, because without a persistence daemon the driver initialises a GPU
@@ -197,35 +193,11 @@ func cannot(action string, cause error) error {
 	return fmt.Errorf("cannot %s: %w", action, cause)
 }
 
-// failure is an error of NVML. It keeps NVML's text, because the library may be closed when the text is read.
-type failure struct {
-	ret  nvml.Return
-	text string
-}
-
-// because returns the error of a Return. nvml.SUCCESS itself is a non-nil error, so no Return may be returned as an
-// error.
+// because returns the error of a Return, with NVML's own text, "Insufficient Permissions". nvml.SUCCESS itself is a
+// non-nil error, and the library may be closed when an error is printed, so no Return may be returned as an error.
 func because(ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
 	}
-	return failure{ret: ret, text: ret.Error()}
-}
-
-// Error returns NVML's own text, "Insufficient Permissions".
-func (f failure) Error() string { return f.text }
-
-// Is maps NVML's error numbers to this package's causes.
-func (f failure) Is(cause error) bool {
-	switch f.ret {
-	case nvml.ERROR_NOT_FOUND, nvml.ERROR_GPU_NOT_FOUND:
-		return cause == errNotFound
-	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED:
-		return cause == errLost
-	case nvml.ERROR_NO_PERMISSION:
-		return cause == errPermission
-	case nvml.ERROR_NOT_SUPPORTED:
-		return cause == errNotSupported
-	}
-	return false
+	return errors.New(ret.Error())
 }

@@ -5,6 +5,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -41,8 +42,7 @@ func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
 	})
 }
 
-// SetMode sets the compute mode of a whole GPU, which needs root. It does not read the mode back. The error is
-// ErrNotSupported for a GPU in MIG mode, and ErrPermission without root.
+// SetMode sets the compute mode of a whole GPU that is not in MIG mode, which needs root. It does not read the mode back.
 func (n *NVML) SetMode(uuid site.UUID, mode site.Mode) error {
 	for number, known := range modes {
 		if known != mode {
@@ -79,15 +79,12 @@ func (n *NVML) PersistenceMode(uuid site.UUID) (bool, error) {
 }
 
 // joined lists each pid once. A pid in both lists is a client.
-func joined(clients, others []nvml.ProcessInfo) []Process {
-	var all []Process
-	seen := map[uint32]bool{}
+func joined(clients, others []nvml.ProcessInfo) (all []Process) {
 	for _, client := range clients {
-		seen[client.Pid] = true
 		all = append(all, Process{PID: int(client.Pid), MPS: true, MiB: mebibytes(client.UsedGpuMemory)})
 	}
 	for _, other := range others {
-		if !seen[other.Pid] {
+		if !slices.ContainsFunc(all, func(p Process) bool { return p.PID == int(other.Pid) }) {
 			all = append(all, Process{PID: int(other.Pid), MiB: mebibytes(other.UsedGpuMemory)})
 		}
 	}

@@ -3,7 +3,6 @@
 package gpu
 
 import (
-	"errors"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -120,7 +119,7 @@ func (s *sampler) readGPM(d device, a *Activity) bool {
 // is no new sample, no process had work. A driver that takes no samples, as with MIG, leaves the percentages unknown.
 func (s *sampler) readProcesses(d device, a *Activity) {
 	samples, ret := d.GetProcessUtilization(s.since)
-	if err := because(ret); err != nil && !errors.Is(err, errNotFound) {
+	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND {
 		return
 	}
 	type sum struct{ percent, count float64 }
