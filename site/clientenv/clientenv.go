@@ -37,17 +37,17 @@ type Environment struct {
 	visible []string       // CUDA_VISIBLE_DEVICES
 }
 
-// These variables limit a process.
 const (
+	jobVariable    = "SLURM_JOB_ID"
+	nameVariable   = "SLURM_JOB_NAME"
+	arrayVariable  = "SLURM_ARRAY_JOB_ID"
+	taskVariable   = "SLURM_ARRAY_TASK_ID"
+	shardsVariable = "SLURM_SHARDS_ON_NODE"
+	pipesVariable  = "CUDA_MPS_PIPE_DIRECTORY"
+	// These limit a process.
 	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 	visibleVariable = "CUDA_VISIBLE_DEVICES"
-	jobVariable     = "SLURM_JOB_ID"         // limits nothing
-	nameVariable    = "SLURM_JOB_NAME"       // limits nothing
-	arrayVariable   = "SLURM_ARRAY_JOB_ID"   // limits nothing
-	taskVariable    = "SLURM_ARRAY_TASK_ID"  // limits nothing
-	shardsVariable  = "SLURM_SHARDS_ON_NODE" // mpirun-wrap divides them
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-	pipesVariable   = "CUDA_MPS_PIPE_DIRECTORY" // limits nothing
 )
 
 // Read reads the environments of processes that must belong to the job's user, because that user's daemon
@@ -105,8 +105,7 @@ func environmentIn(variables map[string]string) Environment {
 	if _, err2 := slurm.Digits(variables[taskVariable]); err1 == nil && err2 == nil {
 		e.Array = variables[arrayVariable] + "_" + variables[taskVariable]
 	}
-	job, _ := strconv.ParseUint(variables[jobVariable], 10, 32)
-	e.Job = uint32(job)
+	_ = slurm.Number(&e.Job, 1, "a job's number")(variables[jobVariable])
 	e.Shards, _, _ = slurm.ShardsOnNode(variables)
 	if text, set := variables[percentVariable]; set {
 		e.Percent, e.Ignored = parsePercent(text)
