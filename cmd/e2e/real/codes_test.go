@@ -66,7 +66,7 @@ func TestRealCodes(t *testing.T) {
 
 // TestPythonTurn runs a turn of python.sh on a simulated GPU, with modules that stand for PyTorch and JAX: a line for
 // each program and number of processes. Programs whose modules are missing are skipped, and so is a number of processes
-// for which there are no cores. If an import has started CUDA, no process is a fork of it.
+// for which there are no cores. If the import of a program starts CUDA, its processes import it themselves.
 func TestPythonTurn(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -77,9 +77,14 @@ func TestPythonTurn(t *testing.T) {
 		{name: "no MPS", mode: "slices", ranks: "1 2", rate: `[1-9][0-9.]*`, want: []string{
 			"gnn is skipped: No module named 'torch_geometric'",
 			"gaussian_process is skipped: No module named 'gpytorch'",
-			"9999 processes are skipped: there is no core 9998", `2 processes: \S+ s, of them \S+ s measured`}},
+			"9999 processes are skipped: there is no core 9998", `2 processes of \S.*: \S+ s, of them \S+ s measured`}},
 		{name: "an import starts CUDA", mode: "slices", ranks: "1", rate: `[1-9][0-9.]*`,
-			env: []string{"IMPORT_STARTS_CUDA=1"}, want: []string{"an import has started CUDA, so each process imports all again"}},
+			env: []string{"IMPORT_STARTS_CUDA=transformers"}, want: []string{
+				"the imports of gpt2_decode have started CUDA, after the import of transformers",
+				`1 processes of resnet18, diffusion, jax_mlp: \S+ s`, `1 processes that import gpt2_decode: \S+ s`}},
+		{name: "the import of all starts CUDA", mode: "bare", ranks: "2", rate: `[1-9][0-9.]*`,
+			env:  []string{"IMPORT_STARTS_CUDA=torch"},
+			want: []string{`2 processes of jax_mlp: \S+ s`, "2 processes that import resnet18, gpt2_decode, diffusion: "}},
 		{name: "a process fails", mode: "bare", ranks: "1", rate: "failed", env: []string{"GPU_FAILS=4"},
 			want: []string{"a process has ended", "RuntimeError: CUDA out of memory"}},
 	} {

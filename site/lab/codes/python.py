@@ -6,7 +6,8 @@ ends with a value that the host reads, as a training loop that logs its loss or 
 are random: only the time counts.
 
 The imports and the weights on the host take longer than the measurement, so they happen once, before the fork: the
-first process never uses the GPU. A process has a core of its own and the environment that WRAPPER gives it. All run a
+first process never uses the GPU. If the import of a program starts CUDA, which no fork outlives, the processes of that
+program import it themselves, and the others are forked as before. A process has a core of its own and the environment that WRAPPER gives it. All run a
 program at the same time: they make it, do a step, and wait for each other. Then they compute from one moment on. The
 steps that end in WINDOW seconds count, after WARM seconds. No process stops before the window's end, so each has its
 neighbours for as long as it is measured.
@@ -20,7 +21,10 @@ import time
 import traceback
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() must not start CUDA before the fork
+# Two checks that start CUDA: is_available() of PyTorch, and the one of versions when JAX finds its plugin for CUDA.
+# CUDA_VISIBLE_DEVICES="" would not do: PyTorch and the driver keep what they have found once, also after a fork.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 WARM, WINDOW = 0.5, 1.0  # seconds
 STEPS = 4  # that count at least: a window is longer if a step takes longer
 PATIENCE = 100  # seconds for all programs of one number of processes
@@ -202,7 +206,7 @@ def jax_mlp():
 class Process:
     """A forked process. It hears a line for each program, and answers."""
 
-    def __init__(self, core, n, mode, host, wrapper):
+    def __init__(self, core, n, mode, names, host, wrapper):
         heard, self.tell = os.pipe()
         self.hear, told = os.pipe()
         self.error = f"error.{core}"
@@ -210,12 +214,12 @@ class Process:
         if self.pid == 0:
             os.close(self.tell)
             os.close(self.hear)
-            self.become(core, n, mode, host, wrapper, heard, told)
+            self.become(core, n, mode, names, host, wrapper, heard, told)
         os.close(heard)
         os.close(told)
         self.answers = os.fdopen(self.hear)
 
-    def become(self, core, n, mode, host, wrapper, heard, told):
+    def become(self, core, n, mode, names, host, wrapper, heard, told):
         try:
             out = os.open(self.error, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(out, 1)
@@ -227,7 +231,7 @@ class Process:
             if host is None:
                 for fd in (heard, told) + ((holder.stdin.fileno(),) if holder else ()):
                     os.set_inheritable(fd, True)
-                os.execv(sys.executable, [sys.executable, __file__, "member", str(heard), str(told)])
+                os.execv(sys.executable, [sys.executable, sys.argv[0], "member", str(heard), str(told), *names])
             member(host, heard, told)
         except BaseException:
             traceback.print_exc()
@@ -301,13 +305,14 @@ def rate(step, begin):
 
 
 def group(n, head, names, host, wrapper):
-    """Runs all programs in n processes."""
+    """Runs programs in n processes: forks of this one, or if host is None, processes that import all themselves."""
     first = int(os.environ.get("FIRST_CORE") or 0)
     began, measured, done, processes = time.monotonic(), 0, 0, []
+    title = f"{n} processes {'that import' if host is None else 'of'} {', '.join(names)}"
     signal.alarm(PATIENCE)
     try:
         for i in range(n):
-            processes.append(Process(first + i, n, head[1], host, wrapper))
+            processes.append(Process(first + i, n, head[1], names, host, wrapper))
         for name in names:
             for p in processes:
                 p.answer()
@@ -319,11 +324,11 @@ def group(n, head, names, host, wrapper):
             done += 1
         for p in processes:
             p.answers.read()  # to its end
-        say(f"{n} processes: {time.monotonic() - began:.1f} s, of them {measured:.1f} s measured")
+        say(f"{title}: {time.monotonic() - began:.1f} s, of them {measured:.1f} s measured")
     except (EOFError, OSError) as error:
         for name in names[done:]:
             print(*head, name, n, "failed", flush=True)
-        say(f"{n} processes: {error!r} after {time.monotonic() - began:.1f} s")
+        say(f"{title}: {error!r} after {time.monotonic() - began:.1f} s")
     finally:
         signal.alarm(0)
         for p in processes:
@@ -351,45 +356,85 @@ def lacking(n):
 
 
 def prepare():
-    """Imports all, and makes what the programs have on the host."""
-    host, clean = {}, True
+    """Imports all, and makes what the programs have on the host. It returns this, and the names of the programs whose
+    imports start CUDA.
+
+    A fork tries each program, and goes on in the place of its parent. A fork that has started CUDA ends, and its
+    parent goes on without that program.
+    """
+    host, dirty = {}, []
     for make in known:
+        name = make.__name__
+        pid = os.fork()
+        if pid:
+            _, status = os.waitpid(pid, 0)
+            if status == DIRTY << 8:
+                dirty.append(name)
+            elif status != MISSING << 8:
+                os._exit(os.waitstatus_to_exitcode(status) & 255)
+            continue
+        code = DIRTY
         try:
-            host[make.__name__] = make()
+            host[name] = make()
         except ImportError as error:
-            say(f"{make.__name__} is skipped: {error}")
-        if clean and cuda_runs():
-            clean = False
-            say(f"the imports of {make.__name__} have started CUDA")
-    return host
+            say(f"{name} is skipped: {error}")
+            code = MISSING
+        if cuda_runs():
+            say(f"the imports of {name} have started CUDA, {found()}")
+            os._exit(code)
+    return host, dirty
+
+
+DIRTY, MISSING = 77, 78  # the status of a fork that has started CUDA: if the program can be run, and if not
+imports = []  # the last one, and the first that saw CUDA run
+
+
+def watch(event, args):
+    """Remembers the last import before CUDA ran."""
+    if event == "import" and len(imports) < 2:
+        imports[:] = [*imports, args[0]] if imports and cuda_runs() else [args[0]]
+
+
+def found():
+    return f"after the import of {imports[0]}" + (f" and before that of {imports[1]}" if imports[1:] else "")
 
 
 def cuda_runs():
     """Says if this process uses CUDA. A fork of it cannot."""
-    files = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
-    return any(os.path.realpath(file).endswith("/nvidia-uvm") for file in files)
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("/nvidia-uvm"):
+                return True
+        except FileNotFoundError:  # that of the folder itself
+            pass
+    return False
 
 
 def main(turn, mode, ranks, *wrapper):
     began = time.monotonic()
-    host = prepare()
+    sys.addaudithook(watch)
+    host, dirty = prepare()
     names = list(host)
     gc.freeze()  # so that a process collects only what it made
     say(f"imports and weights: {time.monotonic() - began:.1f} s, {len(os.listdir('/proc/self/task'))} threads")
-    if cuda_runs():
-        say("so each process imports all again")
-        host = None
     signal.signal(signal.SIGALRM, too_late)
     for n in map(int, ranks.split()):
         lack = lacking(n)
         if lack:
             say(f"{n} processes are skipped: {lack}")
-        else:
-            group(n, (turn, mode), names, host, wrapper)
+            continue
+        for some, made in (names, host), (dirty, None):
+            if some:
+                group(n, (turn, mode), some, made, wrapper)
+
+
+def run(command, *words):
+    """Is the first process, or one that imports its programs itself."""
+    if command != "member":
+        return main(command, *words)
+    heard, told, *names = words
+    member({make.__name__: make() for make in known if make.__name__ in names}, int(heard), int(told))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "member":
-        member(prepare(), int(sys.argv[2]), int(sys.argv[3]))
-    else:
-        main(*sys.argv[1:])
+    run(*sys.argv[1:])

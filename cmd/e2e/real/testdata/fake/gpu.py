@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands for PyTorch, JAX and their libraries in the test of python.py: each value that the host reads is the end of a
-kernel of libcuda. GPU_FAILS=N: the Nth kernel of a process
-fails, as if memory were short."""
+kernel of libcuda. GPU_FAILS=N: the Nth kernel of a process fails, as if memory were short. IMPORT_STARTS_CUDA=MODULE:
+the import of that module runs a kernel."""
 import os
 
 import victim
@@ -19,6 +19,11 @@ def kernel():
     kernels.launch(0.002)
     kernels.wait()
     return 1.0
+
+
+def imported(module):
+    if module == os.environ.get("IMPORT_STARTS_CUDA"):
+        kernel()
 
 
 class Anything:

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-import os
-
 import gpu
 
-if os.environ.get("IMPORT_STARTS_CUDA"):
-    gpu.kernel()
+gpu.imported(__name__)
 long = half = bfloat16 = float16 = None
 
 

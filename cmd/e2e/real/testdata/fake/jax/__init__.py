@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gpu
 
+gpu.imported(__name__)
 random = gpu.Anything()
 
 
