@@ -50,7 +50,8 @@ func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) keeping {
 		}
 		r = finished(r, guard, ended)
 	}
-	if r.ClientsSeen == 0 { // a job without a client has used nothing, and its report would push another one out
+	// A job with MPS and without a client has used nothing, and its report would push another one out.
+	if r.ClientsSeen == 0 && !r.NoMPS {
 		kept <- err
 	} else {
 		go func() { kept <- e.keepReportOf(l.Job.UID, r) }()
@@ -131,11 +132,18 @@ func (e Epilog) wait(k keeping) {
 // adds them up.
 const SummaryStep = "summary"
 
+// recordedStep marks the line of a job without MPS. It has no part in the totals of those with MPS.
+const recordedStep = "recorded"
+
 // logSummary logs the totals of a job: the guard's own if the job had a guard, and those of the report if there is one.
 func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState, r usage.Report, closed bool) {
 	var request policy.Request
 	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
-	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
+	step := SummaryStep
+	if l.NoMPS {
+		step = recordedStep
+	}
+	line := e.Log.Info().Str("step", step).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.GPUs)).
 		Int("clients_at_epilog", end.clients).Int("terminated", end.terminated).Bool("daemon_gone", end.gone).Bool("closed", closed)
 	if !l.CreatedAt.IsZero() && !lease.IsShared(l.Job.ID) { // the jobs that shared it have theirs
@@ -146,7 +154,7 @@ func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState
 		line = line.Int("pauses", guard.Pauses).Int64("paused_ms", guard.PausedMillis)
 	case guard != nil:
 		line = addCounts(line, *guard)
-	case l.Part.Shared() && r.Job != 0:
+	case (l.NoMPS || l.Part.Shared()) && r.Job != 0:
 		line = line.Int("clients_seen", r.ClientsSeen).Int("clients_peak", r.ClientsPeak)
 	}
 	if r.Job != 0 {

@@ -154,6 +154,8 @@ type Policy struct {
 	Lookups Lookups
 	Bind    func(Request) Input
 	Rules   []Rule
+	// RecordAll is true if the use of their GPUs is recorded of jobs without MPS, too. It changes nothing for a job.
+	RecordAll bool
 }
 
 // Decision is the answer to a request. If Asked is false, the job runs as if nothing were installed. If Denied is

@@ -31,7 +31,8 @@ func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 // returns the lease that has the daemons. If the policy denies the job by now, or grants something else, the lease of
 // a job with a ticket stays, because the job runs already.
 func (p Prolog) adoptable(ctx context.Context, a admission, l lease.Lease, found resolution) (serving lease.Lease, ok bool) {
-	if l.Phase != lease.Opened || found.refusal == "" && !slices.Equal(l.UUIDs(), site.UUIDs(found.devices)) {
+	changed := found.refusal == "" && !slices.Equal(l.UUIDs(), site.UUIDs(found.devices))
+	if l.NoMPS || l.Phase != lease.Opened || changed {
 		return l, false
 	}
 	serving = l

@@ -117,6 +117,9 @@ func (p Prolog) admit(ctx context.Context, a admission) (Outcome, error) {
 	return p.onFailure(a, err)
 }
 
+// WithoutMPS reports whether the job starts without MPS.
+func (o Outcome) WithoutMPS() bool { return o == NotRequested || o == refused || o == RanWithoutMPS }
+
 // Requested reports whether a job asks for MPS. Without a trigger only the rules decide that, and they need no
 // look-up for that.
 func Requested(job slurm.Job, rules policy.Policy) bool {

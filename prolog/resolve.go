@@ -18,8 +18,18 @@ type resolution struct {
 	refusal string
 }
 
-// resolve finds the devices of the job. If they are not certain, the job is refused with a sentence for the ticket.
+// resolve finds the devices of the job, which MPS must be able to share.
 func (p Prolog) resolve(job slurm.Job) (resolution, error) {
+	found, err := p.locate(job)
+	if err != nil || found.refusal != "" {
+		return resolution{refusal: found.refusal}, err
+	}
+	found.refusal, err = p.unsuitable(found.devices)
+	return found, err
+}
+
+// locate finds the devices of the job. If they are not certain, the job is refused with a sentence for the ticket.
+func (p Prolog) locate(job slurm.Job) (resolution, error) {
 	gres, err := p.Slurm.Gres(job)
 	if err != nil {
 		return resolution{}, err
@@ -43,10 +53,6 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 	default:
 		found.devices, found.refusal, err = p.picked(gres, refs)
 	}
-	if err != nil || found.refusal != "" {
-		return resolution{refusal: found.refusal}, err
-	}
-	found.refusal, err = p.unsuitable(found.devices)
 	return found, err
 }
 

@@ -37,9 +37,10 @@ a sentence of advice follows: about the number of ranks, or how to start them.
 JOB is the number of a job, or its name in a job array, as 4711_3. Without it, it is the job of $SLURM_JOB_ID: mpsctl
 report may be the last line of a batch script. Outside of a job, it is a list of your jobs that have a report here; root
 gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job had a
-client of MPS. If a node has more than 1,000 reports, the oldest of the user with the most are removed. It waits up to
-2 s for the ends of clients that have just ended. The GPUs are sampled every 10 s, so the last seconds of a running job
-may be missing. The job's user and root can read it, and no other member of a group; without ACLs, only root can.
+client of MPS, or if the policy has record = "all". If a node has more than 1,000 reports, the oldest of the user with
+the most are removed. It waits up to 2 s for the ends of clients that have just ended. The GPUs are sampled every 10 s,
+so the last seconds of a running job may be missing. The job's user and root can read it, and no other member of a
+group; without ACLs, only root can.
 
 If this node has none, your own copies are read that the job's nodes have put into the site's shared folder, if site.hcl
 has shared_reports; with --from, those in another folder. Each node has a line, the sums have one, and nodes without a
@@ -179,7 +180,7 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 }
 
 var errNoReport = errors.New("this node has no report of it: " +
-	"see whether it ran here with a client of MPS, for a second at least and in the last 30 days")
+	"see whether it ran here for a second at least and in the last 30 days, with a client of MPS or record = \"all\"")
 
 func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 	var b strings.Builder
@@ -206,8 +207,13 @@ func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 		others := strings.ReplaceAll(strings.Trim(fmt.Sprint(r.SharedWith), "[]"), " ", ", ")
 		b.WriteString(screen.Wrap("", "The job shared its daemon with other jobs of its user ("+others+")."))
 	}
-	b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
-		words.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
+	if r.NoMPS {
+		b.WriteString(screen.Wrap("", fmt.Sprintf("The job ran without MPS. The samples have %s of it, at most %d at "+
+			"the same time. How a process ended is not known.", words.Count(r.ClientsSeen, "process"), r.ClientsPeak)))
+	} else {
+		b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
+			words.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
+	}
 	energy := ""
 	if r.EnergyJ > 0 {
 		energy = ", " + usage.Energy(r.EnergyJ)

@@ -92,7 +92,10 @@ type answer struct {
 	Decided string      `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
 	Refused string      `json:"refused,omitempty"` // why the prolog refuses it, whatever the policy is
 	Ranks   []plan.Rank `json:"ranks,omitempty"`
-	placed  string
+	// Recorded is true if the job runs without MPS and the policy has record = "all".
+	Recorded bool `json:"recorded,omitempty"`
+
+	placed string
 	// Assumed has the values that the policy reads and no flag gives.
 	Assumed []string `json:"assumed,omitempty"`
 }
@@ -118,6 +121,8 @@ func (q query) run(call *command.Invocation) error {
 	if a.Asked && len(request.GPUs) == 0 {
 		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
 	}
+	without := !a.Verdict.Granted() || a.Refused != ""
+	a.Recorded = compiled.Policy().RecordAll && without && len(request.GPUs) > 0
 	if err := q.place(&a, request.Driver); err != nil {
 		return err
 	}
@@ -327,6 +332,9 @@ func (a answer) verdict(b *strings.Builder, s command.Screen) {
 		fmt.Fprintf(b, "\n%s: %s%s\n", s.Red("Denied"), withoutMPS, a.Verdict.Denied)
 	default:
 		b.WriteString("\nThe job runs without MPS, as if nothing were installed.\n")
+	}
+	if a.Recorded {
+		b.WriteString("Its use of its GPUs is recorded: record = \"all\".\n")
 	}
 }
 

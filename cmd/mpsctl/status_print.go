@@ -127,7 +127,7 @@ func (v *view) guard(j state.Job, g state.Guard) {
 // state colours the state of a job, a daemon or a server.
 func (v *view) state(word string) string {
 	switch word {
-	case string(state.Opened), string(state.Serves), "ACTIVE":
+	case string(state.Opened), string(state.Recorded), string(state.Serves), "ACTIVE":
 		return v.screen.Green(word)
 	case string(state.Alive), string(state.NotStarted):
 		return word

@@ -81,7 +81,10 @@ func compile(files []file) (*Compiled, error) {
 		return nil, err
 	}
 	compiled := &Compiled{files: files, rules: b.rules, fixed: b.fixed, locals: b.order}
-	compiled.policy = policy.Policy{Trigger: b.trigger, Lookups: b.needs, Bind: func(r policy.Request) policy.Input { return compiled.Bind(r) }}
+	compiled.policy = policy.Policy{
+		Trigger: b.trigger, Lookups: b.needs, RecordAll: b.recordAll,
+		Bind: func(r policy.Request) policy.Input { return compiled.Bind(r) },
+	}
 	for _, r := range b.rules {
 		pure := policy.Rule{Name: r.Name, Allow: r.allow, When: r.holds, Result: r.gives}
 		compiled.policy.Rules = append(compiled.policy.Rules, pure)
@@ -98,10 +101,13 @@ type builder struct {
 	defaults *hcl.Block
 	blocks   []*hcl.Block // rule
 	rules    []Rule
+
+	record    *hcl.Attribute
+	recordAll bool
 }
 
 var topLevel = &hcl.BodySchema{
-	Attributes: []hcl.AttributeSchema{{Name: "version"}},
+	Attributes: []hcl.AttributeSchema{{Name: "version"}, {Name: "record"}},
 	Blocks: []hcl.BlockHeaderSchema{
 		{Type: "trigger"}, {Type: "locals"}, {Type: "defaults"}, {Type: "rule", LabelNames: []string{"name"}},
 	},
@@ -120,6 +126,9 @@ func (b *builder) read(f *file) {
 		}
 	}
 	b.wrong = append(b.wrong, diags...)
+	if attr := content.Attributes["record"]; attr != nil {
+		b.readRecord(attr)
+	}
 	for _, block := range content.Blocks {
 		switch block.Type {
 		case "trigger":
@@ -158,6 +167,24 @@ func (b *builder) readTrigger(block *hcl.Block) {
 func (b *builder) twice(block *hcl.Block, what string, first hcl.Range) {
 	b.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already",
 		what, first.Filename, first.Start.Line)
+}
+
+// readRecord reads which jobs are recorded: those with MPS, or all that have a GPU.
+func (b *builder) readRecord(attr *hcl.Attribute) {
+	if first := b.record; first != nil {
+		b.mistake(attr.NameRange, "Duplicate record", "a policy has one record, in whichever file: it stands at %s:%d "+
+			"already", first.NameRange.Filename, first.NameRange.Start.Line)
+		return
+	}
+	b.record = attr
+	v, ok := b.constantOf(attr, cty.String)
+	if !ok {
+		return
+	}
+	words := []string{"mps", "all"}
+	if b.recordAll = v.AsString() == "all"; !slices.Contains(words, v.AsString()) {
+		b.mistake(attr.Expr.Range(), "Unusable value", "record: want mps or all%s", meant(v.AsString(), words))
+	}
 }
 
 func (b *builder) readDefaults(block *hcl.Block) {

@@ -400,3 +400,29 @@ func TestComplaints(t *testing.T) {
 		t.Errorf("%q", text)
 	}
 }
+
+// A policy says once, in whichever file, whether jobs without MPS are recorded. Without a word they are not.
+func TestRecord(t *testing.T) {
+	for written, want := range map[string]bool{"": false, "record = \"mps\"\n": false, "record = \"all\"\n": true} {
+		c, err := Parse([]byte("version = 1\n"+written+"rule \"r\" {\n  when = true\n  grant {}\n}\n"), "p.hcl")
+		if err != nil || c.Policy().RecordAll != want {
+			t.Errorf("%q: %v, want %v", written, err, want)
+		}
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"policy.hcl":        "version = 1\nrecord = \"all\"\nrule \"r\" {\n  when = true\n  grant {}\n}\n",
+		"policy.d/10-x.hcl": "version = 1\nrecord = \"mps\"\n",
+	} {
+		path := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := LoadFiles(dir)
+	want := "Duplicate record: a policy has one record, in whichever file: it stands at " + dir + "/policy.hcl:2 "
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}

@@ -195,16 +195,43 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	return nil
 }
 
-// runJob opens the lease of a job that asks for MPS. For a job that does not ask, runJob reads no file but the
-// policy. Such a job does not fail if the node's files are wrong.
-func runJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
-	rules, err := readPolicy(paths, log)
-	if !prolog.Requested(job, rules) {
-		return prolog.NotRequested, nil
+// runJob opens the lease of a job that asks for MPS, or starts the recorder of one without MPS. For a job that does not
+// ask and is not recorded, runJob reads no file but the policy. A job that does not ask does not fail if the node's
+// files are wrong.
+func runJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (outcome prolog.Outcome, err error) {
+	rules, unusable := readPolicy(paths, log)
+	switch {
+	case !prolog.Requested(job, rules):
+		outcome = prolog.NotRequested
+	case unusable != nil:
+		return prolog.Failed, unusable
+	default:
+		outcome, err = openLease(paths, out, log, job, rules)
 	}
-	if err != nil {
-		return prolog.Failed, err
+	if rules.RecordAll && outcome.WithoutMPS() && len(job.GPUs)+len(job.Visible) > 0 {
+		warn(log, record(paths, out, job), "the job is not recorded")
 	}
+	return outcome, err
+}
+
+// A job without MPS waits for its recorder to start: some 20 ms, and these times together at most.
+const recordTime, recordMargin = 8 * time.Second, 2 * time.Second
+
+// record starts the recorder of a job without MPS.
+func record(paths site.Paths, out io.Writer, job slurm.Job) error {
+	n, err := newNode(paths, out, "prolog", job.ID)
+	if err != nil || n.config.UsageInterval == 0 {
+		return err
+	}
+	_, err = within(recordTime, recordMargin, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, n.prolog().Record(ctx, job)
+	})
+	return err
+}
+
+func openLease(
+	paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job, rules policy.Policy,
+) (prolog.Outcome, error) {
 	n, err := newNode(paths, out, "prolog", job.ID)
 	if err != nil {
 		return prolog.Failed, err
@@ -212,7 +239,17 @@ func runJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) 
 	if n.status.Err == nil {
 		warn(log, policyfile.KeepConfig(paths), "the site's file is not kept for the day when it cannot be read")
 	}
-	p := prolog.Prolog{
+	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
+		return n.prolog().Open(ctx, job, rules)
+	})
+	if outcome = cmp.Or(outcome, prolog.Failed); outcome == prolog.Failed {
+		err = errors.Join(err, n.status.Err)
+	}
+	return outcome, err
+}
+
+func (n node) prolog() prolog.Prolog {
+	return prolog.Prolog{
 		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
 		Site: lease.Settings{
 			Control: lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
@@ -220,13 +257,6 @@ func runJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) 
 		},
 		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
 	}
-	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
-		return p.Open(ctx, job, rules)
-	})
-	if outcome = cmp.Or(outcome, prolog.Failed); outcome == prolog.Failed {
-		err = errors.Join(err, n.status.Err)
-	}
-	return outcome, err
 }
 
 // readPolicy reads the policy of the node, or the last policy that could be used. If there is neither, it returns the

@@ -1,6 +1,7 @@
 # The policy of slurm-mps on this node. The first rule whose "when" is true decides about a job that asks for MPS in one
 # of the trigger's ways. More rules may stand in policy.d/*.hcl; docs/policy.md has all words.
 version = 1
+record  = "mps" # or "all": the use of GPUs by jobs without MPS is recorded, too
 
 trigger {
   constraint = "mps" # sbatch --constraint=mps

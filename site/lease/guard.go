@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -83,6 +84,18 @@ func (s *Store) HasGuard(job uint32) (bool, error) {
 
 // Signed reports whether the lock file names its holder. On a full file system it does not.
 func (l *JobLock) Signed() bool { return readHolder(l.file).PID > 0 }
+
+// Inherit lets the program that this process becomes keep the lock.
+func (l *JobLock) Inherit() error {
+	_, err := unix.FcntlInt(l.file.Fd(), unix.F_SETFD, 0)
+	return err
+}
+
+// Guards returns the number of jobs that may have a guard: those with folders for their ranks.
+func (s *Store) Guards() int {
+	found, _ := filepath.Glob(filepath.Join(s.dir, "jobs", "*", "exchange"))
+	return len(found)
+}
 
 // Promise records by when the holder of a guard's lock acts again. So a reader sees whether that time is over, and a
 // guard that has nothing to do need not wake up.

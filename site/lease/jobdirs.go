@@ -36,6 +36,9 @@ func (s *Store) MakeDirs(l Lease) error {
 	return s.makeFolders(l)
 }
 
+// MakeDir makes the folder of a job that is only recorded. It has the report alone, so it needs no file system.
+func (s *Store) MakeDir(job uint32) error { return mkdir(s.JobDir(job), 0, 0, 0o755) }
+
 func (s *Store) makeFolders(l Lease) error {
 	if err := mkdir(s.ExchangeDir(l.Job.ID), l.Job.UID, l.Job.GID, 0o700); err != nil {
 		return err

@@ -58,6 +58,9 @@ type Lease struct {
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
 	Guard proc.Process `json:"guard,omitzero"`
+	// NoMPS is a job that is only recorded. It has no daemon, no ticket and no claim, its modes are as they were, and
+	// Guard is its recorder.
+	NoMPS bool `json:"no_mps,omitempty"`
 }
 
 // Settings are all that daemons, their guard and their end are made from, beside the user, the devices and the number

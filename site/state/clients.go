@@ -49,7 +49,7 @@ func byRank(a, b Client) int {
 
 // readUse reads a job's report, which has the latest samples.
 func (n *Node) readUse(j *Job) {
-	if j.Phase != Opened {
+	if j.Phase != Opened && j.Phase != Recorded {
 		return
 	}
 	folder := lease.OpenReadOnly(n.run, "").JobDir(cmp.Or(j.Joined, j.ID))

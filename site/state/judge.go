@@ -119,6 +119,9 @@ func (d *diagnosis) job(j Job) {
 		d.undone(j, leaseUnfinished, unfinished[j.Phase], Close)
 	case j.Phase == Opened:
 		d.opened(j)
+	case j.Phase == Recorded && j.stepless:
+		d.add(j.finding(LeaseWithoutStep, "no step of it is here, and by PrologFlags each job has one until it ends: "+
+			"its epilog was killed, or never ran, and its recorder goes on", d.paths.IfGone(j.ID)))
 	}
 }
 

@@ -347,8 +347,9 @@ func (n Node) sharers(uuid site.UUID) (jobs []uint32) {
 // heldBy returns the job that has a device by its lease or ticket, nil if there is no such job that the caller may
 // know.
 func (n Node) heldBy(uuid site.UUID) *uint32 {
+	has := func(h Held) bool { return h.UUID == uuid }
 	for _, j := range n.Jobs {
-		if j.leased && slices.ContainsFunc(j.Devices, func(h Held) bool { return h.UUID == uuid }) {
+		if j.leased && j.Phase != Recorded && slices.ContainsFunc(j.Devices, has) {
 			return &j.ID
 		}
 	}

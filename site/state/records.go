@@ -222,6 +222,11 @@ func (j *Job) obeys(l lease.Lease) {
 		j.Devices = append(j.Devices, Held{UUID: held.UUID, Set: held.NewMode, Clients: []Client{}})
 	}
 	j.attach(l.Daemons)
+	if l.NoMPS && l.Phase == lease.Opened {
+		if j.Phase = Recorded; j.ticket != nil {
+			j.Refused = j.ticket.RefusalReason
+		}
+	}
 }
 
 // follows takes the job's state from a ticket, if there is no lease to read.

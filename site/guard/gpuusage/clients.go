@@ -107,7 +107,7 @@ func (cs *clients) admit(e usage.Event) *client {
 	}
 	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: clientenv.Command(e.Proc.PID), peaks: map[int]int{}}
 	serves := func(d lease.Daemon) bool { return d.PipeDir == c.environment.Pipes }
-	c.outside = c.environment.Unknown == "" && !slices.ContainsFunc(cs.daemons, serves)
+	c.outside = len(cs.daemons) > 0 && c.environment.Unknown == "" && !slices.ContainsFunc(cs.daemons, serves)
 	cs.all = append(cs.all, c)
 	return c
 }

@@ -106,9 +106,12 @@ func (l line) recordJob(log zerolog.Logger) error {
 		return err
 	}
 	store := lease.OpenReadOnly(l.paths.Run(), boot)
+	o := options{interval: l.interval, log: log}
+	if o.lease, err = store.Read(l.job); err == nil && o.lease.NoMPS {
+		return l.recordAlone(o, store)
+	}
 	events := readEvents(os.Stdin)
 	withdrawn := watchTicket(store.TicketPath(l.job))
-	o := options{interval: l.interval, log: log}
 	o.ticket, err = store.ReadTicket(l.job)
 	if errors.Is(err, lease.ErrNotFound) { // the epilog has begun
 		return nil
@@ -122,9 +125,7 @@ func (l line) recordJob(log zerolog.Logger) error {
 	if o.folder, err = osfile.OpenFolder(store.JobDir(l.job)); err != nil {
 		return err
 	}
-	o.read = func(pid int) clientenv.Environment {
-		return clientenv.Read(context.Background(), []int{pid}, o.lease.Job.UID)[pid]
-	}
+	o.read = readerOf(o.lease)
 	o.others = store.Others
 	o.daemonGone = func() bool {
 		gone := slices.ContainsFunc(o.lease.Daemons, func(d lease.Daemon) bool { return !d.Proc.Running() })
@@ -138,11 +139,20 @@ func (l line) recordJob(log zerolog.Logger) error {
 			return ticket.Grant.Share.String()
 		}
 	}
-	if o.samplers, err = samplers(l.library, o.ticket.Devices); err != nil {
+	driver, err := gpu.OpenTimeout(l.library, recordTimeout)
+	if err != nil {
 		return err
 	}
+	o.samplers = samplers(driver, o.ticket.Devices)
 	newRecorder(o).run(events, withdrawn)
 	return nil
+}
+
+// readerOf returns a function that reads the environment of a client of a lease's job.
+func readerOf(l lease.Lease) func(pid int) clientenv.Environment {
+	return func(pid int) clientenv.Environment {
+		return clientenv.Read(context.Background(), []int{pid}, l.Job.UID)[pid]
+	}
 }
 
 // readMembers reads the leases of the jobs that share a lease's daemons.
@@ -161,18 +171,14 @@ func readMembers(store *lease.Store, shared uint32) (leases []lease.Lease, err e
 const recordTimeout = 2 * time.Second
 
 // samplers returns a sampler for each device. The sampler is nil if the device cannot be sampled.
-func samplers(library string, devices []lease.TicketDevice) ([]sampler, error) {
-	driver, err := gpu.OpenTimeout(library, recordTimeout)
-	if err != nil {
-		return nil, err
-	}
+func samplers(driver *gpu.NVML, devices []lease.TicketDevice) []sampler {
 	all := make([]sampler, len(devices))
 	for i, d := range devices {
 		if s, err := driver.NewSampler(d.UUID); err == nil {
 			all[i] = s
 		}
 	}
-	return all, nil
+	return all
 }
 
 // modestNice lets the job's own processes run first. This process is a child of the guard, which has the highest

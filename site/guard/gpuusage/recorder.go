@@ -37,6 +37,8 @@ type options struct {
 	members  func() ([]lease.Lease, error)                // of the jobs that have joined the lease's daemons
 	share    func(job uint32) string                      // of such a job, "" until it has its ticket
 	others   func(gpu site.UUID, job uint32) (others int) // with a lease of a GPU
+	// processes lists those on a GPU, for a job without MPS. It is nil if a guard reports the clients.
+	processes func(site.UUID) ([]gpu.Process, error)
 	// daemonGone reports whether a daemon has ended, and not by the epilog.
 	daemonGone func() bool
 	log        zerolog.Logger
@@ -72,7 +74,9 @@ type recorder struct {
 func newRecorder(o options) *recorder {
 	r := &recorder{options: o, clients: clients{read: o.read, daemons: o.lease.Daemons}, began: time.Now()}
 	r.report = describe(o.lease)
-	r.report.Share = o.ticket.Grant.Share.String()
+	if !o.lease.NoMPS {
+		r.report.Share = o.ticket.Grant.Share.String()
+	}
 	for _, d := range o.ticket.Devices {
 		r.report.GPUs = append(r.report.GPUs, usage.GPU{
 			Index: d.Minor, UUID: d.UUID, Name: d.Name, SMs: d.SMs, MemoryMiB: d.MemoryMiB,
@@ -92,7 +96,7 @@ func describe(l lease.Lease) usage.Report {
 	_ = json.Unmarshal(l.Request, &request) // a missing field is empty
 	return usage.Report{
 		Schema: usage.Schema, Job: l.Job.ID, Node: request.Node, NodeList: request.NodeList, User: l.Job.User,
-		Partition: request.Partition, Account: request.Account, Rule: l.Rule, Begin: l.CreatedAt,
+		Partition: request.Partition, Account: request.Account, Rule: l.Rule, NoMPS: l.NoMPS, Begin: l.CreatedAt,
 	}
 }
 
@@ -112,7 +116,8 @@ func readEvents(source io.Reader) <-chan usage.Event {
 	return events
 }
 
-// run records until there are no more events of the guard. The job ends when its ticket is withdrawn.
+// run records until there are no more events of the guard. The job ends when its ticket is withdrawn. A job without MPS
+// has neither, and is recorded until the epilog ends this process.
 func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 	r.last = time.Now()
 	timer, changed := time.NewTimer(min(firstSample, r.interval)), (<-chan time.Time)(nil)
@@ -142,7 +147,9 @@ func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 		case <-withdrawn:
 			withdrawn = nil
 			timer.Stop()
-			r.end(time.Now())
+			if r.end(time.Now()); r.lease.NoMPS {
+				return // no guard has anything more to report
+			}
 		}
 	}
 }
@@ -167,6 +174,10 @@ func (r *recorder) end(now time.Time) {
 func (r *recorder) sample(now time.Time) {
 	r.clients.endGone(now)
 	r.sampleAll(now)
+	if r.lease.NoMPS { // no guard counts its processes
+		r.report.ClientsSeen, _ = r.clients.count(anyJob)
+		r.report.ClientsPeak = max(r.report.ClientsPeak, r.clients.peak(anyJob))
+	}
 	r.readLogs()
 	r.findDaemons(now)
 	r.last = now
@@ -195,6 +206,9 @@ func (r *recorder) sampleAll(now time.Time) {
 		g, before := &r.report.GPUs[n], r.sampled(n)
 		used := max(a.EnergyJ-g.EnergyJ, 0)
 		g.Source, g.EnergyJ = a.Source, g.EnergyJ+used
+		if r.processes != nil {
+			a.Memory = r.findProcesses(n, now)
+		}
 		a.At, a.Clients = now, r.clients.onGPU(n, a.Memory)
 		g.Add(r.report.Begin, a.Sample)
 		for _, m := range append(r.joined, r.own) {

@@ -154,6 +154,9 @@ func run(p cli.Process, line line) error {
 	if err != nil {
 		return errors.Join(err, lock.Release())
 	}
+	if l.NoMPS {
+		return becomeRecorder(p, lock, line)
+	}
 	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
 	leaveJob()
 	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
@@ -166,6 +169,24 @@ func run(p cli.Process, line line) error {
 	lines := diode.NewWriter(out, maxLines, 0, nil)
 	defer closeLines(lines)
 	return guardJob(p, store, lock, l, line, logfile.Of(lines, "guard", job))
+}
+
+// becomeRecorder makes this process the recorder of a job without MPS. Its pid, its start time and its lock stay, so
+// that an epilog finds and ends it like a guard. The prolog does not wait until the recorder has loaded NVML.
+func becomeRecorder(p cli.Process, lock *lease.JobLock, line line) error {
+	leaveJob()
+	err := lock.Inherit()
+	if err == nil {
+		fmt.Fprintln(p.Out, guard.Ready)
+		detach()
+		argv := line.recorder()
+		err = fmt.Errorf("cannot start %s: %w", argv[0], unix.Exec(argv[0], argv, nil))
+	}
+	out, closeLog := logfile.Open(line.paths.Log())
+	defer closeLog()
+	log := logfile.Of(out, "guard", uint32(line.job))
+	log.Warn().Err(err).Msg("no report of this job is kept")
+	return errors.Join(err, lock.Release())
 }
 
 const (
@@ -220,7 +241,7 @@ func guardJob(
 		Gauge: line.gpuUsage(), Raised: true, Record: r,
 	}
 	if line.interval > 0 {
-		o.Recorder = line.gpuUsage("--record", strconv.FormatUint(uint64(job), 10), "--interval", line.interval.String())
+		o.Recorder = line.recorder()
 	}
 	for _, held := range l.GPUs {
 		o.Minors = append(o.Minors, held.Minor)
@@ -253,6 +274,10 @@ func writeLine(log zerolog.Logger, l guard.Line) {
 		event = log.Warn()
 	}
 	event.Err(l.Err).Fields(l.Fields).Msg(l.Message)
+}
+
+func (l line) recorder() []string {
+	return l.gpuUsage("--record", strconv.FormatUint(uint64(l.job), 10), "--interval", l.interval.String())
 }
 
 // gpuUsage returns the command line of gpu-usage with some flags.
@@ -323,11 +348,8 @@ func (r *record) Leased() bool {
 	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
 }
 
-// Guards returns the number of jobs with a lease. Each has a guard, unless its policy wants none.
-func (r *record) Guards() int {
-	jobs, _ := r.store.Jobs()
-	return len(jobs)
-}
+// Guards returns the number of jobs with MPS. Each has a guard, unless its policy wants none.
+func (r *record) Guards() int { return r.store.Guards() }
 
 // detach points stdout to /dev/null, because the prolog has read all that it needs.
 func detach() {

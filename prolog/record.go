@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Record starts the recorder of a job that runs without MPS, and makes the lease by which the epilog ends it. The job
+// has no ticket and no claim, so nothing of it concerns a job with MPS (docs/decisions/065). The driver is asked before
+// the lock is taken, because it may hang, and the epilog needs the lock. If the job has MPS, its lease stays.
+func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
+	found, err := p.locate(job)
+	if err == nil && found.refusal != "" {
+		err = errors.New(found.refusal)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot record job %d: %w", job.ID, err)
+	}
+	lock, err := p.Store.Lock(ctx, job.ID)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	before, err := p.earlierLease(ctx, job)
+	if err == nil && before != nil {
+		guard, err := p.Guards.Running(job.ID)
+		if err != nil || guard.PID > 0 || !before.NoMPS {
+			return err
+		}
+		err = p.undo(*before)
+	}
+	if err != nil {
+		return err
+	}
+	request := policy.Request{Job: job.Job}
+	asked, err := json.Marshal(request.Truncated())
+	if err != nil {
+		return fmt.Errorf("cannot record request of job %d: %w", job.ID, err)
+	}
+	l := lease.Lease{
+		SLUID: job.SLUID, Job: leaseJob(job), Phase: lease.Opening, Request: asked, CreatedAt: p.Clock(),
+		Part: found.part, NoMPS: true,
+	}
+	for _, d := range found.devices {
+		l.GPUs = append(l.GPUs, lease.LeasedGPU{UUID: d.UUID, Minor: d.Minor})
+	}
+	if err := p.startRecorder(ctx, l); err != nil {
+		return errors.Join(err, p.undo(l))
+	}
+	return nil
+}
+
+func (p Prolog) startRecorder(ctx context.Context, l lease.Lease) error {
+	err := p.Store.Save(l)
+	if err == nil {
+		err = p.Store.MakeDir(l.Job.ID)
+	}
+	if err == nil {
+		l.Guard, err = p.Guards.Start(ctx, l.Job.ID)
+	}
+	if err == nil {
+		err = p.Store.SetPhase(&l, lease.Opened)
+	}
+	return err
+}
