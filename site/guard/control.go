@@ -99,7 +99,10 @@ func (c Control) start(ctx context.Context, job uint32) (proc.Process, error) {
 	defer guard.Out.Close()
 	if err := heard(ctx, guard.Out); err != nil {
 		guard.End()
-		<-guard.Ended
+		select {
+		case <-guard.Ended:
+		case <-time.After(killWait): // it hangs in the kernel
+		}
 		return proc.Process{}, err
 	}
 	return guard.Process, nil
@@ -121,8 +124,8 @@ func keepFiles() {
 // heard waits until the guard prints that it is ready.
 func heard(ctx context.Context, answer *os.File) error {
 	deadline := time.Now().Add(startWait)
-	if limit, ok := ctx.Deadline(); ok && limit.Before(deadline) {
-		deadline = limit
+	if limit, ok := ctx.Deadline(); ok {
+		deadline = earliest(deadline, limit)
 	}
 	if err := answer.SetReadDeadline(deadline); err != nil {
 		return err

@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 			testproc.Count()
 		case "--refuse":
 			refuse()
+		case "--job":
+			heldGuard()
+		case "--trace":
+			err = trace(os.Args[2])
 		default:
 			os.Exit(m.Run())
 		}
