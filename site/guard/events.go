@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -41,11 +42,13 @@ func openEvents() (*events, error) {
 	e.wake, err2 = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	e.inotify, err3 = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	e.lines, err4 = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("cannot wait for events: epoll: %w, eventfd: %w", err1, err2)
+	err := cmp.Or(err1, err2)
+	if err == nil {
+		err = e.add(e.wake, 0, 0)
 	}
-	if err := e.add(e.wake, 0, 0); err != nil {
-		return nil, err
+	if err != nil {
+		e.close()
+		return nil, fmt.Errorf("cannot wait for events: %w", err)
 	}
 	if err3 != nil || err4 != nil { // fs.inotify.max_user_instances is used up: the guard then scans at fixed intervals
 		if err3 == nil {

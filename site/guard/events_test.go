@@ -23,6 +23,32 @@ func newEvents(t *testing.T) *events {
 	return e
 }
 
+// If no descriptor is left, the error has the kernel's cause, and nothing stays open.
+func TestEventsWithoutDescriptors(t *testing.T) {
+	next, err := unix.Dup(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(next)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + 1, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openEvents()
+	if err == nil || err.Error() != "cannot wait for events: too many open files" {
+		t.Errorf("%v", err)
+	}
+	again, err := unix.Dup(0)
+	if err != nil || again != next {
+		t.Errorf("descriptor %d, %v, want %d", again, err, next)
+	}
+	unix.Close(again)
+}
+
 // Openings wake the guard once for a scan, however many there are, and again after the scan.
 func TestOpeningsWakeOnce(t *testing.T) {
 	e := newEvents(t)
