@@ -34,11 +34,21 @@ func TestTheStartOfAGuardThatDoesNotEnd(t *testing.T) {
 	}()
 	select {
 	case err := <-started:
-		if err == nil || !strings.HasSuffix(err.Error(), "cannot start guard of job 7: held") {
+		if err == nil || !strings.HasSuffix(err.Error(), "cannot start guard of job 7: it is held") {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(time.Minute):
 		t.Error("no answer within a minute")
+	}
+}
+
+// If the servers' pipes cannot be read, no client is taken for one outside of MPS.
+func TestPipesThatCannotBeRead(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	mayOpen(t, 0)
+	if pipes, err := r.serverPipes(); err == nil {
+		t.Errorf("%v, and no error", pipes)
 	}
 }
 
@@ -60,7 +70,7 @@ func trace(process string) error {
 	if err := unix.PtraceSeize(pid); err != nil {
 		return err
 	}
-	fmt.Println("held")
+	fmt.Println("it is held")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }

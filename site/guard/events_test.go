@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,20 +26,8 @@ func newEvents(t *testing.T) *events {
 
 // If no descriptor is left, the error has the kernel's cause, and nothing stays open.
 func TestEventsWithoutDescriptors(t *testing.T) {
-	next, err := unix.Dup(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	unix.Close(next)
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + 1, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = openEvents()
+	next := mayOpen(t, 1)
+	_, err := openEvents()
 	if err == nil || err.Error() != "cannot wait for events: too many open files" {
 		t.Errorf("%v", err)
 	}
@@ -47,6 +36,21 @@ func TestEventsWithoutDescriptors(t *testing.T) {
 		t.Errorf("descriptor %d, %v, want %d", again, err, next)
 	}
 	unix.Close(again)
+}
+
+// mayOpen lets a test open some more descriptors only, and returns the first of them.
+func mayOpen(t *testing.T, more int) int {
+	t.Helper()
+	next, err1 := unix.Dup(0)
+	unix.Close(next)
+	var limit unix.Rlimit
+	err2 := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
+	err3 := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next + more), Max: limit.Max})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	return next
 }
 
 // Openings wake the guard once for a scan, however many there are, and again after the scan.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"golang.org/x/sys/unix"
 )
 
 // CUDA runs without MPS, and does not report it, if it does not find the daemon. A client of MPS shares pipes with its
@@ -143,12 +145,11 @@ func (g *Guard) causeOf(p proc.Process) string {
 	return "it changes " + pipeVariable + " itself, or its container has no such folder: mount /run/slurm-mps there"
 }
 
-// serverPipes returns the pipes of all servers, which are the daemons' children. The error is proc.ErrSilent if a server
-// does not answer.
+// serverPipes returns the pipes of all servers, which are the daemons' children, or why those of one are not known.
 func (g *Guard) serverPipes() (all map[string]bool, err error) {
 	daemons := g.Daemons()
 	all = map[string]bool{}
-	_ = proc.EachPID(func(pid int) bool {
+	listed := proc.EachPID(func(pid int) bool {
 		if uid, ok := proc.Owner(pid); !ok || uid != g.UID && uid != 0 {
 			return true
 		}
@@ -157,13 +158,13 @@ func (g *Guard) serverPipes() (all map[string]bool, err error) {
 			return true
 		}
 		pipes, failed := g.kernel.pipesOf(pid, maxServerFiles)
-		if errors.Is(failed, proc.ErrSilent) {
+		if failed != nil && !errors.Is(failed, fs.ErrNotExist) && !errors.Is(failed, unix.ESRCH) {
 			err = failed
 		}
 		maps.Copy(all, pipes)
 		return true
 	})
-	return all, err
+	return all, errors.Join(listed, err)
 }
 
 // maxServerFiles limits the descriptors that are read of a server, which has about 80 for each client.
