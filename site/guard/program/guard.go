@@ -233,7 +233,7 @@ func guardJob(
 	if err != nil {
 		return err
 	}
-	r := &record{store: store, lease: l, lock: lock, self: self, log: log}
+	r := &record{store: store, job: l.Job, started: l.Daemons, lock: lock, self: self, log: log}
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
@@ -298,29 +298,30 @@ func nameOf(p proc.Process) string {
 	return fmt.Sprintf("rank %d", rank)
 }
 
-// record is the job's record, which is root's. Its lease is read again when necessary.
+// record is the job's record, which is root's. Only the guard's own goroutine uses started.
 type record struct {
-	store *lease.Store
-	lease lease.Lease
-	lock  *lease.JobLock
-	self  proc.Process
-	log   zerolog.Logger
+	store   *lease.Store
+	job     lease.Job
+	started []lease.Daemon // with pid 0 until the lease has it
+	lock    *lease.JobLock
+	self    proc.Process
+	log     zerolog.Logger
 }
 
 // Promise is told by when the guard acts again. If that cannot be written, mpsctl status marks the guard as stalled.
 func (r *record) Promise(deadline time.Time) { _ = r.lock.Promise(deadline) }
 
-func (r *record) Published() bool { return r.store.HasTicket(r.lease.Job.ID) }
+func (r *record) Published() bool { return r.store.HasTicket(r.job.ID) }
 
-func (r *record) Member(job uint32) bool { return r.store.IsMember(r.lease.Job.ID, job) }
+func (r *record) Member(job uint32) bool { return r.store.IsMember(r.job.ID, job) }
 
 func (r *record) TakerPlace() (*lease.TakerPlace, error) {
-	return r.store.TakerPlace(lease.Taker{Job: r.lease.Job.ID, UID: r.lease.Job.UID, Guard: r.self})
+	return r.store.TakerPlace(lease.Taker{Job: r.job.ID, UID: r.job.UID, Guard: r.self})
 }
 
-func (r *record) Save(s lease.GuardState) { r.logFailure(r.store.SaveGuard(r.lease.Job.ID, s)) }
+func (r *record) Save(s lease.GuardState) { r.logFailure(r.store.SaveGuard(r.job.ID, s)) }
 
-func (r *record) SaveRoom(room lease.Room) { r.logFailure(r.store.SaveRoom(r.lease.Job.ID, room)) }
+func (r *record) SaveRoom(room lease.Room) { r.logFailure(r.store.SaveRoom(r.job.ID, room)) }
 
 func (r *record) logFailure(err error) {
 	if err != nil {
@@ -331,12 +332,12 @@ func (r *record) logFailure(err error) {
 // daemons returns the job's daemons. The prolog starts the daemons at the same time as the guard. So the lease is
 // read again until all pids are known.
 func (r *record) daemons() (all []proc.Process) {
-	if slices.ContainsFunc(r.lease.Daemons, func(d lease.Daemon) bool { return d.Proc.PID == 0 }) {
-		if l, err := r.store.Read(r.lease.Job.ID); err == nil {
-			r.lease = l
+	if slices.ContainsFunc(r.started, func(d lease.Daemon) bool { return d.Proc.PID == 0 }) {
+		if l, err := r.store.Read(r.job.ID); err == nil {
+			r.started = l.Daemons
 		}
 	}
-	for _, d := range r.lease.Daemons {
+	for _, d := range r.started {
 		all = append(all, d.Proc)
 	}
 	return all
@@ -344,7 +345,7 @@ func (r *record) daemons() (all []proc.Process) {
 
 // Leased reports whether the lease exists. A lease that cannot be read exists.
 func (r *record) Leased() bool {
-	_, err := r.store.Read(r.lease.Job.ID)
+	_, err := r.store.Read(r.job.ID)
 	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
 }
 

@@ -108,7 +108,16 @@ func TestOneGuardOfAJob(t *testing.T) {
 // Contract: G1
 func TestTheLeaseOfARunningGuard(t *testing.T) {
 	store, folder, l := newStore(t)
-	r := record{store: store, lease: l}
+	r := record{store: store, job: l.Job, started: l.Daemons}
+	other := make(chan struct{}) // what the guard's other goroutines ask at that time, for go test -race
+	go func() {
+		for range 1000 {
+			r.Published()
+			r.Member(8)
+		}
+		close(other)
+	}()
+	defer func() { <-other }()
 	if all := r.daemons(); len(all) != 1 || all[0].PID != 0 {
 		t.Errorf("before its start: %v", all)
 	}
