@@ -107,7 +107,7 @@ func (g *Guard) find(full bool) {
 		left -= opened.scanned + 1
 		g.noteUnguarded(pid, err, false)
 		if err == nil && len(opened.memory) > 0 {
-			g.take(pid, opened)
+			g.take(pid, opened, full)
 		}
 	}
 	g.scans.resume = 0
@@ -142,9 +142,10 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 }
 
 // take duplicates the files of a process that has the memory device open. The control device's files come first.
-func (g *Guard) take(pid int, opened opened) {
+func (g *Guard) take(pid int, opened opened, full bool) {
 	c := g.living[pid]
-	if c == nil {
+	isNew := c == nil
+	if isNew {
 		var err error
 		if c, err = g.admit(pid); err != nil {
 			g.noteUnguarded(pid, err, true)
@@ -162,7 +163,7 @@ func (g *Guard) take(pid int, opened opened) {
 		g.dismiss(c)
 		return
 	}
-	c.resident = proc.Resident(pid)
+	g.noteMemory(c, isNew || full)
 	for _, number := range opened.control {
 		g.takeFile(c, number, controlFile)
 	}
@@ -320,7 +321,6 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, thread: pid,
 		opened: now, verify: now.Add(verifyAfter), group: g.kernel.memoryGroup(groups), namespaced: status.Nested,
 	}
-	g.noteMemory(c)
 	return c, nil
 }
 

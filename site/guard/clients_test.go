@@ -127,7 +127,7 @@ func TestShortMemory(t *testing.T) {
 		{64 * gib, 0, 0, false}, {64 * gib, 63 * gib, 0, false}, {64 * gib, 63*gib + 1, 0, true}, {64 * gib, 65 * gib, 0, true},
 		{64 * gib, 60 * gib, 4 * gib, false}, {64 * gib, 60 * gib, 4*gib + 1, true},
 	} {
-		if got := (memory{limit: c.limit, used: c.used, limited: true}).short(c.needed); got != c.want {
+		if got := (&memory{limit: c.limit, used: c.used, limited: true}).short(c.needed); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

@@ -152,9 +152,7 @@ func (g *Guard) countLiving(c *client, now time.Time) {
 		if c.takesPlace() {
 			n.places++
 		}
-		if c.opened.After(n.newest) {
-			n.newest = c.opened
-		}
+		n.newest = latest(n.newest, c.opened)
 		if now.Sub(c.opened) < soonGrown {
 			n.soon++
 		}

@@ -145,7 +145,7 @@ func TestATurnBeside1400Clients(t *testing.T) {
 func fastestTurn(t *testing.T, living, dead int) time.Duration {
 	now := time.Now()
 	g := &Guard{
-		Options: Options{Clients: 60, Hold: time.Hour}, living: map[int]*client{}, kernel: &kernel{memories: map[string]memory{}},
+		Options: Options{Clients: 60, Hold: time.Hour}, living: map[int]*client{}, kernel: &kernel{memories: map[string]*memory{}},
 		pauses: pauses{now: &pausing{began: now, asked: map[int]bool{}, Pause: pause.New(maxPaused, nil)}},
 	}
 	for gpu := range 16 {

@@ -131,7 +131,7 @@ const (
 func openConnector() (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_CONNECTOR)
 	if err != nil {
-		return -1, fmt.Errorf("cannot open the proc connector: %w", err)
+		return -1, err
 	}
 	err = errors.Join(
 		filter(fd, nil),
@@ -140,7 +140,7 @@ func openConnector() (int, error) {
 	)
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("cannot listen to the proc connector: %w", err)
+		return -1, err
 	}
 	return fd, nil
 }

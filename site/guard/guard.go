@@ -207,10 +207,7 @@ func (g *Guard) Run() {
 	g.startRecorder()
 	_ = g.takers.Start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
-		deadline := g.wakeUp()
-		if now := time.Now(); deadline.Before(now) {
-			deadline = now
-		}
+		deadline := latest(g.wakeUp(), time.Now())
 		g.Record.Promise(deadline)
 		seen := g.events.wait(deadline)
 		g.turn(seen, time.Now())
@@ -319,9 +316,6 @@ func (g *Guard) scan(began time.Time) {
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
 		g.unleased, g.budget.guards = !g.Record.Leased(), g.Record.Guards()
 		g.findClosed(began)
-		for _, c := range g.living {
-			g.noteMemory(c)
-		}
 		g.scans.nextFull = began.Add(rareScan)
 	}
 	if full || !g.kernel.knows(memoryFile) { // the node's first server may have loaded the memory driver

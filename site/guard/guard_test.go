@@ -509,7 +509,7 @@ func (r *testGuard) scanOne(pid int) {
 	r.answered(func() {
 		opened, err := r.kernel.openedBy(pid, maxDescriptors)
 		if err == nil {
-			r.take(pid, opened)
+			r.take(pid, opened, false)
 		} else if !errors.Is(err, proc.ErrSilent) {
 			r.t.Fatal(err)
 		}
@@ -588,7 +588,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 		}
 		killed := make(chan struct{})
 		go func() { _ = c.Process.Kill(); close(killed) }()
-		r.take(c.Process.Pid, opened)
+		r.take(c.Process.Pid, opened, false)
 		<-killed
 		_ = c.Wait()
 		if taken := r.living[c.Process.Pid]; taken != nil {

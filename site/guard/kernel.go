@@ -35,7 +35,7 @@ type kernel struct {
 	ids    map[take.Identity]device
 	asks   *asker
 	// memories caches the memory of control groups, by their folders, since the last check.
-	memories map[string]memory
+	memories map[string]*memory
 	// threadPidfd opens a pidfd of a thread, since Linux 6.9.
 	threadPidfd func(thread int) (int, error)
 }
@@ -49,7 +49,7 @@ type device struct {
 func newKernel(o Options) *kernel {
 	k := &kernel{
 		folder: o.Devices, minors: o.Minors, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(),
-		memories:    map[string]memory{},
+		memories:    map[string]*memory{},
 		threadPidfd: func(thread int) (int, error) { return unix.PidfdOpen(thread, unix.PIDFD_THREAD) },
 	}
 	k.findDevices()
@@ -72,7 +72,7 @@ func (k *kernel) findDevices() {
 	ids := map[take.Identity]device{}
 	note := func(path string, d device) {
 		var st unix.Statx_t
-		if unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st) == nil {
+		if take.Statx(unix.AT_FDCWD, path, 0, &st) == nil {
 			ids[take.IdentityOf(&st)] = d
 		}
 	}

@@ -81,7 +81,7 @@ func TestADescriptorThatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := r.child("exec 5<nvidiactl 6<" + other + " 7<nvidia-uvm; " + waits)
-	r.take(c.Process.Pid, opened{thread: c.Process.Pid, control: []int{5, 7}, memory: []int{5, 6, 7, 99}})
+	r.take(c.Process.Pid, opened{thread: c.Process.Pid, control: []int{5, 7}, memory: []int{5, 6, 7, 99}}, false)
 	held := r.living[c.Process.Pid]
 	if held == nil || len(held.files) != 2 || held.files[0].number != 5 || held.files[1].number != 7 {
 		t.Fatalf("held: %+v", held)

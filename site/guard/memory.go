@@ -57,13 +57,14 @@ func (g *Guard) shortOf(c *client, had uint64) bool {
 	return g.kernel.memoryOf("").short(had)
 }
 
-// noteMemory notes what is charged to a living client's group beside the client's own memory. A client may grow after
-// the last scan, and a process that has ended tells no more what it had. Its group has as much more then, and besides
-// what the group's other processes have taken.
-func (g *Guard) noteMemory(c *client) {
-	charged, resident := g.kernel.memoryOf(c.group).used, proc.Resident(c.proc.PID)
-	if resident > 0 { // the kernel takes a process's memory before it reports its end
-		c.beside = charged - min(charged, resident)
+// noteMemory notes a living client's memory, and at some scans what is charged to its group beside that. A client may
+// grow after the last scan, and a process that has ended tells no more what it had. Its group has as much more then, and
+// besides what the group's other processes have taken.
+func (g *Guard) noteMemory(c *client, beside bool) {
+	c.resident = proc.Resident(c.proc.PID)
+	if beside && c.resident > 0 { // the kernel takes a process's memory before it reports its end
+		charged := g.kernel.memoryOf(c.group).used
+		c.beside = charged - min(charged, c.resident)
 	}
 }
 
@@ -77,7 +78,6 @@ func (k *kernel) unowned(group string) uint64 {
 			left -= min(left, proc.Resident(pid))
 		}
 		m.unowned = &left
-		k.memories[group] = m
 	}
 	return *m.unowned
 }
@@ -90,18 +90,19 @@ type memory struct {
 	unowned     *uint64 // nil if it is not known
 }
 
-func (m memory) short(needed uint64) bool {
+func (m *memory) short(needed uint64) bool {
 	left := m.limit - min(m.limit, m.used)
 	return m.limited && left < max(m.limit/shortPart, needed)
 }
 
 // memoryOf returns the memory of a group, or of the node for "". It is read once for all dead clients, until the next
 // check clears the cache.
-func (k *kernel) memoryOf(group string) memory {
-	if m, ok := k.memories[group]; ok {
+func (k *kernel) memoryOf(group string) *memory {
+	m := k.memories[group]
+	if m != nil {
 		return m
 	}
-	var m memory
+	m = &memory{}
 	if group == "" {
 		m.limit, m.used, m.limited = proc.NodeMemory()
 	} else {
@@ -114,7 +115,7 @@ func (k *kernel) memoryOf(group string) memory {
 // isInhabited reports whether a user has a process in a control group or below it. It is read once until the next
 // check.
 func (k *kernel) isInhabited(group string, uid uint32) bool {
-	m := k.memories[group]
+	m := k.memoryOf(group)
 	if m.inhabited == nil {
 		m.inhabited = new(bool)
 		for pid := range members(group) {
@@ -123,7 +124,6 @@ func (k *kernel) isInhabited(group string, uid uint32) bool {
 				break
 			}
 		}
-		k.memories[group] = m
 	}
 	return *m.inhabited
 }

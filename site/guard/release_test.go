@@ -277,7 +277,7 @@ func TestShortHostMemory(t *testing.T) {
 // Contract: G2
 func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	now := time.Now()
-	g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}, Clients: 48}, kernel: &kernel{memories: map[string]memory{}}}
+	g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}, Clients: 48}, kernel: &kernel{memories: map[string]*memory{}}}
 	g.usage.gauge, g.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now
 	died := now.Add(-10 * time.Millisecond)
 	g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})

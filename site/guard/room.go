@@ -4,7 +4,6 @@ package guard
 
 import (
 	"slices"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -32,35 +31,23 @@ func (r *rooms) end() {
 // publishRoom publishes the GPUs on which new clients must wait: a dead client's files are held and its room is
 // needed, or not known to be plentiful, or its files are being closed.
 func (g *Guard) publishRoom() {
-	full := map[int]lease.FullGPU{}
-	add := func(c *client, until time.Time) {
+	full := make([]lease.FullGPU, len(g.Minors))
+	add := func(c *client) {
 		for i, minor := range g.Minors {
-			if !c.mayUse(1 << i) {
-				continue
+			if gpu := &full[i]; c.mayUse(1 << i) {
+				gpu.Minor, gpu.Dead, gpu.Until = minor, gpu.Dead+1, latest(gpu.Until, c.died.Add(g.Hold))
 			}
-			gpu := full[minor]
-			gpu.Minor, gpu.Dead = minor, gpu.Dead+1
-			if until.After(gpu.Until) {
-				gpu.Until = until
-			}
-			full[minor] = gpu
 		}
 	}
 	for _, c := range g.dead {
 		if c.keepsOut {
-			add(c, c.died.Add(g.Hold))
+			add(c)
 		}
 	}
 	for c, closed := range g.closing {
 		if closed.IsZero() && !c.wasRoomy {
-			add(c, c.died.Add(g.Hold))
+			add(c)
 		}
 	}
-	var room lease.Room
-	for _, minor := range g.Minors {
-		if gpu, ok := full[minor]; ok {
-			room.GPUs = append(room.GPUs, gpu)
-		}
-	}
-	g.rooms.publish(room)
+	g.rooms.publish(lease.Room{GPUs: slices.DeleteFunc(full, func(gpu lease.FullGPU) bool { return gpu.Dead == 0 })})
 }

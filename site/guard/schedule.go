@@ -15,14 +15,7 @@ type schedule struct {
 }
 
 // by makes the next scan no later than t, or than the end of the pause if that is later.
-func (s *schedule) by(t time.Time) {
-	if t.Before(s.rested) {
-		t = s.rested
-	}
-	if t.Before(s.next) {
-		s.next = t
-	}
-}
+func (s *schedule) by(t time.Time) { s.next = earliest(s.next, latest(t, s.rested)) }
 
 // end notes the end of a scan, after which the guard rests. Watched is whether events come from the kernel.
 func (s *schedule) end(now time.Time, rest time.Duration, watched bool) {

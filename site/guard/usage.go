@@ -85,9 +85,7 @@ func (g *Guard) lastChange() (last time.Time) {
 		last = g.dead[len(g.dead)-1].died
 	}
 	for _, closed := range g.closing {
-		if closed.After(last) {
-			last = closed
-		}
+		last = latest(last, closed)
 	}
 	return last
 }
@@ -192,10 +190,7 @@ func (u *usages) workedAfter(c *client) bool {
 
 // pending reports whether gpu-usage will soon print a line about the time after a client's death.
 func (u *usages) pending(c *client, now time.Time) bool {
-	begin := c.died
-	if u.started.After(begin) {
-		begin = u.started
-	}
+	begin := latest(c.died, u.started)
 	return (u.starting || u.gauge != nil && u.asOf.Before(c.died)) && now.Sub(begin) < usageStart
 }
 
