@@ -159,18 +159,16 @@ func parseStat(content []byte) (Stat, bool) {
 	if err != nil || len(fields) <= last-first {
 		return Stat{}, false
 	}
-	state := fields[0][0]
-	parent, err1 := strconv.Atoi(fields[4-first])
-	session, err2 := strconv.Atoi(fields[6-first])
-	flags, err3 := strconv.ParseUint(fields[9-first], 10, 64)
-	user, err7 := strconv.ParseUint(fields[14-first], 10, 64)
-	system, err8 := strconv.ParseUint(fields[15-first], 10, 64)
-	threads, err4 := strconv.Atoi(fields[20-first])
-	start, err5 := strconv.ParseUint(fields[22-first], 10, 64)
-	exit, err6 := strconv.ParseUint(fields[52-first], 10, 32)
+	var n [last + 1]uint64 // by the number of the field
+	for _, i := range []int{4, 6, 9, 14, 15, 20, 22, 52} {
+		if n[i], err = strconv.ParseUint(fields[i-first], 10, 64); err != nil {
+			return Stat{}, false
+		}
+	}
 	const exiting = 4 // PF_EXITING
-	stat := Stat{Process{pid, start}, state, parent, session, threads, user + system, flags&exiting != 0, uint32(exit)}
-	return stat, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8) == nil
+	return Stat{
+		Process{pid, n[22]}, fields[0][0], int(n[4]), int(n[6]), int(n[20]), n[14] + n[15], n[9]&exiting != 0, uint32(n[52]),
+	}, true
 }
 
 // Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again. A
