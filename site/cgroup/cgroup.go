@@ -52,21 +52,19 @@ func (t Tree) Of(job uint32, n int) (string, error) {
 // Mount returns the mount point of the hierarchy for these groups. This is version 2, alone or beside version 1, or
 // else version 1's freezer.
 func Mount() (string, error) {
-	for _, mount := range []string{mounts, mounts + "/unified"} {
+	for _, h := range []struct {
+		mount string
+		kind  int64
+	}{
+		{mounts, unix.CGROUP2_SUPER_MAGIC}, {mounts + "/unified", unix.CGROUP2_SUPER_MAGIC}, {mounts + "/freezer", unix.CGROUP_SUPER_MAGIC},
+	} {
 		var st unix.Statfs_t
-		if err := unix.Statfs(mount, &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC && writable(st) {
-			return mount, nil
+		if err := unix.Statfs(h.mount, &st); err == nil && st.Type == h.kind && st.Flags&unix.ST_RDONLY == 0 {
+			return h.mount, nil
 		}
-	}
-	freezer := mounts + "/freezer"
-	var st unix.Statfs_t
-	if err := unix.Statfs(freezer, &st); err == nil && st.Type == unix.CGROUP_SUPER_MAGIC && writable(st) {
-		return freezer, nil
 	}
 	return "", ErrNone
 }
-
-func writable(st unix.Statfs_t) bool { return st.Flags&unix.ST_RDONLY == 0 }
 
 // here returns the mount point and this process's group below it.
 func here() (mount string, self proc.ControlGroup, err error) {

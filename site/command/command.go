@@ -51,7 +51,6 @@ func Run(p cli.Process, program Constructor) int {
 	root.SetOut(call.Out)
 	root.SetErr(call.Err)
 	err := root.Execute()
-	var failed cli.RuntimeError
 	switch {
 	case err == nil:
 		return cli.ExitOK
@@ -59,7 +58,7 @@ func Run(p cli.Process, program Constructor) int {
 		return cli.ExitFindings
 	}
 	call.PrintError(root.Name(), err)
-	if errors.As(err, &failed) {
+	if _, failed := errors.AsType[cli.RuntimeError](err); failed {
 		return cli.ExitFindings
 	}
 	return cli.ExitUsage

@@ -108,15 +108,11 @@ func (n Node) gpu(bus string) (site.Device, error) {
 }
 
 func (n Node) numa(bus string) int {
-	content, _, err := osfile.ReadAny(filepath.Join(n.Root, "/sys/bus/pci/devices", bus, "numa_node"))
-	if err != nil {
-		return -1
+	content, _, _ := osfile.ReadAny(filepath.Join(n.Root, "/sys/bus/pci/devices", bus, "numa_node"))
+	if node, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil {
+		return node
 	}
-	node, err := strconv.Atoi(strings.TrimSpace(string(content)))
-	if err != nil {
-		return -1
-	}
-	return node
+	return -1
 }
 
 // hasInstances reports whether a GPU is divided into MIG instances: each has a folder capabilities/gpu0/mig/gi1.

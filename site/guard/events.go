@@ -4,11 +4,11 @@ package guard
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -22,9 +22,9 @@ type events struct {
 	inotify, lines int        // of the device files, and of the daemons' logs; both -1 if the kernel allows no watch
 	mutex          sync.Mutex // of wake, which other goroutines use
 	watched        map[string]bool
-	early          seen // what anyDied has collected
-	stopping       atomic.Bool
-	stopped        chan struct{} // one element: Stop was called
+	early          seen            // what anyDied has collected
+	running        context.Context // until the order to stop
+	end            context.CancelFunc
 }
 
 // seen is the result of one wait.
@@ -36,7 +36,8 @@ type seen struct {
 }
 
 func openEvents() (*events, error) {
-	e := &events{watched: map[string]bool{}, stopped: make(chan struct{}, 1)}
+	e := &events{watched: map[string]bool{}}
+	e.running, e.end = context.WithCancel(context.Background())
 	var err1, err2, err3, err4 error
 	e.epoll, err1 = unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	e.wake, err2 = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -111,7 +112,7 @@ func (e *events) wait(until time.Time) seen {
 		timeout = 0
 	}
 	e.collect(&s, timeout)
-	s.stopped = e.stopping.Load()
+	s.stopped = e.running.Err() != nil
 	return s
 }
 
@@ -160,21 +161,12 @@ func drain(inotify int) {
 }
 
 func (e *events) stop() {
-	e.stopping.Store(true)
-	select {
-	case e.stopped <- struct{}{}:
-	default:
-	}
+	e.end()
 	e.nudge()
 }
 
 // rest waits for a time, and for no event but the order to stop.
-func (e *events) rest(d time.Duration) {
-	select {
-	case <-e.stopped:
-	case <-time.After(d):
-	}
-}
+func (e *events) rest(d time.Duration) { wait.Sleep(e.running, d) }
 
 // nudge ends a wait. After close it does nothing, because another file may have the number then.
 func (e *events) nudge() {

@@ -38,30 +38,20 @@ var errTransient = errors.New("the daemon dropped the question")
 // ask sends command lines to the daemon on one connection and returns the lines of the answer. A command without an
 // answer leaves no line. The error wraps site.ErrDaemonDown or site.ErrNoAnswer.
 func (c ControlProgram) ask(ctx context.Context, job lease.Job, d lease.Daemon, lines ...string) ([]string, error) {
-	return c.askTimes(ctx, askTries, job, d, lines...)
-}
-
-func (c ControlProgram) askTimes(ctx context.Context, tries int, job lease.Job, d lease.Daemon, lines ...string) ([]string, error) {
-	unlock := serialise(ctx, d, os.O_CREATE)
-	defer unlock()
-	return c.askUntilAnswered(ctx, tries, job, d, lines)
+	defer serialise(ctx, d, os.O_CREATE)()
+	return c.askUntilAnswered(ctx, askTries, job, d, lines)
 }
 
 // askUntilAnswered repeats the question until there is an answer, because other questions may disturb it.
 func (c ControlProgram) askUntilAnswered(ctx context.Context, tries int, job lease.Job, d lease.Daemon, lines []string) ([]string, error) {
-	pause := 5 * time.Millisecond
-	for try := 1; ; try++ {
+	for try, pause := 1, 5*time.Millisecond; ; try, pause = try+1, 2*pause {
 		answer, err := c.askOnce(ctx, job, d, lines)
-		if !errors.Is(err, errTransient) || try == tries {
-			if err != nil {
-				return nil, fmt.Errorf("cannot ask daemon of %s %q: %w", d.PipeDir, lines[0], err)
-			}
+		if err == nil {
 			return answer, nil
 		}
-		if !wait.Sleep(ctx, pause) {
+		if !errors.Is(err, errTransient) || try == tries || !wait.Sleep(ctx, pause) {
 			return nil, fmt.Errorf("cannot ask daemon of %s %q: %w", d.PipeDir, lines[0], err)
 		}
-		pause *= 2
 	}
 }
 
@@ -245,7 +235,8 @@ func (c ControlProgram) ServerStatus(ctx context.Context, job lease.Job, d lease
 // return 810. The call hangs if the client is stopped (measured), so callers do not ask for such a client. It must
 // not be repeated.
 func (c ControlProgram) Terminate(ctx context.Context, job lease.Job, d lease.Daemon, client site.Client) error {
-	answer, err := c.askTimes(ctx, 1, job, d, fmt.Sprintf("terminate_client %d %d", client.Server, client.PID))
+	defer serialise(ctx, d, os.O_CREATE)()
+	answer, err := c.askUntilAnswered(ctx, 1, job, d, []string{fmt.Sprintf("terminate_client %d %d", client.Server, client.PID)})
 	if err != nil {
 		return err
 	}

@@ -54,8 +54,7 @@ const maxServers = 8
 func (c ControlProgram) State(ctx context.Context, job lease.Job, d lease.Daemon) (State, error) {
 	ctx, cancel := context.WithTimeout(ctx, readDeadline)
 	defer cancel()
-	unlock := serialise(ctx, d, 0)
-	defer unlock()
+	defer serialise(ctx, d, 0)()
 	for try := 1; ; try++ {
 		state, err := c.state(ctx, job, d)
 		if !errors.Is(err, errShape) || try == askTries || !wait.Sleep(ctx, 5*time.Millisecond) {

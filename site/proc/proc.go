@@ -25,8 +25,8 @@ func Name(pid int) (string, error) {
 
 // Exists reports whether there is a process with this pid, or a thread with this number.
 func Exists(pid int) bool {
-	var st unix.Stat_t
-	return unix.Lstat(folder(pid), &st) == nil
+	_, ok := Owner(pid)
+	return ok
 }
 
 // SetNice sets the nice value of all threads of a process, as far as this process may. In Linux each thread has its

@@ -64,7 +64,7 @@ func ReadStat(pid int) (Stat, error) {
 	if pid == os.Getpid() { // a process that reads is not in an exec
 		return StatNow(pid)
 	}
-	found := readStats(context.Background(), []int{pid}, maxSilent+maxSilentRecorded)[0]
+	found := recorded([]Process{{PID: pid}})[0]
 	return found.Stat, found.Err
 }
 
@@ -75,18 +75,29 @@ type statResult struct {
 }
 
 // ReadStats reads /proc/PID/stat of several processes, within a second for all of them.
-func ReadStats(ctx context.Context, pids []int) []statResult { return readStats(ctx, pids, maxSilent) }
+func ReadStats(ctx context.Context, pids []int) []statResult {
+	procs := make([]Process, len(pids))
+	for i, pid := range pids {
+		procs[i].PID = pid
+	}
+	return readStats(ctx, procs, maxSilent)
+}
 
-func readStats(ctx context.Context, pids []int, limit int) []statResult {
-	found := make([]statResult, len(pids))
+// recorded reads the processes that a record names.
+func recorded(procs []Process) []statResult {
+	return readStats(context.Background(), procs, maxSilent+maxSilentRecorded)
+}
+
+func readStats(ctx context.Context, all []Process, limit int) []statResult {
+	found := make([]statResult, len(all))
 	var procs []Process
 	var indexes []int
-	for i, pid := range pids {
-		if !Exists(pid) {
-			found[i].Err = fmt.Errorf("cannot read state of pid %d: %w", pid, fs.ErrNotExist)
+	for i, p := range all {
+		if !Exists(p.PID) {
+			found[i].Err = fmt.Errorf("cannot read state of pid %d: %w", p.PID, fs.ErrNotExist)
 			continue
 		}
-		procs, indexes = append(procs, Process{PID: pid}), append(indexes, i)
+		procs, indexes = append(procs, Process{PID: p.PID}), append(indexes, i)
 	}
 	statOf := func(_ context.Context, p Process) (Stat, error) { return StatNow(p.PID) }
 	for k, a := range eachUpTo(ctx, states, limit, statTime, procs, statOf) {
@@ -193,7 +204,7 @@ func (p Process) is(stat Stat) bool { return stat.Process == p && !dead(stat.Sta
 
 // Left returns the processes that run or do not answer, within a second for all of them. All have answered before.
 func Left(procs []Process) (left []Process) {
-	for i, found := range readStats(context.Background(), pidsOf(procs), maxSilent+maxSilentRecorded) {
+	for i, found := range recorded(procs) {
 		if errors.Is(found.Err, ErrSilent) || found.Err == nil && procs[i].is(found.Stat) {
 			left = append(left, procs[i])
 		}
@@ -205,18 +216,10 @@ func Left(procs []Process) (left []Process) {
 // that does not answer now counts as another one.
 func Ran(procs []Process) []bool {
 	running := make([]bool, len(procs))
-	for i, found := range readStats(context.Background(), pidsOf(procs), maxSilent+maxSilentRecorded) {
+	for i, found := range recorded(procs) {
 		running[i] = found.Err == nil && procs[i].is(found.Stat)
 	}
 	return running
-}
-
-func pidsOf(procs []Process) []int {
-	pids := make([]int, len(procs))
-	for i, p := range procs {
-		pids[i] = p.PID
-	}
-	return pids
 }
 
 // dead reports whether a process has ended. If its first thread has ended and other threads run, a process looks like

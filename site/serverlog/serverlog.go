@@ -77,31 +77,18 @@ func (l Line) At() time.Time {
 // encountered a fatal GPU error." If a client is killed while a kernel runs, the server names a neighbour of this
 // client (measured on an H200).
 func (l Line) Failed() (pid int, ok bool) {
-	if !bytes.HasSuffix(l.Text, []byte(" encountered a fatal GPU error.")) {
-		return 0, false
-	}
-	return l.client()
-}
-
-func (l Line) client() (pid int, ok bool) {
 	rest, ok := bytes.CutPrefix(l.Text, []byte("Client {"))
-	if !ok {
-		return 0, false
-	}
-	word, _, _ := bytes.Cut(bytes.TrimPrefix(rest, []byte("PID: ")), []byte(","))
+	word, text, _ := bytes.Cut(bytes.TrimPrefix(rest, []byte("PID: ")), []byte(","))
 	pid, err := strconv.Atoi(string(word))
-	return pid, err == nil
+	return pid, ok && err == nil && bytes.HasSuffix(text, []byte(" encountered a fatal GPU error."))
 }
 
 // Disconnected returns the process that has ended. The text is "Client process 957 disconnected".
 func (l Line) Disconnected() (pid int, ok bool) {
 	rest, ok := bytes.CutPrefix(l.Text, []byte("Client process "))
 	word, ended := bytes.CutSuffix(rest, []byte(" disconnected"))
-	if !ok || !ended {
-		return 0, false
-	}
 	pid, err := strconv.Atoi(string(word))
-	return pid, err == nil
+	return pid, ok && ended && err == nil
 }
 
 // Fault reports whether a server begins to handle a fatal error.

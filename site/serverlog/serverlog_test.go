@@ -28,8 +28,12 @@ func TestParse(t *testing.T) {
 	} {
 		l, ok := Parse([]byte("[2026-11-21 05:26:29.938 Server   829] " + text + "\n"))
 		var got said
-		got.failed, _ = l.Failed()
-		got.disconnected, _ = l.Disconnected()
+		if pid, ok := l.Failed(); ok {
+			got.failed = pid
+		}
+		if pid, ok := l.Disconnected(); ok {
+			got.disconnected = pid
+		}
 		got.fault = l.Fault()
 		if !ok || got != want || l.Server != "829" {
 			t.Errorf("%s: %+v of %s, want %+v", text, got, l.Server, want)

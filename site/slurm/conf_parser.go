@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -287,10 +288,8 @@ func readSettings(opener open, path, node string) (ConfFile, error) {
 // concerns reports whether a line with this first pair is about the cluster or the node.
 func concerns(first pair, node string) (bool, error) {
 	name := strings.ToLower(first.name)
-	for _, other := range otherLines {
-		if name == other {
-			return false, nil
-		}
+	if slices.Contains(otherLines, name) {
+		return false, nil
 	}
 	if name != "nodename" || strings.EqualFold(first.value, "DEFAULT") {
 		return true, nil

@@ -209,7 +209,7 @@ func (t *Takers) abandon(pid int) {
 	unix.Close(old.socket) // tells the taker to end
 	old.process.End()
 	if t.Raised && old.process.Running() {
-		lower(old.process.PID)
+		proc.SetNice(old.process.PID, 0) // the taker may hang for long
 	}
 	_ = old.place.Leave()
 	t.note(pid, 1)
@@ -218,9 +218,6 @@ func (t *Takers) abandon(pid int) {
 		t.note(pid, -1)
 	}()
 }
-
-// lower takes the guard's priority from a taker that may hang for long.
-func lower(pid int) { proc.SetNice(pid, 0) }
 
 // startTaker starts a taker.
 func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
@@ -250,10 +247,7 @@ func (t *taker) ask(pidfd int, r request, limit time.Duration) (fd int, code uni
 	if len(r.Text) > maxTextLine {
 		r.Text = r.Text[:maxTextLine-1] + "\n"
 	}
-	question, err := json.Marshal(r)
-	if err != nil {
-		return -1, 0, err
-	}
+	question, _ := json.Marshal(r)
 	if err := unix.Sendmsg(t.socket, question, unix.UnixRights(pidfd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		return -1, 0, fmt.Errorf("cannot ask for a duplicate: %w", err)
 	}

@@ -275,7 +275,7 @@ func TestLower(t *testing.T) {
 			t.Fatalf("nice %d", got)
 		}
 	}
-	lower(pid)
+	proc.SetNice(pid, 0)
 	for _, thread := range threads {
 		if got := nice(thread, false); got != 0 {
 			t.Errorf("thread %s has nice %d", thread.Name(), got)
