@@ -228,14 +228,13 @@ func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
 func guardJob(
 	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, line line, log zerolog.Logger,
 ) error {
-	job := l.Job.ID
 	self, err := proc.Current()
 	if err != nil {
 		return err
 	}
 	r := &record{store: store, job: l.Job, started: l.Daemons, lock: lock, self: self, log: log}
 	o := guard.Options{
-		Job: job, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
+		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
 		Gauge: line.gpuUsage(), Raised: true, Record: r,
@@ -254,12 +253,9 @@ func guardJob(
 	if err != nil {
 		return err
 	}
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGTERM)
-	go func() {
-		<-asked
-		g.Stop()
-	}()
+	asked, forget := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer forget()
+	context.AfterFunc(asked, g.Stop)
 	fmt.Fprintln(p.Out, guard.Ready)
 	detach()
 	log.Info().Str("step", "guards").Dur("hold", o.Hold).Dur("pause", o.Pause).Int("gpus", len(o.Minors)).Send()
