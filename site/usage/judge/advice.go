@@ -17,11 +17,8 @@ import (
 const (
 	adviceAfter = time.Minute // a shorter time proves nothing about a job
 	idlePercent = 1           // a GPU with less SM utilisation has done nothing
-	roomPercent = 60          // a GPU with less in all known figures has room for more ranks
-	fullPercent = 85          // a GPU with more in one of these figures has no room
-	fullMemory  = 0.95
-	useMemory   = 0.9 // the part of the memory that the ranks may fill
-	maxRanks    = 48
+	fullPercent = 85          // a GPU with more is busy
+	useMemory   = 0.9         // the part of the memory that the ranks may fill
 )
 
 // Advice returns a sentence about how ranks were started, or about their number, or "" if nothing justifies one.
@@ -30,58 +27,44 @@ func (r Job) Advice() string {
 	return cmp.Or(r.unplaced(), why)
 }
 
-// advise returns an advice without and with its reasons. Both are "" if the figures justify none. Those of a part of a
-// GPU justify none, because no percentage is the job's own.
-//
-// The part of the SMs that had work shows whether there is room, and only GPM measures it. Without GPM, the time
-// without any kernel shows room, but no figure shows that a GPU is full. Only a trial shows whether more ranks are
-// faster.
+// advise returns an advice without and with its reasons. Both are "" if the figures justify none.
 func (r Job) advise() (short, why string) {
-	if !r.Whole() {
-		return "", ""
-	}
-	unused, room, most := 0, 0, usage.NoSample(r.Begin)
-	var fullest usage.GPU
-	for _, g := range r.GPUs {
-		s, busy := g.Busy(r.Begin)
-		switch {
-		case busy < adviceAfter && g.Mean(r.Begin).Clients > 0 || g.Mean(r.Begin).At.Sub(r.Begin) < adviceAfter:
-			return "", ""
-		case s.Clients == 0:
-			if all := g.Mean(r.Begin); all.SMUtil >= 0 && all.SMUtil < idlePercent {
-				unused++
-			}
-			continue
-		}
-		if fits := fits(g, s); room == 0 || fits < room {
-			room = fits
-		}
-		if load(s) > load(most) || fullest.UUID == "" {
-			most, fullest = s, g
-		}
-	}
-	switch {
-	case unused > 0:
+	if _, unused, long := r.used(); long && unused > 0 && r.Whole() {
 		short = fmt.Sprintf("%d of %d GPUs had no work", unused, len(r.GPUs))
 		return short, short + ": ask for fewer GPUs, or see where the ranks are (mpirun-wrap -v)."
-	case fullest.UUID == "":
-		return "", ""
-	case fullest.MemoryMiB > 0 && most.UsedMiB > fullMemory*float64(fullest.MemoryMiB):
-		return "the memory was nearly full", fmt.Sprintf("The memory was nearly full, %s: more ranks would not fit.",
-			gibOf(most, fullest))
-	case most.SMActive > fullPercent || most.DRAM > fullPercent:
-		return "the GPU was busy", fmt.Sprintf("While clients ran, %s: the GPU was busy, and more ranks would hardly help.",
-			figures(most))
-	case load(most) < 0 || load(most) >= roomPercent || room <= most.Clients:
-		return "", ""
 	}
-	short = fmt.Sprintf("%d ranks a GPU would fit", room)
-	return short, fmt.Sprintf("While clients ran, %s and memory %s: %s; try mps-tune.", figures(most),
-		gibOf(most, fullest), short)
+	if p := r.Packing(); p.Fits > 0 {
+		return p.short, p.Why
+	}
+	return "", ""
 }
 
-// load returns the larger of the figures that show whether there is room, or -1 if no figure is known. Without GPM,
-// it is the time with a kernel.
+// use is a GPU with its mean while clients ran.
+type use struct {
+	usage.GPU
+	usage.Sample
+}
+
+// used returns the GPUs that clients used, and counts those that had no work. long is false if the job, or its use of
+// one of them, was too short.
+func (r Job) used() (used []use, unused int, long bool) {
+	for _, g := range r.GPUs {
+		s, busy := g.Busy(r.Begin)
+		all := g.Mean(r.Begin)
+		switch {
+		case all.At.Sub(r.Begin) < adviceAfter || s.Clients > 0 && busy < adviceAfter:
+			return nil, 0, false
+		case s.Clients > 0:
+			used = append(used, use{g, s})
+		case all.SMUtil >= 0 && all.SMUtil < idlePercent:
+			unused++
+		}
+	}
+	return used, unused, true
+}
+
+// load returns the percentage that bounds the ranks of a GPU, or -1 if no figure is known. Only GPM measures it.
+// Without GPM, it is the time with a kernel, which shows no bound.
 func load(s usage.Sample) float64 {
 	if s.SMActive < 0 {
 		return s.SMUtil
@@ -89,31 +72,25 @@ func load(s usage.Sample) float64 {
 	return max(s.SMActive, s.DRAM)
 }
 
-// fits returns how many ranks like the present ranks fit on a GPU, by its memory and by its load.
-func fits(g usage.GPU, s usage.Sample) int {
-	fits := maxRanks
-	if s.UsedMiB > 0 {
-		fits = min(fits, int(useMemory*float64(g.MemoryMiB)*float64(s.Clients)/s.UsedMiB))
-	}
-	if load := load(s); load > 0 {
-		fits = min(fits, int(100*float64(s.Clients)/load))
-	}
-	return fits
+// fits returns how many ranks like the present ones fit on a GPU, by its memory and by the places of MPS.
+func (g use) fits() int {
+	return min(maxRanks, max(g.Clients, int(useMemory*float64(g.MemoryMiB)*float64(g.Clients)/g.UsedMiB)))
 }
 
-// figures returns the percentages for an advice as text.
-func figures(s usage.Sample) string {
-	switch {
-	case s.SMActive < 0:
-		return "SM util was " + usage.Percent(s.SMUtil)
-	case s.DRAM > s.SMActive:
-		return fmt.Sprintf("SM active was %s, DRAM %s", usage.Percent(s.SMActive), usage.Percent(s.DRAM))
+// fit returns the figures of a GPU and how many ranks fit on it as text, as the begin of a sentence.
+func (g use) fit(ranks int) string {
+	text := "SM util " + usage.Percent(g.SMUtil)
+	if g.SMActive >= 0 {
+		text = usage.Percent(g.SMActive) + " of the SMs"
 	}
-	return "SM active was " + usage.Percent(s.SMActive)
+	if g.SMActive >= 0 && g.DRAM > g.SMActive {
+		text += fmt.Sprintf(", %s of the memory's bandwidth", usage.Percent(g.DRAM))
+	}
+	return fmt.Sprintf("%s, %s: %d ranks fit on a GPU", text, gibOf(g), ranks)
 }
 
-func gibOf(s usage.Sample, g usage.GPU) string {
-	return fmt.Sprintf("%d of %d GiB", (int(s.UsedMiB)+512)>>10, g.MemoryMiB>>10)
+func gibOf(g use) string {
+	return fmt.Sprintf("%d of %d GiB", (int(g.UsedMiB)+512)>>10, g.MemoryMiB>>10)
 }
 
 // unplaced returns a sentence about processes that MPS did not serve, or about ranks that no wrapper has placed, with

@@ -30,28 +30,15 @@ func TestAdvice(t *testing.T) {
 		gpus []GPU
 		want string // "" for none
 	}{
-		"room": {[]GPU{used(96, 31, 12, 14336, 5)},
-			"While clients ran, SM active was 31 % and memory 14 of 140 GiB: 16 ranks a GPU would fit; try mps-tune."},
-		"room, and little memory": {[]GPU{used(96, 31, 12, 80000, 8)},
-			"While clients ran, SM active was 31 % and memory 78 of 140 GiB: 12 ranks a GPU would fit; try mps-tune."},
-		"room, and no memory": {[]GPU{used(96, 31, 12, 125000, 8)}, ""},
-		"memory full":         {[]GPU{used(96, 31, 12, 140000, 8)}, "The memory was nearly full, 137 of 140 GiB: more ranks would not fit."},
-		"busy SMs": {[]GPU{used(99, 92, 40, 14000, 8)},
-			"While clients ran, SM active was 92 %: the GPU was busy, and more ranks would hardly help."},
-		"busy memory": {[]GPU{used(99, 40, 90, 14000, 8)},
-			"While clients ran, SM active was 40 %, DRAM 90 %: the GPU was busy, and more ranks would hardly help."},
-		"between":               {[]GPU{used(99, 70, 40, 14000, 8)}, ""},
-		"the busier GPU counts": {[]GPU{used(99, 20, 5, 14000, 4), used(99, 80, 5, 14000, 4)}, ""},
-		"a GPU without work":    {[]GPU{used(99, 80, 5, 14000, 4), used(0, 0, 0, 500, 0)}, "1 of 2 GPUs had no work"},
-		"without GPM, idle": {[]GPU{used(30, Unknown, Unknown, 14000, 4)},
-			"While clients ran, SM util was 30 % and memory 14 of 140 GiB: 13 ranks"},
-		"without GPM, never idle":   {[]GPU{used(100, Unknown, Unknown, 14000, 4)}, ""},
-		"nothing known, as of MIG":  {[]GPU{used(Unknown, Unknown, Unknown, 14000, 4)}, ""},
-		"a short job":               {[]GPU{short}, ""},
-		"a job with little GPU":     {[]GPU{brief}, ""},
-		"no samples":                {[]GPU{{UUID: "GPU-1"}}, ""},
-		"more than MPS serves":      {[]GPU{used(99, 1, 1, 500, 30)}, "48 ranks a GPU would fit"},
-		"as many as MPS serves now": {[]GPU{used(99, 1, 1, 500, 48)}, ""},
+		"room":               {[]GPU{used(96, 31, 12, 14336, 1)}, "4 ranks a GPU: 2.5 times the present throughput"},
+		"memory full":        {[]GPU{used(96, 31, 12, 140000, 8)}, "no more ranks fit."},
+		"busy":               {[]GPU{used(99, 92, 40, 14000, 1)}, "and more are not known to pay."},
+		"a GPU without work": {[]GPU{used(99, 80, 5, 14000, 4), used(0, 0, 0, 500, 0)}, "1 of 2 GPUs had no work: ask for fewer GPUs"},
+		"a GPU without work, and another with little": {[]GPU{brief, used(0, 0, 0, 500, 0)}, ""},
+		"nothing known, as of MIG":                    {[]GPU{used(Unknown, Unknown, Unknown, 14000, 4)}, ""},
+		"a short job":                                 {[]GPU{short}, ""},
+		"a job with little GPU":                       {[]GPU{brief}, ""},
+		"no samples":                                  {[]GPU{{UUID: "GPU-1"}}, ""},
 	} {
 		got := Job{Report{Begin: began, GPUs: c.gpus}}.Advice()
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
