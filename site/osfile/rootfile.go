@@ -88,9 +88,9 @@ const anyWait = 5 * time.Second
 
 // ReadAny reads a file that an admin has named and that may have any owner, and returns the owner's uid. Another user
 // may have put something else in its place. So ReadAny waits for no writer of a fifo, reads for 5 s at most, and reads
-// 4 MiB at most.
+// 4 MiB at most. A terminal does not become that of this process.
 func ReadAny(path string) (content []byte, owner uint32, err error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, 0, fmt.Errorf("cannot read %s: %w", path, errors.Unwrap(err))
 	}
