@@ -143,17 +143,16 @@ func (f File) create(dir int, name string) error {
 		return err
 	}
 	file := os.NewFile(uintptr(fd), name)
-	defer file.Close()
 	if f.GID != 0 {
 		err = file.Chown(-1, int(f.GID))
 	}
-	if err = errors.Join(err, file.Chmod(f.Mode), letRead(fd, f.Reader)); err != nil {
-		return err
+	if err = errors.Join(err, file.Chmod(f.Mode), letRead(fd, f.Reader)); err == nil {
+		_, err = file.Write(f.Content)
 	}
-	if _, err := file.Write(f.Content); err != nil || !f.Sync {
-		return err
+	if err == nil && f.Sync {
+		err = file.Sync()
 	}
-	return file.Sync()
+	return errors.Join(err, file.Close()) // a file system on the network tells here that it is full
 }
 
 // The entries of an ACL in the form of the kernel's extended attribute: a tag, permissions and an id.
