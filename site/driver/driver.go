@@ -51,7 +51,7 @@ func (n Node) Version() string {
 var errNone = errors.New("no GPU can be opened")
 
 // GPUs returns the GPUs that this process may open, in the order of their PCI bus ids. SMs and memory are those of the
-// model. A GPU of an unknown model has 100 SMs, so that a share of it is a percentage, and 0 MiB. The error wraps ErrNone
+// model. A GPU of an unknown model has 100 SMs, so that a share of it is a percentage, and 0 MiB. The error wraps errNone
 // if there are none.
 func (n Node) GPUs() ([]site.Device, error) {
 	folders, err := os.ReadDir(n.driver("gpus"))

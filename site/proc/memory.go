@@ -20,7 +20,7 @@ import (
 // So every read here has a limit in bytes and in time, and only a few reads run at once. A reader that hangs is
 // abandoned and counted (readers.go). Until that reader has returned, nothing more of its process is read.
 const (
-	// MaxBytes limits the read of one environment. A control daemon's environment has four variables.
+	// maxBytes limits the read of one environment. A control daemon's environment has four variables.
 	maxBytes    = 1 << 20
 	maxLine     = 8 << 10  // for a command line: a path of 4 KiB and the control program's options
 	bufferBytes = 16 << 10 // for one reader; a value must fit into it

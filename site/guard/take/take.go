@@ -102,7 +102,7 @@ const (
 	maxMessage = 8 * maxTextLine
 )
 
-// taker is a process that runs Take.
+// taker is a process that runs Run.
 type taker struct {
 	socket  int
 	process *proc.Child

@@ -30,7 +30,7 @@ func IsLauncherStep(env slurm.Env) bool {
 			return false
 		}
 	}
-	return bySrunOf(env["_"]) || byOpenMPI(env)
+	return slices.Contains(launcherPrograms, filepath.Base(env["_"])) || byOpenMPI(env)
 }
 
 // onePerNode recognises Slurm's "1(x3)".
@@ -41,8 +41,6 @@ func onePerNode(tasks string) bool {
 // launcherPrograms are the launchers' file names, with Debian's.
 var launcherPrograms = []string{"mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich",
 	"mpiexec.mpich", "mpirun_rsh", "orterun", "prterun", "prun"}
-
-func bySrunOf(program string) bool { return slices.Contains(launcherPrograms, filepath.Base(program)) }
 
 // ofOpenMPI are the variables that mpirun sets for itself: Open MPI 4.1 (recorded), and 5 and 6 (seen with a stand-in
 // for srun, 5.0.7 and 6.0.0rc2).

@@ -4,6 +4,7 @@
 package steps
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -60,12 +61,17 @@ func (s Steps) hasSign(digits string) bool {
 // Find looks for the signs: sockets of step daemons, their titles, and control groups of jobs.
 func Find() (Steps, error) {
 	s := Steps{jobs: map[uint32]string{}, sluids: map[string]string{}}
-	sockets, err := os.ReadFile("/proc/net/unix")
+	sockets, err := os.Open("/proc/net/unix")
 	if err != nil {
 		return s, fmt.Errorf("cannot look for steps: %w", err)
 	}
-	for line := range strings.Lines(string(sockets)) {
-		s.socket(strings.TrimSuffix(line, "\n"))
+	defer sockets.Close()
+	lines := bufio.NewScanner(sockets) // users may have millions of sockets
+	for lines.Scan() {
+		s.socket(lines.Text())
+	}
+	if err := lines.Err(); err != nil {
+		return s, fmt.Errorf("cannot look for steps: %w", err)
 	}
 	processes, err := proc.PIDs()
 	if err != nil {
