@@ -99,9 +99,15 @@ func loose(file string) (where, why string) {
 // ourPrograms is the import path of our programs, which Go writes into each program.
 const ourPrograms = "github.com/slurm-mps/slurm-mps/cmd/"
 
-// ours returns which of our programs a file is, "" for none.
+// ours returns which of our programs a file is, "" for none. A script may name a path that a user can make, so it waits
+// for no writer of a fifo.
 func ours(file string) string {
-	info, err := buildinfo.ReadFile(file)
+	opened, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return ""
+	}
+	defer opened.Close()
+	info, err := buildinfo.Read(opened)
 	if err != nil || !strings.HasPrefix(info.Path, ourPrograms) {
 		return ""
 	}

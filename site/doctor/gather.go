@@ -241,11 +241,19 @@ func limits() []limit {
 	all := limitOf(nil, "this shell", os.Getpid())
 	pids, _ := proc.PIDs()
 	for _, pid := range pids {
-		if name, err := proc.Name(pid); err == nil && name == "slurmd" {
+		if isSlurmd(pid) {
 			all = limitOf(all, fmt.Sprintf("slurmd (pid %d)", pid), pid)
 		}
 	}
 	return all
+}
+
+// isSlurmd reports whether a process is root's slurmd. A user can give a process this name, also one with the
+// set-user-id bit, and a limit that would drain the node.
+func isSlurmd(pid int) bool {
+	name, err := proc.Name(pid)
+	status, unread := proc.ReadStatus(pid)
+	return err == nil && name == "slurmd" && unread == nil && status.UIDs[0] == 0
 }
 
 // limitOf appends the limit of a process that has not ended.

@@ -5,8 +5,14 @@ package doctor
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A program that prints without end, or that never ends, costs neither memory nor time.
@@ -22,5 +28,57 @@ func TestRun(t *testing.T) {
 	_, err = run(t.Context(), 50*time.Millisecond, "/bin/sleep", "600")
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 10*time.Second {
 		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
+// A script of the site's may name a path that a user can make. What a user has put there delays nothing and is none of
+// our programs.
+func TestWhatAScriptNamesDelaysNothing(t *testing.T) {
+	dir := t.TempDir()
+	fifo, hook := filepath.Join(dir, "fifo"), filepath.Join(dir, "prolog")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o666), os.WriteFile(hook, []byte("#!/bin/sh\nrm -f "+fifo+"\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan hookScript, 1)
+	go func() { read <- script(hook) }()
+	select {
+	case s := <-read:
+		if s.Err != nil || s.Starts != "" {
+			t.Errorf("%+v", s)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for a writer of the fifo")
+	}
+}
+
+// A user's process may have slurmd's name. Its limit is the user's, and no finding about the node.
+func TestLimitsAreThoseOfRootsSlurmd(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs another user's process")
+	}
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Skip(err)
+	}
+	dir, err := os.MkdirTemp("", "slurmd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "slurmd")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Symlink(sleep, path)); err != nil {
+		t.Fatal(err)
+	}
+	for uid, want := range map[uint32]bool{0: true, 65534: false} {
+		cmd := exec.CommandContext(t.Context(), path, "600")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		if err := cmd.Start(); err != nil { // it returns after the exec
+			t.Fatal(err)
+		}
+		if got := isSlurmd(cmd.Process.Pid); got != want {
+			t.Errorf("uid %d: its limit counts: %v", uid, got)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 	}
 }
