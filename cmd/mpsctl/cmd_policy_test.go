@@ -30,7 +30,7 @@ func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
 	var a answer
 	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
 	a.Verdict.Grant.MemoryOverlap, a.Verdict.Grant.Share = 4.0/3, policy.Overlap(4.0/3)
-	if err := (query{gpu: "H200", ranks: 4}).place(&a, ""); err != nil || len(a.Ranks) != 4 {
+	if err := (query{gpu: "H200", ranks: 4}).place(&a, policy.Request{}); err != nil || len(a.Ranks) != 4 {
 		t.Errorf("%d ranks, %v", len(a.Ranks), err)
 	}
 }
@@ -40,11 +40,21 @@ func TestAPlacementHasTheClientsOfTheDriver(t *testing.T) {
 	var a answer
 	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
 	q := query{gpu: "H200", ranks: 60}
-	if err := q.place(&a, "590.44.01"); err != nil || len(a.Ranks) != 60 {
+	if err := q.place(&a, policy.Request{Driver: "590.44.01"}); err != nil || len(a.Ranks) != 60 {
 		t.Errorf("driver 590: %d ranks, %v", len(a.Ranks), err)
 	}
-	if err := q.place(&a, ""); err == nil || !strings.Contains(err.Error(), "MPS serves 48 at once") {
+	if err := q.place(&a, policy.Request{}); err == nil || !strings.Contains(err.Error(), "MPS serves 48 at once") {
 		t.Errorf("no driver: %v", err)
+	}
+}
+
+// The ranks of a job of this node are placed on the GPUs that it has, and not on the number that a flag gives.
+func TestExplainPlacesOnTheJobsGPUs(t *testing.T) {
+	var a answer
+	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
+	q := query{job: 7, gpu: "H200", gpus: 1, ranks: 8}
+	if err := q.place(&a, policy.Request{Job: policy.Job{GPUs: []int{2, 3, 5, 7}}}); err != nil || a.Ranks[7].GPU != 3 {
+		t.Errorf("%v, %v", a.Ranks, err)
 	}
 }
 

@@ -123,7 +123,7 @@ func (q query) run(call *command.Invocation) error {
 	}
 	without := !a.Verdict.Granted() || a.Refused != ""
 	a.Recorded = compiled.Policy().RecordAll && without && len(request.GPUs) > 0
-	if err := q.place(&a, request.Driver); err != nil {
+	if err := q.place(&a, request); err != nil {
 		return err
 	}
 	return call.Print("policy", a, a.text)
@@ -220,7 +220,7 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 	return r, l.Rule, nil
 }
 
-func (q query) place(a *answer, driver string) error {
+func (q query) place(a *answer, r policy.Request) error {
 	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
 		return nil
 	}
@@ -229,9 +229,9 @@ func (q query) place(a *answer, driver string) error {
 		return fmt.Errorf("cannot place ranks: %w", err)
 	}
 	g := a.Verdict.Grant
-	model.Clients = min(g.MaxClients, policy.ClientsOf(driver))
+	model.Clients = min(g.MaxClients, policy.ClientsOf(r.Driver))
 	planned := plan.Request{
-		Model: model, GPUs: max(q.gpus, 1), Ranks: q.ranks, Share: g.Share, Memory: g.Memory,
+		Model: model, GPUs: max(len(r.GPUs), 1), Ranks: q.ranks, Share: g.Share, Memory: g.Memory,
 		Overcommit: g.MemoryOverlap, Ceiling: policy.PercentFrom(g.Ceiling),
 	}
 	a.Ranks, err = planned.Answer()
