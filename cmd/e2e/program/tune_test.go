@@ -185,6 +185,11 @@ func TestTuneRefuses(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
 		t.Errorf("%s\nwant %s", out, want)
 	}
+	cmd = p.AsUser(7, p.Command("mps-tune", "--", "true"))
+	cmd.Env = append(cmd.Environ(), "SLURM_MPS_OWN=yes") // mpirun-wrap prefers the site's ticket, too
+	if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
+		t.Errorf("with --own: %s\nwant %s", out, want)
+	}
 	p.Must(0, job, "epilog")
 }
 

@@ -3,7 +3,7 @@
 // Package tune is the program mps-tune. By trial, it finds the share with which a command line of the user is fastest.
 //
 // mps-tune runs inside a job, as the job's user, for a bounded time. It leaves no process behind. It calls a share
-// faster only if a test proves that (proof.go).
+// faster only if a test proves that (proof, in report.go).
 package tune
 
 import (
@@ -16,11 +16,13 @@ import (
 	"strings"
 	"time"
 
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/spf13/cobra"
 )
 
@@ -130,17 +132,10 @@ func (s seconds) Set(text string) error {
 }
 
 func (q question) check() error {
-	if i := q.wrapper(); i >= 0 {
-		for _, word := range q.line[i+1:] {
-			if word == "--" || !strings.HasPrefix(word, "-") {
-				break
-			}
-			if strings.HasPrefix(word, "--share") {
-				return fmt.Errorf("cannot tune: the command has a share of its own, %s: leave it out", word)
-			}
-		}
-	}
+	own := q.ownShare()
 	switch {
+	case own != "":
+		return fmt.Errorf("cannot tune: the command has a share of its own, %s: leave it out", own)
 	case len(q.rules) == 0:
 		return errors.New("cannot tune: there is nothing to compare: give two shares or more with --share")
 	case q.repeats < 1 || q.repeats > 100:
@@ -154,6 +149,21 @@ func (q question) check() error {
 		return fmt.Errorf("cannot tune within %v: give --within 1s or longer", q.within)
 	}
 	return nil
+}
+
+// ownShare returns the flag of mpirun-wrap in the command that sets a share, "" for none.
+func (q question) ownShare() string {
+	for i := q.wrapper() + 1; i > 0 && i < len(q.line) && q.line[i] != "--" && strings.HasPrefix(q.line[i], "-"); i++ {
+		name, _, given := strings.Cut(strings.TrimLeft(q.line[i], "-"), "=")
+		if name == "share" {
+			return q.line[i]
+		}
+		takesNext := func(s mpirunwrap.Setting) bool { return s.Flag == name && s.Value != "" && !given }
+		if slices.ContainsFunc(mpirunwrap.Settings(), takesNext) {
+			i++
+		}
+	}
+	return ""
 }
 
 // wrapper returns the place of mpirun-wrap in the command, or -1.
@@ -191,15 +201,16 @@ func (q question) answer(call *command.Invocation) (err error) {
 	return nil
 }
 
-// siteRule returns the share that a rank has if the user gives none: that of the job's ticket, or the default with
-// --own.
+// siteRule returns the share that a rank has if the user gives none: that of the job's ticket, or without one the default
+// of --own.
 func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
-	own := call.Variable("SLURM_MPS_OWN")
-	if slices.Contains(q.line, "--own") || own != "" && own != "0" {
-		return policy.DefaultGrant().Share, nil
-	}
-	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
+	options, err := mpirunwrap.ReadOptions(slurm.NewEnv(call.Env))
 	if err != nil {
+		return policy.ShareRule{}, err
+	}
+	own := options.OwnDaemon || slices.Contains(q.line, "--own")
+	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
+	if err != nil && !own {
 		return policy.ShareRule{}, errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, " +
 			"or in the shell of salloc, or give mpirun-wrap --own")
 	}
@@ -208,7 +219,10 @@ func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
 		return policy.ShareRule{}, err
 	}
 	ticket, err := lease.OpenReadOnly(call.Paths.Run(), boot).ReadTicket(uint32(job))
-	if err == nil && ticket.RefusalReason != "" {
+	switch {
+	case err != nil && own:
+		return policy.DefaultGrant().Share, nil
+	case err == nil && ticket.RefusalReason != "":
 		err = fmt.Errorf("this job has no MPS: %s", ticket.RefusalReason)
 	}
 	if err != nil {

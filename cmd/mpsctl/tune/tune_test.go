@@ -87,12 +87,13 @@ func TestCommandWithoutAWrapper(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	good := question{line: strings.Fields("srun mpirun-wrap ./app --share=own"), rules: mustRules(t, "even"), repeats: 1, within: time.Minute}
+	good := question{line: strings.Fields("srun mpirun-wrap -v ./app --share=own"), rules: mustRules(t, "even"), repeats: 1, within: time.Minute}
 	if err := good.check(); err != nil {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*question){
 		"the command has a share of its own, --share=none: leave it out": func(q *question) { q.line = strings.Fields("srun mpirun-wrap -v --share=none ./app") },
+		"a share of its own, -share=even: leave it out":                  func(q *question) { q.line = strings.Fields("mpirun-wrap --mem 8G -share=even ./app") },
 		"there is nothing to compare":                                    func(q *question) { q.rules = nil },
 		"cannot repeat 0 times":                                          func(q *question) { q.repeats = 0 },
 		"cannot end runs after 5s: without --rate":                       func(q *question) { q.lasts = 5 * time.Second },
