@@ -34,8 +34,7 @@ func (p position) visible() []int {
 type opener func(minor int) bool
 
 // chooseGPU chooses a rank's GPUs. The number of ranks per GPU is exact for cyclic and block placement. With Slurm's
-// GPU binding, it is an upper bound, and the rank takes the smallest share. So the shares of a
-// GPU never exceed the grant.
+// GPU binding, it is an upper bound, and the rank takes the smallest share. So the shares of a GPU never exceed the grant.
 //
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
@@ -75,7 +74,8 @@ func chooseGPU(devices []lease.TicketDevice, task launch.Task, binding launch.Bi
 	if len(bound) == len(all) && ranks <= spread(task.LocalSize, len(groups)) {
 		return cyclic(groups, task)
 	}
-	return bounded(grouped(bound, min(each, len(bound))), task, ranks)
+	groups = grouped(bound, min(each, len(bound)))
+	return position{devices: groups[task.LocalRank%len(groups)], ranks: ranks, index: ranks - 1, bounded: true}
 }
 
 // pinned returns the devices that the user has named in CUDA_VISIBLE_DEVICES in a batch script or a shell, nil if these
@@ -148,14 +148,13 @@ func boundDevices(devices []lease.TicketDevice, task launch.Task, binding launch
 // inherited returns all GPUs that Slurm bound to the task. If these are all of the job's, every rank of the node has
 // all.
 func inherited(bound []int, all int, task launch.Task, binding launch.Binding) position {
-	switch {
-	case len(bound) == all:
+	if len(bound) == all {
 		return position{devices: bound, ranks: task.LocalSize, index: task.LocalRank}
-	case binding.TasksPerGPU > 0:
-		ranks := min(binding.TasksPerGPU, task.LocalSize)
-		return position{devices: bound, ranks: ranks, index: ranks - 1, bounded: true}
 	}
 	ranks := spread(task.LocalSize*len(bound), all)
+	if binding.TasksPerGPU > 0 {
+		ranks = min(binding.TasksPerGPU, task.LocalSize)
+	}
 	return position{devices: bound, ranks: ranks, index: ranks - 1, bounded: true}
 }
 
@@ -202,12 +201,6 @@ func block(groups [][]int, task launch.Task) position {
 		first += ranks
 	}
 	return cyclic(groups, task)
-}
-
-// bounded places ranks cyclically, with at most so many ranks on each group, and takes this rank for the last of them.
-func bounded(groups [][]int, task launch.Task, ranks int) position {
-	n := len(groups)
-	return position{devices: groups[task.LocalRank%n], ranks: ranks, index: ranks - 1, bounded: true}
 }
 
 // spread returns the maximum number of ranks on each of n when they are spread evenly.

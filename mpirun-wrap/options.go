@@ -44,7 +44,7 @@ const untilJobEnds = 10000 * time.Hour
 // choice is a way to choose a rank's GPU.
 type choice string
 
-// The ways to choose. The zero value is Auto.
+// The ways to choose. The zero value means auto.
 const (
 	autoGPU     choice = "auto"    // the GPUs that Slurm bound to the task, else cyclic
 	blockGPU    choice = "block"   // consecutive ranks on one GPU
@@ -175,13 +175,12 @@ func (s Setting) invalid(name, value string, err error) error {
 
 // check refuses options that exclude each other.
 func (o Options) check() error {
-	if o.LocalSize > 0 && o.LocalRank >= o.LocalSize {
+	switch {
+	case o.LocalSize > 0 && o.LocalRank >= o.LocalSize:
 		return fmt.Errorf("cannot place rank %d of %d: --local-rank counts from 0 and is below --local-size", o.LocalRank, o.LocalSize)
-	}
-	if o.LocalRank > 0 && o.LocalSize == 0 {
+	case o.LocalRank > 0 && o.LocalSize == 0:
 		return fmt.Errorf("cannot place rank %d: --local-rank needs --local-size", o.LocalRank)
-	}
-	if o.LocalSize > 0 && o.Slots != 0 {
+	case o.LocalSize > 0 && o.Slots != 0:
 		return errors.New("cannot take a slot: --local-rank gives the process its place: leave out --slots or --local-rank")
 	}
 	return nil

@@ -97,12 +97,13 @@ func Place(ticket lease.Ticket, rank Rank) (*Placement, error) {
 		return nil, err
 	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.CanOpen)
-	if pins := rank.pinned(ticket.Devices); len(pins) > 0 {
+	pins := rank.pinned(ticket.Devices)
+	if len(pins) > 0 {
 		place = position{devices: pins, ranks: 1}
 	}
 	placement, err := rank.place(&ticket, place)
 	if err == nil {
-		placement.pinned = len(rank.pinned(ticket.Devices)) > 0
+		placement.pinned = len(pins) > 0
 		err = placement.checkMemory(rank.Options.GPU)
 	}
 	return placement, err

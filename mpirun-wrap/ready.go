@@ -45,7 +45,7 @@ func (e *unavailableError) Unwrap() error { return e.Cause }
 
 // checkDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
-// *UnavailableError. giveUp gets it, and ends the program, if the daemon is in an exec, into which only its user brings it.
+// *unavailableError. giveUp gets it, and ends the program, if the daemon is in an exec, into which only its user brings it.
 func (p *Placement) checkDaemon(giveUp func(error)) error {
 	socket := filepath.Join(p.Daemon.PipeDir, "control")
 	silent := func() {
@@ -104,7 +104,7 @@ type serverStatus func(ctx context.Context, pid int) (state string, err error)
 
 // waitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
 // until the last affected process has ended. waitReady waits for that, and reports the wait by waits. It asks the
-// daemon only if the server's log contains such an error. The error is an *UnavailableError.
+// daemon only if the server's log contains such an error. The error is an *unavailableError.
 func (p *Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
 	if err := p.checkDaemon(giveUp); err != nil {
 		return err
@@ -187,7 +187,7 @@ const (
 )
 
 // waitRoom waits while dead clients take room on the rank's GPUs that the rank may need: memory, or one of the GPU's
-// places. The job's guard publishes that, and says until when. read returns its publication. WaitRoom calls
+// places. The job's guard publishes that, and says until when. read returns its publication. waitRoom calls
 // waits once, after a second. It returns the time that it has waited: the policy's hold at most, also if clients die
 // again and again, or if the node's clock is set back. If the room is not known, it does not wait.
 func (p *Placement) waitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {

@@ -124,10 +124,6 @@ func (r *run) readTicket() (err error) {
 	if _, none := errors.AsType[noTicketError](err); !none {
 		return err
 	}
-	return r.join()
-}
-
-func (r *run) join() (err error) {
 	r.ticket, r.ownStore, err = r.MPS.Join(context.Background(), r.Paths.Root, r.environ, r.task, r.rank.Binding)
 	r.store = r.ownStore
 	return err
@@ -174,8 +170,8 @@ func (r *run) switchedOff() ([]string, error) {
 // runRefused decides about a rank that has no placement. It runs without MPS if the job has none and the site's policy
 // allows that.
 func (r *run) runRefused(err error) ([]string, error) {
-	var refused *refusedError
-	if !errors.As(err, &refused) || !refused.Without || r.Options.DryRun {
+	refused, ok := errors.AsType[*refusedError](err)
+	if !ok || !refused.Without || r.Options.DryRun {
 		return nil, err
 	}
 	if r.task.LocalRank == 0 {
@@ -199,8 +195,8 @@ func (r *run) runWithoutGPU() []string {
 // runUnavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
 // and if the mode of the GPU allows more than one process. Otherwise the result is an error.
 func (r *run) runUnavailable(err error) ([]string, error) {
-	var off *unavailableError
-	if !errors.As(err, &off) || !r.ticket.RunWithoutMPS {
+	off, ok := errors.AsType[*unavailableError](err)
+	if !ok || !r.ticket.RunWithoutMPS {
 		return nil, err
 	}
 	if r.ticket.Exclusive {

@@ -130,7 +130,7 @@ type optionError struct{ error }
 
 // isOfJob reports whether an error of one task is an error of all tasks of the job or step.
 func isOfJob(err error) bool {
-	var refused *refusedError
-	var option optionError
-	return errors.As(err, &refused) || errors.As(err, &option) || errors.Is(err, errOff)
+	_, refused := errors.AsType[*refusedError](err)
+	_, option := errors.AsType[optionError](err)
+	return refused || option || errors.Is(err, errOff)
 }

@@ -52,8 +52,8 @@ type wrong struct {
 
 // refused prints the mistakes in a policy's text, and ends the command. Any other error is returned.
 func refused(call *command.Invocation, err error) error {
-	var bad *policyfile.Error
-	if !errors.As(err, &bad) {
+	bad, mistakes := errors.AsType[*policyfile.Error](err)
+	if !mistakes {
 		return cli.RuntimeError{Err: err}
 	}
 	text := func(s command.Screen) string { return lint.Text(bad.Diagnostics(), s.Colour) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// command mpsctl shows the state of a node, and the grants and shares that slurm-mps would give on any machine. Under
+// Command mpsctl shows the state of a node, and the grants and shares that slurm-mps would give on any machine. Under
 // the name mps-tune, it finds the number of ranks and the share that are the fastest for a user's program.
 package main
 

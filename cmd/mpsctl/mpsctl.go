@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Program mpsctl is the program mpsctl: its commands and their output.
 package main
 
 import (

@@ -211,7 +211,7 @@ func (v *view) device(j state.Job, held state.Held) {
 		line += fmt.Sprintf(", %d SMs assigned", sms)
 	}
 	v.line("%s%s", line, v.marks(func(f state.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
-	v.use(held, g)
+	v.use(held)
 	if len(held.Clients) > 0 {
 		v.line("%s", v.screen.Faint(v.clientRow("rank", "step", "pid", "command", "share", "memory", "limit")))
 	}
@@ -222,7 +222,7 @@ func (v *view) device(j state.Job, held state.Held) {
 
 // use appends the line with the use of a GPU. Its bar shows the SMs that have work. Without GPM the bar shows the
 // part of the time in which a kernel runs.
-func (v *view) use(held state.Held, g state.GPU) {
+func (v *view) use(held state.Held) {
 	if held.Use == nil {
 		return
 	}

@@ -42,7 +42,7 @@ import (
 // step is a set of ranks that share a daemon.
 type step struct {
 	Root string // put before the paths of the node's files; "" outside of tests
-	Job  uint32 // SLURM_JOB_ID, or NoJob
+	Job  uint32 // SLURM_JOB_ID, or noJob
 	env  []string
 	key  string // the name of its folder
 }
@@ -270,7 +270,7 @@ func (r *Rank) ServerStatus(ctx context.Context, ticket lease.Ticket, daemon lea
 	return program.ServerStatus(ctx, ticket.Job, daemon, server)
 }
 
-// Stay is member.Stay for a rank that becomes a program. A rank that has not joined a step does nothing.
+// Stay keeps the daemon for the program that a rank becomes. A rank that has not joined a step does nothing.
 func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	if r.member == nil {
 		return nil
@@ -287,12 +287,12 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 		warn("hidden", fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", program, why))
 		_ = os.WriteFile(filepath.Join(r.member.dir, hiddenLine), nil, 0o600) // for the keeper
 	}
-	return r.member.Stay()
+	return r.member.stay()
 }
 
-// Stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
+// stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
 // has not opened, so the keeper also looks for the process.
-func (m *member) Stay() error {
+func (m *member) stay() error {
 	self, err := proc.Current()
 	if err != nil {
 		return err

@@ -116,19 +116,15 @@ func (e *expectation) read(r *policyfile.Reader, block *hcl.Block) {
 		switch {
 		case !ok:
 		case name == "rule":
-			rule := v.AsString()
-			e.rule = &rule
+			e.rule = new(v.AsString())
 		case v.Type() == cty.String:
-			reason := v.AsString()
-			e.reason = &reason
+			e.reason = new(v.AsString())
 		case v.Type() != cty.Bool:
 			r.Mistake(attr.Expr.Range(), "Wrong type", "denied is true, false or a part of the reason")
 		case name == "asked":
-			asked := v.True()
-			e.asked = &asked
+			e.asked = new(v.True())
 		default:
-			denied := v.True()
-			e.denied = &denied
+			e.denied = new(v.True())
 		}
 	}
 	for _, grant := range content.Blocks {

@@ -12,7 +12,6 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -51,18 +50,11 @@ func grantAttribute(a policy.Attribute) attribute[policy.Grant] {
 			text, written = v.AsString(), strconv.Quote(v.AsString())
 		}
 		if err := a.Read(text, g); err != nil {
-			return "Unusable value " + written, a.Name + ": " + err.Error() + meant(text, append(slices.Clone(a.Words), "none", "even"))
+			detail = a.Name + ": " + err.Error() + "." + suggest(text, append(slices.Clone(a.Words), "none", "even"))
+			return "Unusable value " + written, strings.TrimSuffix(detail, ".")
 		}
 		return "", ""
 	}}
-}
-
-// meant is the word that was probably meant, as a sentence behind another.
-func meant(word string, known []string) string {
-	if like := words.Nearest(word, known); like != "" {
-		return fmt.Sprintf(". Did you mean %q?", like)
-	}
-	return ""
 }
 
 // duration is an attribute whose value is a duration, or 0 for never if the lowest is negative.

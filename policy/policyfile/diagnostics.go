@@ -5,7 +5,6 @@ package policyfile
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,36 +53,34 @@ const maxDiagnostics = 100
 
 // Warnings makes warnings of diagnostics about the policy.
 func (c *Compiled) Warnings(found hcl.Diagnostics) []Diagnostic {
-	var all *Error
-	if !errors.As(complain(found, c.files), &all) {
-		return nil
+	all := diagnosticsOf(found, c.files)
+	for i := range all {
+		all[i].Warning = true
 	}
-	for i := range all.diagnostics {
-		all.diagnostics[i].Warning = true
-	}
-	return all.diagnostics
+	return all
 }
 
-// complain makes an error of diagnostics, nil if there are none. The error lists the files of the diagnostics in
-// their order.
+// complain makes an error of diagnostics, nil if there are none.
 func complain(diags hcl.Diagnostics, files []file) error {
-	e := &Error{}
-	for _, found := range diags {
-		if len(e.diagnostics) == maxDiagnostics {
-			break
-		}
-		if d := diagnosticOf(found, files); found.Severity == hcl.DiagError && !slices.Contains(e.diagnostics, d) {
-			e.diagnostics = append(e.diagnostics, d)
-		}
+	if all := diagnosticsOf(diags, files); len(all) > 0 {
+		return &Error{all}
 	}
-	if len(e.diagnostics) == 0 {
-		return nil
+	return nil
+}
+
+// diagnosticsOf returns diagnostics without repetitions, in the order of the files.
+func diagnosticsOf(diags hcl.Diagnostics, files []file) (all []Diagnostic) {
+	for _, found := range diags {
+		d := diagnosticOf(found, files)
+		if len(all) < maxDiagnostics && found.Severity == hcl.DiagError && !slices.Contains(all, d) {
+			all = append(all, d)
+		}
 	}
 	place := func(d Diagnostic) int { return slices.IndexFunc(files, func(f file) bool { return f.name == d.File }) }
-	slices.SortStableFunc(e.diagnostics, func(a, b Diagnostic) int {
+	slices.SortStableFunc(all, func(a, b Diagnostic) int {
 		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	return e
+	return all
 }
 
 func diagnosticOf(found *hcl.Diagnostic, files []file) Diagnostic {

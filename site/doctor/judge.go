@@ -258,9 +258,9 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 		level = state.Warning
 	}
 	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+path
-	var bad *policyfile.Error
+	bad, mistakes := errors.AsType[*policyfile.Error](s.Err)
 	switch {
-	case errors.As(s.Err, &bad):
+	case mistakes:
 		first := bad.Diagnostics()[0]
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist) && level == state.Warning: // only a policy can be missing

@@ -93,12 +93,14 @@ func TestCheck(t *testing.T) {
 	}
 	for want, change := range map[string]func(*question){
 		"the command has a share of its own, --share=none: leave it out": func(q *question) { q.line = strings.Fields("srun mpirun-wrap -v --share=none ./app") },
-		"a share of its own, -share=even: leave it out":                  func(q *question) { q.line = strings.Fields("mpirun-wrap --mem 8G -share=even ./app") },
-		"there is nothing to compare":                                    func(q *question) { q.rules = nil },
-		"cannot repeat 0 times":                                          func(q *question) { q.repeats = 0 },
-		"cannot end runs after 5s: without --rate":                       func(q *question) { q.lasts = 5 * time.Second },
-		"cannot run for 1ms":                                             func(q *question) { q.lasts, q.rate = time.Millisecond, regexp.MustCompile("(1)") },
-		"cannot tune within 0s":                                          func(q *question) { q.within = 0 },
+		"own, -share=even: leave it out": func(q *question) {
+			q.line = strings.Fields("mpirun-wrap --mem 8G -share=even ./app")
+		},
+		"there is nothing to compare":              func(q *question) { q.rules = nil },
+		"cannot repeat 0 times":                    func(q *question) { q.repeats = 0 },
+		"cannot end runs after 5s: without --rate": func(q *question) { q.lasts = 5 * time.Second },
+		"cannot run for 1ms":                       func(q *question) { q.lasts, q.rate = time.Millisecond, regexp.MustCompile("(1)") },
+		"cannot tune within 0s":                    func(q *question) { q.within = 0 },
 	} {
 		q := good
 		if change(&q); q.check() == nil || !strings.Contains(q.check().Error(), want) {
