@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,12 +101,11 @@ var settings = []Setting{
 // unknownVariables returns the names of the variables in env that look like an option's and are not.
 func unknownVariables(env slurm.Env) (names []string) {
 	known := variableNames()
-	for name := range env {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
 		if strings.HasPrefix(name, prefix) && !slices.Contains(known, name) {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
 	return names
 }
 

@@ -46,10 +46,8 @@ type smi struct {
 // runGauge answers each line on stdin with the usage of the GPUs, as gpu-usage does. It ends with its stdin, or with
 // nvidia-smi.
 func runGauge(path, libraries string, uuids []string) error {
-	s := &smi{uuids: uuids, read: make(chan struct{}), gpus: make([]gauge.Usage, len(uuids)), busy: make([]time.Time, len(uuids))}
-	for i := range s.busy {
-		s.busy[i] = time.Now()
-	}
+	s := &smi{uuids: uuids, read: make(chan struct{}), gpus: make([]gauge.Usage, len(uuids))}
+	s.busy = slices.Repeat([]time.Time{time.Now()}, len(uuids))
 	lines, stop, err := startReading(path, libraries)
 	if err != nil {
 		return err

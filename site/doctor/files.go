@@ -59,41 +59,51 @@ func run(ctx context.Context, limit time.Duration, path string, args ...string) 
 // look reads a file's mode, and whether anyone except root could replace it or a link to it.
 func look(name, file string) installed {
 	f := installed{Name: name, Path: file}
-	real, err1 := filepath.EvalSymlinks(file)
-	info, err2 := os.Stat(file)
-	if err := cmp.Or(err1, err2); err != nil {
+	info, err := os.Stat(file)
+	if err != nil {
 		f.Err = cause(err)
 		return f
 	}
 	f.Mode = info.Mode()
-	if f.Loose, f.LooseReason = loose(file); f.Loose == "" {
-		f.Loose, f.LooseReason = loose(real)
-	}
+	f.Loose, f.LooseReason = loose(file)
 	return f
 }
 
 // cause returns an error without the path, which the report names.
 func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
-// loose returns the first of a file and the folders above it that anyone except root can change. In a sticky folder
-// only root can replace root's files.
+// maxElements is above the folders and links of any path.
+const maxElements = 1000
+
+// loose follows a path from /, and each link in it, and returns the last of these files and folders that anyone except
+// root can change. In a sticky folder only root can replace root's files.
 func loose(file string) (where, why string) {
-	for path := file; ; path = filepath.Dir(path) {
+	at, rest := "/", strings.Split(file, "/")
+	for range maxElements {
 		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return path, err.Error()
+		if err := unix.Lstat(at, &st); err != nil {
+			return at, err.Error()
 		}
-		sticky := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
+		kind := st.Mode & unix.S_IFMT
+		sticky := kind == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
 		switch {
 		case st.Uid != 0:
-			return path, fmt.Sprintf("its owner is uid %d", st.Uid)
-		case st.Mode&0o022 != 0 && !sticky && st.Mode&unix.S_IFMT != unix.S_IFLNK:
-			return path, fmt.Sprintf("its mode is %04o", st.Mode&0o7777)
+			where, why = at, fmt.Sprintf("its owner is uid %d", st.Uid)
+		case st.Mode&0o022 != 0 && !sticky && kind != unix.S_IFLNK:
+			where, why = at, fmt.Sprintf("its mode is %04o", st.Mode&0o7777)
 		}
-		if path == filepath.Dir(path) {
-			return "", ""
+		if target, err := os.Readlink(at); err == nil {
+			at, rest = filepath.Dir(at), append(strings.Split(target, "/"), rest...)
+			if filepath.IsAbs(target) {
+				at = "/"
+			}
 		}
+		if len(rest) == 0 {
+			break
+		}
+		at, rest = filepath.Join(at, rest[0]), rest[1:]
 	}
+	return where, why
 }
 
 // ourPrograms is the import path of our programs, which Go writes into each program.

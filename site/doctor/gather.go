@@ -282,7 +282,12 @@ var slurmVersion = regexp.MustCompile(`[0-9]+\.[0-9]+\.[0-9]+`)
 // askSlurmd runs slurmd to print its list of the node's GPUs, because slurmd's reading of its files decides. -L keeps
 // this run out of the node's slurmd.log.
 func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
-	path := cmp.Or(q.Slurmd, firstExisting(slurmds))
+	path := q.Slurmd
+	for _, usual := range slurmds {
+		if _, err := os.Stat(usual); path == "" && err == nil {
+			path = usual
+		}
+	}
 	unread := func(format string, args ...any) {
 		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: "+format, args...))
 	}
@@ -303,15 +308,6 @@ func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
 	if s.SlurmdGPUs == nil && s.ListErr == nil && s.Gres != nil && s.count() > 0 {
 		unread("%s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf)
 	}
-}
-
-func firstExisting(paths []string) string {
-	for _, path := range paths {
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
-	}
-	return ""
 }
 
 // namespace is namespace.yaml's part for the jobs of a node, for the plugin namespace/linux of 25.11 and later.

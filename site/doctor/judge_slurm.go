@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -286,17 +287,16 @@ func (s slurmFiles) types() []string {
 	if s.Gres == nil {
 		return nil
 	}
-	var types []string
+	types := map[string]bool{}
 	for _, w := range s.Gres.Configured {
-		types = append(types, w.Type)
+		types[w.Type] = true
 	}
-	if s.Gres.Configured == nil {
-		for _, e := range s.Gres.Entries {
-			types = append(types, e.Type)
+	for _, e := range s.Gres.Entries {
+		if s.Gres.Configured == nil {
+			types[e.Type] = true
 		}
 	}
-	slices.Sort(types)
-	return slices.Compact(types)
+	return slices.Sorted(maps.Keys(types))
 }
 
 func (d *diagnosis) oneType() {

@@ -82,3 +82,31 @@ func TestLimitsAreThoseOfRootsSlurmd(t *testing.T) {
 		_ = cmd.Wait()
 	}
 }
+
+// Whoever can change a link in the middle of a chain decides what root runs.
+func TestALinkInTheMiddleOfAChain(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs a folder of another user")
+	}
+	dir := t.TempDir()
+	program, theirs, hook := filepath.Join(dir, "program"), filepath.Join(dir, "theirs"), filepath.Join(dir, "hook")
+	for _, err := range []error{os.WriteFile(program, nil, 0o755), os.Mkdir(theirs, 0o755), os.Symlink("../program", filepath.Join(theirs, "link"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink("theirs/link", hook), os.Symlink(program, filepath.Join(dir, "good"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"", theirs} {
+		if f := look("", filepath.Join(dir, "good")); f.Err != nil || f.Loose != "" {
+			t.Errorf("%+v", f)
+		}
+		if f := look("", hook); f.Loose != want {
+			t.Errorf("%q, want %q", f.Loose, want)
+		}
+		if err := os.Chown(theirs, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
