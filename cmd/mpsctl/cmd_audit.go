@@ -35,7 +35,7 @@ func auditCommand(call *command.Invocation) *cobra.Command {
 		Example: "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
 		Args:    command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			n, found, err := look(call, "audit", true, 0, state.Violations)
+			n, found, err := look(call, "audit", true, noLimit, state.Violations)
 			if err != nil {
 				return err
 			}

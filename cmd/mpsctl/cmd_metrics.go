@@ -105,11 +105,11 @@ func readTotals(path string) (totals, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return totals{}, nil
 	}
-	if err != nil {
-		return totals{}, fmt.Errorf("cannot read totals: %w", err)
+	var ended totals
+	if err == nil {
+		defer log.Close()
+		ended, err = addUp(log)
 	}
-	defer log.Close()
-	ended, err := addUp(log)
 	if err != nil {
 		return totals{}, fmt.Errorf("cannot read totals: %w", err)
 	}

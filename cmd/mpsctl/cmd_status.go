@@ -40,7 +40,7 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 			"  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
 		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			n, found, err := look(call, "status", !silent, 0, state.Disagreements)
+			n, found, err := look(call, "status", !silent, noLimit, state.Disagreements)
 			if err != nil {
 				return err
 			}
@@ -51,8 +51,10 @@ func statusCommand(call *command.Invocation) *cobra.Command {
 	return c
 }
 
-// look reads the node for a command that prints it, in the time that it has; 0 is no limit. An interrupted command
-// prints nothing.
+// noLimit is longer than any command runs. The questions of a look have their own limits.
+const noLimit = 24 * time.Hour
+
+// look reads the node for a command that prints it, in the time that it has. An interrupted command prints nothing.
 func look(
 	call *command.Invocation, name string, ask bool, limit time.Duration, reported func([]state.Finding) []state.Finding,
 ) (state.Node, []state.Finding, error) {
@@ -62,12 +64,8 @@ func look(
 	}
 	ctx, stop := command.SignalContext()
 	defer stop()
-	looking := ctx
-	if limit > 0 {
-		var cancel context.CancelFunc
-		looking, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
-	}
+	looking, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	n, found := reader.Inspect(looking, reported)
 	if ctx.Err() != nil {
 		return n, nil, cli.RuntimeError{Err: fmt.Errorf("cannot print %s: interrupted", name)}

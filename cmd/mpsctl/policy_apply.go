@@ -127,22 +127,15 @@ func casesBeside(policy string) (text []byte, cases []lint.Case, err error) {
 	if err := unix.Stat(policy, &policyStat); err != nil {
 		return nil, nil, fmt.Errorf("cannot read cases: cannot read %s: %w", policy, err)
 	}
-	foreign := func(uid uint32) error {
-		if uid == 0 || uid == policyStat.Uid {
-			return nil
-		}
-		return fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: "+
-			"remove the file, or change its owner", file, uid, policy, policyStat.Uid)
-	}
-	if err := foreign(casesStat.Uid); err != nil { // it may be a link
-		return nil, nil, err
-	}
 	text, owner, err := osfile.ReadAny(file)
+	for _, uid := range []uint32{casesStat.Uid, owner} { // the file may be a link
+		if uid != 0 && uid != policyStat.Uid {
+			return nil, nil, fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: "+
+				"remove the file, or change its owner", file, uid, policy, policyStat.Uid)
+		}
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot read cases: %w", err)
-	}
-	if err := foreign(owner); err != nil {
-		return nil, nil, err
 	}
 	cases, err = lint.ParseCases(text, file)
 	return text, cases, err

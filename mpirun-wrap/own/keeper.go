@@ -425,20 +425,11 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 
 // The keeper is the record of its guard: it keeps the room for the ranks, and how many clients live.
 
-// Promise keeps nothing: no one looks whether this guard is late.
-func (k *keeper) Promise(time.Time) {}
-
-// Guards is 1: the guard leaves the other guards of the node out of its account.
-func (k *keeper) Guards() int { return 1 }
-
-// Leased is true: the keeper ends its guard.
-func (k *keeper) Leased() bool { return true }
-
-// Published is true; there is no recorder.
-func (k *keeper) Published() bool { return true }
-
-// Member is false: no other job shares the daemon.
-func (k *keeper) Member(uint32) bool { return false }
+func (k *keeper) Promise(time.Time)  {}               // no one looks whether this guard is late
+func (k *keeper) Guards() int        { return 1 }     // it leaves the other guards of the node out of its account
+func (k *keeper) Leased() bool       { return true }  // the keeper ends its guard
+func (k *keeper) Published() bool    { return true }  // there is no recorder
+func (k *keeper) Member(uint32) bool { return false } // no other job shares the daemon
 
 // TakerPlace is none: takers of a user are not counted.
 func (k *keeper) TakerPlace() (*lease.TakerPlace, error) { return nil, nil }

@@ -472,12 +472,12 @@ var usersDoing = []state.Kind{
 // nothingLeft returns the findings of mpsctl status.
 func (d *diagnosis) nothingLeft() {
 	for _, f := range d.Leftovers {
-		level := state.Fault
+		found := d.fault
 		if slices.Contains(usersDoing, f.Kind) {
-			level = state.Warning
+			found = d.warning
 		}
 		if f.Kind != state.PolicyUnusable && f.Kind != state.ConfigUnusable { // judged above
-			d.add(level, f.Kind, f.Where, f.Fix, "%s", f.What)
+			found(f.Kind, f.Where, f.Fix, "%s", f.What)
 		}
 	}
 	for _, hidden := range d.Hidden {

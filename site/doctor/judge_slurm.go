@@ -121,11 +121,11 @@ func (d *diagnosis) notOurs(h hook) {
 				h.Name, last.Value, h.Scripts[other].Starts, h.Ours)
 		}
 	}
-	level := state.Fault
+	found := d.fault
 	if h.Name == "TaskProlog" {
-		level = state.Warning
+		found = d.warning
 	}
-	d.add(level, "hook-not-ours", where, d.setHook(h), "%s: %s", what, withoutHook[h.Name])
+	found("hook-not-ours", where, d.setHook(h), "%s: %s", what, withoutHook[h.Name])
 }
 
 // hooksRunnable judges the scripts between Slurm and our programs. programsThere judges the programs.
