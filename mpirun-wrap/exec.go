@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,11 +49,11 @@ func repair(path string, err error) string {
 	}
 	switch {
 	case missing != nil && strings.HasSuffix(needs, "\r"):
-		return `: its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ` + path
+		return `: its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ` + words.Shell(path)
 	case err == unix.EACCES && fs.Flags&unix.ST_NOEXEC != 0:
 		return ": its file system is mounted noexec: copy it to another one"
 	case err == unix.EACCES && refused:
-		return ": make it executable: chmod +x " + path
+		return ": make it executable: chmod +x " + words.Shell(path)
 	case missing != nil && isELF:
 		return ": it needs the loader " + needs + ", which is not there: build it for this node, or run it in its container"
 	case missing != nil:

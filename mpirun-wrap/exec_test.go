@@ -270,6 +270,7 @@ func TestWhyAProgramDoesNotRun(t *testing.T) {
 		{"utf16", "\xff\xfe#\x00!\x00", format, "it begins with a byte order mark (BOM): save it as UTF-8 without one"},
 		{"empty", "", format, "it is no binary, and has no first line like #!/bin/sh: add one"},
 		{"plain", "#!/bin/sh\n", denied, "make it executable: chmod +x ./plain"},
+		{"two words", "#!/bin/sh\n", denied, "make it executable: chmod +x './two words'"},
 		{"loop", "#!./loop\n", denied, "make it executable: chmod +x ./loop"},
 		{"foreign", foreign, format,
 			"it is a binary for " + name + ": build it for " + machine(ours) + ", as this node is"},
@@ -281,7 +282,7 @@ func TestWhyAProgramDoesNotRun(t *testing.T) {
 			r := newRank(t)
 			path := filepath.Join(r.dir, c.name)
 			must(t, node.WriteProgram(path, []byte(c.content)))
-			if c.name == "plain" || c.name == "loop" {
+			if c.name == "plain" || c.name == "two words" || c.name == "loop" {
 				must(t, os.Chmod(path, 0o644))
 			}
 			r.start(r.wrapper("./" + c.name)...)

@@ -143,9 +143,9 @@ func (d *diagnosis) programsThere() {
 		case errors.Is(p.Err, fs.ErrNotExist):
 			d.fault("program-missing", p.Path, reinstall, "%s is not there", p.Name)
 		case p.Err != nil:
-			d.fault("program-missing", p.Path, "look at it: ls -lL "+p.Path, "%s cannot be looked at: %v", p.Name, p.Err)
+			d.fault("program-missing", p.Path, "look at it: ls -lL "+words.Shell(p.Path), "%s cannot be looked at: %v", p.Name, p.Err)
 		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&bits != bits):
-			d.fault("program-mode", p.Path, "chmod 755 "+p.Path,
+			d.fault("program-mode", p.Path, "chmod 755 "+words.Shell(p.Path),
 				"the mode of %s is %04o: %s", p.Name, p.Mode.Perm(), reason)
 		}
 	}
@@ -228,8 +228,8 @@ func (d *diagnosis) policyLoads() {
 }
 
 func (d *diagnosis) configLoads() {
-	d.unreadable("site-file", d.Paths.ConfigFile(), "correct it, as in the example: diff "+shipped+"site.hcl "+
-		d.Paths.ConfigFile(), d.ConfigErr, "the defaults hold")
+	d.unreadable("site-file", d.Paths.ConfigFile(), "correct it, as in the example: "+
+		words.Shell("diff", shipped+"site.hcl", d.Paths.ConfigFile()), d.ConfigErr, "the defaults hold")
 }
 
 // These folders of the packages (site/pkg/nfpm.yaml) have files to copy.
@@ -244,7 +244,7 @@ const reinstall = "where the package is: dpkg -i slurm-mps_*.deb; or: rpm -U --f
 // edit is a repair by hand, of FILE or FILE:LINE.
 func edit(what, where string) string {
 	file, _, _ := strings.Cut(where, ":")
-	return what + ": ${EDITOR:-vi} " + file
+	return what + ": ${EDITOR:-vi} " + words.Shell(file)
 }
 
 // unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning. A file
@@ -257,18 +257,18 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 	if !s.Kept.IsZero() {
 		level = state.Warning
 	}
-	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+path
+	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+words.Shell(path)
 	bad, mistakes := errors.AsType[*policyfile.Error](s.Err)
 	switch {
 	case mistakes:
 		first := bad.Diagnostics()[0]
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist) && level == state.Warning: // only a policy can be missing
-		what, fix = "it is not there", "mpsctl policy apply "+filepath.Join(d.Paths.Kept(), "policy.json")+d.Paths.Flag()
+		what, fix = "it is not there", "mpsctl policy apply "+words.Shell(filepath.Join(d.Paths.Kept(), "policy.json"))+d.Paths.Flag()
 	case errors.Is(s.Err, fs.ErrNotExist):
-		what, fix = "it is not there", fmt.Sprintf("install -D -m 644 %s %s", shipped+filepath.Base(path), path)
+		what, fix = "it is not there", words.Shell("install", "-D", "-m", "644", shipped+filepath.Base(path), path)
 	case errors.Is(s.Err, osfile.ErrNotRootOwned):
-		dir := filepath.Dir(path) // it may be a file of policy.d
+		dir := words.Shell(filepath.Dir(path)) // it may be a file of policy.d
 		level, fix = state.Fault, fmt.Sprintf("chown -R root:root %s && chmod -R go-w %s", dir, dir)
 	}
 	d.add(level, kind, where, fix, "%s: %s", what, s.Instead(without))
@@ -294,7 +294,7 @@ func (d *diagnosis) onlyRootWrites() {
 			continue
 		}
 		found[f.Loose] = true
-		d.fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %s", f.Loose, f.Loose),
+		d.fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %[1]s", words.Shell(f.Loose)),
 			"%s: someone except root can change what root runs or reads (%s)", f.LooseReason, f.Path)
 	}
 }
@@ -316,7 +316,7 @@ func (d *diagnosis) helpersThere() {
 			d.fault("library-path", f.Path, edit("set library_path to where it is, or take the line out", d.Paths.ConfigFile()),
 				"a folder of library_path cannot be found: %v", f.Err)
 		case f.Name == "mps_control" && (!f.Mode.IsRegular() || f.Mode&0o001 == 0):
-			d.fault("control-mode", f.Path, "chmod 755 "+f.Path, "its mode is %v, and the job's user executes it", f.Mode)
+			d.fault("control-mode", f.Path, "chmod 755 "+words.Shell(f.Path), "its mode is %v, and the job's user executes it", f.Mode)
 		}
 	}
 }
@@ -413,7 +413,7 @@ func (d *diagnosis) gpuOpen(g device) {
 func (d *diagnosis) socketsFit() {
 	const longest = "jobs/4294967295/99/pipe" // the largest job number, and a daemon for each of up to 100 GPUs
 	if err := mps.CheckPath(filepath.Join(d.Paths.Run(), longest)); err != nil {
-		d.fault("socket-path", d.Paths.Run(), "shorten --root where these start ours: grep -i log= "+d.Conf, "%v", err)
+		d.fault("socket-path", d.Paths.Run(), "shorten --root where these start ours: grep -i log= "+words.Shell(d.Conf), "%v", err)
 	}
 }
 
@@ -432,9 +432,9 @@ func (d *diagnosis) stateOurs() {
 	s := d.State
 	switch {
 	case s.Err != nil:
-		d.fault("state-folder", s.Path, "look at it: ls -ld "+s.Path, "%v", s.Err)
+		d.fault("state-folder", s.Path, "look at it: ls -ld "+words.Shell(s.Path), "%v", s.Err)
 	case s.Exists && (s.UID != 0 || s.Mode != fs.ModeDir|0o755):
-		d.fault("state-folder", s.Path, fmt.Sprintf("chown root:root %s && chmod 755 %s", s.Path, s.Path),
+		d.fault("state-folder", s.Path, fmt.Sprintf("chown root:root %s && chmod 755 %[1]s", words.Shell(s.Path)),
 			"its owner is uid %d and its mode %v: it is to be root's, 0755", s.UID, s.Mode)
 	}
 }
@@ -451,7 +451,7 @@ func (d *diagnosis) stateRoom() {
 		return
 	}
 	if s.Bytes < minRoom || s.Files < minNames {
-		dir := filepath.Dir(s.Path)
+		dir := words.Shell(filepath.Dir(s.Path))
 		d.fault("state-room", s.Path, fmt.Sprintf("make room there: df -h %s; df -i %s", dir, dir),
 			"%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files)
 	}

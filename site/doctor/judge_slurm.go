@@ -58,11 +58,11 @@ func (s slurmFiles) value(name string) string {
 func (s slurmFiles) set(name, value, then string) string {
 	last, set := s.Value(name)
 	if !set {
-		return fmt.Sprintf(`%s: printf '\n%s=%s\n' >>%s%s`, everywhere, name, value, s.Path, then)
+		return fmt.Sprintf(`%s: printf '\n%s=%s\n' >>%s%s`, everywhere, name, value, words.Shell(s.Path), then)
 	}
 	file, line, _ := strings.Cut(last.From, ":")
 	const command = `%s: sed -i --follow-symlinks '%s s~\b%s\s*=\s*[^[:space:]#]*~%[3]s=%s~I' %s%s`
-	return fmt.Sprintf(command, everywhere, line, name, value, file, then)
+	return fmt.Sprintf(command, everywhere, line, name, value, words.Shell(file), then)
 }
 
 // setNode returns the repair of a setting of the node's line.
@@ -138,7 +138,7 @@ func (d *diagnosis) hooksRunnable() {
 				d.fault("hook-missing", s.Path, "put it there, or "+d.setHook(h),
 					"%s= names it and it cannot be found (%v): every job fails", h.Name, s.Err)
 			case s.By != s.Path && s.Mode&bits != bits:
-				d.fault("hook-mode", s.Path, "chmod 755 "+s.Path,
+				d.fault("hook-mode", s.Path, "chmod 755 "+words.Shell(s.Path),
 					"%s= names it, and its mode is %04o: Slurm must be able to read and execute it", h.Name, s.Mode.Perm())
 			}
 		}
@@ -159,11 +159,11 @@ func (d *diagnosis) hookOrder() {
 		bare := strings.TrimLeft(base, "0123456789-_.") // without the number before it
 		switch {
 		case h.Name == "Prolog" && i < len(h.Scripts)-1:
-			d.warning("hook-order", path, fmt.Sprintf("let its name sort first: mv %s %s0-%s", path, dir, bare),
+			d.warning("hook-order", path, "let its name sort first: "+words.Shell("mv", path, dir+"0-"+bare),
 				"Slurm runs prologs in the reverse order of their names, so %s runs after it, "+
 					"on GPUs that have a daemon by then", h.Scripts[i+1].Path)
 		case h.Name == "Epilog" && i > 0:
-			d.warning("hook-order", path, fmt.Sprintf("let its name sort last: mv %s %szz-%s", path, dir, bare),
+			d.warning("hook-order", path, "let its name sort last: "+words.Shell("mv", path, dir+"zz-"+bare),
 				"Slurm runs epilogs in the reverse order of their names and stops at the first that fails: "+
 					"if %s fails, ours never runs", h.Scripts[i-1].Path)
 		}
@@ -235,8 +235,8 @@ func (d *diagnosis) nodeLine() {
 	s := d.Slurm
 	switch {
 	case errors.Is(s.NodeErr, slurm.ErrNoNode):
-		line := fmt.Sprintf(`printf '\nNodeName=%s Gres=gpu:%d Feature=mps\n' >>%s`, d.Name, max(1, len(d.gpus())), s.Path)
-		d.warning("node-unknown", s.Path, "name the node by --node, if it is one of these: grep -i NodeName= "+s.Path+
+		line := fmt.Sprintf(`printf '\nNodeName=%s Gres=gpu:%d Feature=mps\n' >>%s`, d.Name, max(1, len(d.gpus())), words.Shell(s.Path))
+		d.warning("node-unknown", s.Path, "name the node by --node, if it is one of these: grep -i NodeName= "+words.Shell(s.Path)+
 			"; or "+everywhere+": "+line+restart, "no NodeName= line names %s: a node that registers "+
 			"itself has no features and no count of GPUs that a prolog can read", d.Name)
 	case s.NodeErr != nil:

@@ -270,7 +270,8 @@ func TestARepairChangesNothingElse(t *testing.T) {
 		{"Prolog", "TaskProlog=/a\nPartitionName=x State=UP", "TaskProlog=/a\nPartitionName=x State=UP\nProlog=new\n"},
 		{"Prolog", "", "\nProlog=new\n"},
 	} {
-		n := &slurmNode{t: t, dir: t.TempDir()}
+		n := &slurmNode{t: t, dir: filepath.Join(t.TempDir(), "two words")}
+		n.do(os.Mkdir(n.dir, 0o755))
 		n.write("real", c.before)
 		path := filepath.Join(n.dir, "slurm.conf")
 		n.do(os.Symlink("real", path))

@@ -18,3 +18,9 @@ func TestPrintable(t *testing.T) {
 		}
 	}
 }
+
+func TestShell(t *testing.T) {
+	if got, want := Shell("chmod", "755", "/opt/a b", "it's", ""), `chmod 755 '/opt/a b' 'it'\''s' ''`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -43,6 +43,17 @@ func Quote(text string, max int) string {
 	return strconv.Quote(text)
 }
 
+// Shell returns words as a shell reads them, with quotes if they need some.
+func Shell(words ...string) string {
+	line := make([]string, len(words))
+	for i, word := range words {
+		if line[i] = word; word == "" || strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") != "" {
+			line[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(line, " ")
+}
+
 // Nearest returns the known name that differs from name by at most two letters and at most half of them, where two
 // swapped letters count as one. It also returns a known name with which name begins, or one that begins with name, and ""
 // if there is none.

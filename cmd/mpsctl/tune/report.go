@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 type report struct {
@@ -115,19 +116,7 @@ func (q question) command(share, site string) string {
 	default: // TaskProlog places the ranks
 		line = slices.Insert(line, 0, "env", "SLURM_MPS_SHARE="+share)
 	}
-	return quoted(line)
-}
-
-// quoted returns a command line with quotes for a shell.
-func quoted(words []string) string {
-	var line []string
-	for _, word := range words {
-		if word == "" || strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") != "" {
-			word = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-		}
-		line = append(line, word)
-	}
-	return strings.Join(line, " ")
+	return words.Shell(line...)
 }
 
 func (r report) text(screen command.Screen) string {
