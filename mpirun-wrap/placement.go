@@ -300,7 +300,7 @@ func (p *Placement) limits() string {
 // variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
 // may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES contains UUIDs unless the user wants indices, whose
 // meaning depends on the daemon. Without the variable PyTorch counts devices that CUDA does not have (measured).
-func (p *Placement) variables() []Variable {
+func (p *Placement) variables() []variable {
 	percentage, priority := "", ""
 	if percent := p.percent(); percent != 0 {
 		percentage = percent.String()
@@ -312,7 +312,7 @@ func (p *Placement) variables() []Variable {
 	if p.indices {
 		visible = p.visibleByIndex()
 	}
-	return []Variable{
+	return []variable{
 		{"CUDA_VISIBLE_DEVICES", visible},
 		{"CUDA_MPS_PIPE_DIRECTORY", p.Daemon.PipeDir},
 		{"CUDA_MPS_LOG_DIRECTORY", p.Daemon.LogDir},
@@ -322,8 +322,8 @@ func (p *Placement) variables() []Variable {
 	}
 }
 
-// Variable is an environment variable.
-type Variable struct {
+// variable is an environment variable.
+type variable struct {
 	Name, Value string
 }
 

@@ -183,7 +183,8 @@ func (b *builder) readRecord(attr *hcl.Attribute) {
 	}
 	words := []string{"mps", "all"}
 	if b.recordAll = v.AsString() == "all"; !slices.Contains(words, v.AsString()) {
-		b.mistake(attr.Expr.Range(), "Unusable value", "record: want mps or all%s", meant(v.AsString(), words))
+		detail := strings.TrimSuffix("record: want mps or all."+suggest(v.AsString(), words), ".")
+		b.mistake(attr.Expr.Range(), "Unusable value", "%s", detail)
 	}
 }
 
