@@ -49,7 +49,8 @@ func repair(path string, err error) string {
 	}
 	switch {
 	case missing != nil && strings.HasSuffix(needs, "\r"):
-		return `: its first line ends in a carriage return, as in DOS: convert it: sed -i 's/\r$//' ` + words.Shell(path)
+		return ": its first line ends in a carriage return, as in DOS: convert it: " +
+			`sed -i 's/\r$//' ` + words.Shell(path)
 	case err == unix.EACCES && fs.Flags&unix.ST_NOEXEC != 0:
 		return ": its file system is mounted noexec: copy it to another one"
 	case err == unix.EACCES && refused:

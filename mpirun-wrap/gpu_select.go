@@ -34,7 +34,7 @@ func (p position) visible() []int {
 type opener func(minor int) bool
 
 // chooseGPU chooses a rank's GPUs. The number of ranks per GPU is exact for cyclic and block placement. With Slurm's
-// GPU binding, it is an upper bound, and the rank takes the smallest share. So the shares of a GPU never exceed the grant.
+// GPU binding, it is an upper bound, and the rank takes the smallest share. Shares of a GPU never exceed the grant.
 //
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.

@@ -143,7 +143,8 @@ func (d *diagnosis) programsThere() {
 		case errors.Is(p.Err, fs.ErrNotExist):
 			d.fault("program-missing", p.Path, reinstall, "%s is not there", p.Name)
 		case p.Err != nil:
-			d.fault("program-missing", p.Path, "look at it: ls -lL "+words.Shell(p.Path), "%s cannot be looked at: %v", p.Name, p.Err)
+			d.fault("program-missing", p.Path, "look at it: ls -lL "+words.Shell(p.Path),
+				"%s cannot be looked at: %v", p.Name, p.Err)
 		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&bits != bits):
 			d.fault("program-mode", p.Path, "chmod 755 "+words.Shell(p.Path),
 				"the mode of %s is %04o: %s", p.Name, p.Mode.Perm(), reason)
@@ -264,7 +265,8 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 		first := bad.Diagnostics()[0]
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist) && level == state.Warning: // only a policy can be missing
-		what, fix = "it is not there", "mpsctl policy apply "+words.Shell(filepath.Join(d.Paths.Kept(), "policy.json"))+d.Paths.Flag()
+		kept := words.Shell(filepath.Join(d.Paths.Kept(), "policy.json"))
+		what, fix = "it is not there", "mpsctl policy apply "+kept+d.Paths.Flag()
 	case errors.Is(s.Err, fs.ErrNotExist):
 		what, fix = "it is not there", words.Shell("install", "-D", "-m", "644", shipped+filepath.Base(path), path)
 	case errors.Is(s.Err, osfile.ErrNotRootOwned):
@@ -316,7 +318,8 @@ func (d *diagnosis) helpersThere() {
 			d.fault("library-path", f.Path, edit("set library_path to where it is, or take the line out", d.Paths.ConfigFile()),
 				"a folder of library_path cannot be found: %v", f.Err)
 		case f.Name == "mps_control" && (!f.Mode.IsRegular() || f.Mode&0o001 == 0):
-			d.fault("control-mode", f.Path, "chmod 755 "+words.Shell(f.Path), "its mode is %v, and the job's user executes it", f.Mode)
+			d.fault("control-mode", f.Path, "chmod 755 "+words.Shell(f.Path),
+				"its mode is %v, and the job's user executes it", f.Mode)
 		}
 	}
 }
@@ -413,7 +416,8 @@ func (d *diagnosis) gpuOpen(g device) {
 func (d *diagnosis) socketsFit() {
 	const longest = "jobs/4294967295/99/pipe" // the largest job number, and a daemon for each of up to 100 GPUs
 	if err := mps.CheckPath(filepath.Join(d.Paths.Run(), longest)); err != nil {
-		d.fault("socket-path", d.Paths.Run(), "shorten --root where these start ours: grep -i log= "+words.Shell(d.Conf), "%v", err)
+		d.fault("socket-path", d.Paths.Run(),
+			"shorten --root where these start ours: grep -i log= "+words.Shell(d.Conf), "%v", err)
 	}
 }
 

@@ -36,7 +36,8 @@ func TestRun(t *testing.T) {
 func TestWhatAScriptNamesDelaysNothing(t *testing.T) {
 	dir := t.TempDir()
 	fifo, hook := filepath.Join(dir, "fifo"), filepath.Join(dir, "prolog")
-	if err := errors.Join(unix.Mkfifo(fifo, 0o666), os.WriteFile(hook, []byte("#!/bin/sh\nrm -f "+fifo+"\n"), 0o755)); err != nil {
+	content := []byte("#!/bin/sh\nrm -f " + fifo + "\n")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o666), os.WriteFile(hook, content, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	read := make(chan hookScript, 1)
@@ -90,7 +91,8 @@ func TestALinkInTheMiddleOfAChain(t *testing.T) {
 	}
 	dir := t.TempDir()
 	program, theirs, hook := filepath.Join(dir, "program"), filepath.Join(dir, "theirs"), filepath.Join(dir, "hook")
-	for _, err := range []error{os.WriteFile(program, nil, 0o755), os.Mkdir(theirs, 0o755), os.Symlink("../program", filepath.Join(theirs, "link"))} {
+	for _, err := range []error{os.WriteFile(program, nil, 0o755), os.Mkdir(theirs, 0o755),
+		os.Symlink("../program", filepath.Join(theirs, "link"))} {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,11 +43,14 @@ func Quote(text string, max int) string {
 	return strconv.Quote(text)
 }
 
+// plain has the characters that a shell takes as they are.
+const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
+
 // Shell returns words as a shell reads them, with quotes if they need some.
 func Shell(words ...string) string {
 	line := make([]string, len(words))
 	for i, word := range words {
-		if line[i] = word; word == "" || strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") != "" {
+		if line[i] = word; word == "" || strings.Trim(word, plain) != "" {
 			line[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 		}
 	}

@@ -201,8 +201,8 @@ func (q question) answer(call *command.Invocation) (err error) {
 	return nil
 }
 
-// siteRule returns the share that a rank has if the user gives none: that of the job's ticket, or without one the default
-// of --own.
+// siteRule returns the share that a rank has if the user gives none: that of the job's ticket, or without one that of
+// --own.
 func (q question) siteRule(call *command.Invocation) (policy.ShareRule, error) {
 	options, err := mpirunwrap.ReadOptions(slurm.NewEnv(call.Env))
 	if err != nil {

@@ -87,7 +87,8 @@ func TestCommandWithoutAWrapper(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	good := question{line: strings.Fields("srun mpirun-wrap -v ./app --share=own"), rules: mustRules(t, "even"), repeats: 1, within: time.Minute}
+	good := question{rules: mustRules(t, "even"), repeats: 1, within: time.Minute}
+	good.line = strings.Fields("srun mpirun-wrap -v ./app --share=own")
 	if err := good.check(); err != nil {
 		t.Error(err)
 	}
