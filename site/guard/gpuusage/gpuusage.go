@@ -127,10 +127,12 @@ func (l line) recordJob(log zerolog.Logger) error {
 	}
 	o.read = readerOf(o.lease)
 	o.others = store.Others
-	o.daemonGone = func() bool {
-		gone := slices.ContainsFunc(o.lease.Daemons, func(d lease.Daemon) bool { return !d.Proc.Running() })
-		_, err := os.Lstat(store.TicketPath(l.job)) // the epilog withdraws it before it ends a daemon
-		return gone && err == nil
+	o.withdrawn = func() bool {
+		_, err := os.Lstat(store.TicketPath(l.job))
+		return err != nil
+	}
+	o.daemonGone = func() bool { // the epilog withdraws the ticket before it ends a daemon
+		return slices.ContainsFunc(o.lease.Daemons, func(d lease.Daemon) bool { return !d.Proc.Running() }) && !o.withdrawn()
 	}
 	if lease.IsShared(l.job) {
 		o.members = func() ([]lease.Lease, error) { return readMembers(store, l.job) }

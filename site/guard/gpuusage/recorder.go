@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"time"
@@ -39,9 +40,9 @@ type options struct {
 	others   func(gpu site.UUID, job uint32) (others int) // with a lease of a GPU
 	// processes lists those on a GPU, for a job without MPS. It is nil if a guard reports the clients.
 	processes func(site.UUID) ([]gpu.Process, error)
-	// daemonGone reports whether a daemon has ended, and not by the epilog.
-	daemonGone func() bool
-	log        zerolog.Logger
+	// withdrawn reports whether the job's end has begun, and daemonGone whether a daemon has ended before.
+	withdrawn, daemonGone func() bool
+	log                   zerolog.Logger
 }
 
 const (
@@ -125,6 +126,9 @@ func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 		select {
 		case e, ok := <-events:
 			if !ok {
+				if r.report.End.IsZero() && r.withdrawn() { // which the watch has not noticed yet
+					r.end(time.Now())
+				}
 				r.write()
 				return
 			}
@@ -227,18 +231,12 @@ func (r *recorder) readLogs() {
 func (r *recorder) readLog(n int, l *log) {
 	for _, f := range l.read() {
 		gpus := r.servedBy(n)
-		first := -1
 		c := r.clients.find(func(c *client) bool { return c.Proc.PID == f.pid && c.gpus()&gpus != 0 })
 		if c != nil {
 			gpus &= c.gpus()
 		}
-		for i := range r.report.GPUs {
-			if first < 0 && gpus&(1<<i) != 0 {
-				first = i
-			}
-		}
 		r.clients.fault(gpus, f.at)
-		if first >= 0 && len(r.report.Faults) < usage.MaxFaults {
+		if first := bits.TrailingZeros64(gpus); first < len(r.report.GPUs) && len(r.report.Faults) < usage.MaxFaults {
 			r.report.Faults = append(r.report.Faults, usage.Fault{At: f.at, GPU: first, PID: f.pid})
 		}
 	}

@@ -153,7 +153,10 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now(), Counts: lease.Counts{ClientsSeen: 1}}
 	r.sample(time.Now())
 	close(events)
-	r.run(events, nil)
+	r.withdrawn = func() bool { return false }
+	if r.run(events, nil); !r.report.End.IsZero() {
+		t.Error("the guard has ended, and the report says that the job has")
+	}
 	if os.Getuid() != 0 {
 		t.Skip("reports must be owned by root: run as root")
 	}
@@ -161,6 +164,36 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	if err != nil || len(got.GPUs[0].Samples) != 0 || got.ClientsSeen != 1 || len(got.Clients) != 1 || got.Clients[0].SMs != -1 {
 		t.Errorf("%+v, %v", got, err)
 	}
+}
+
+// The guard ends before the recorder has noticed that the ticket is withdrawn, as on a busy node. The energy after the
+// latest sample is counted, not reckoned by the power until then.
+func TestAnEndThatTheWatchHasMissed(t *testing.T) {
+	folder, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	r := newRecorder(options{
+		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now().Add(-time.Hour)},
+		ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, folder: folder, interval: time.Hour, samplers: []sampler{counting{new(int)}}, read: nothing,
+	})
+	r.withdrawn = func() bool { return true }
+	r.sample(time.Now().Add(-time.Minute))
+	events := make(chan usage.Event)
+	close(events)
+	r.run(events, nil)
+	if r.report.End.IsZero() || len(r.report.GPUs[0].Samples) != 2 || r.report.GPUs[0].EnergyJ != 200 {
+		t.Errorf("ended %v, %+v", r.report.End, r.report.GPUs[0])
+	}
+}
+
+// counting is a GPU that has used 100 J more at each sample.
+type counting struct{ joules *int }
+
+func (c counting) Read() (gpu.Activity, error) {
+	*c.joules += 100
+	return gpu.Activity{EnergyJ: *c.joules}, nil
 }
 
 // Each event has the guard's counts. An event without a process is about no client.
