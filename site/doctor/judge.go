@@ -197,8 +197,9 @@ func older(version, than string) bool {
 
 // unpatched judges a version by its branch. Nothing is known of a branch that is not listed.
 func (d *diagnosis) unpatched(what, version string) {
+	of := func(branch string) bool { return strings.HasPrefix(version, branch+".") }
 	for _, p := range known().Patched {
-		if p.What == what && strings.HasPrefix(version, p.Branch+".") && older(version, p.First) {
+		if p.What == what && slices.ContainsFunc(strings.Fields(p.Branches), of) && older(version, p.First) {
 			d.warning("unpatched", what+" "+version, "install "+p.First+" or later, and look again: mpsctl doctor",
 				"it lacks the fixes of known vulnerabilities (%s)", p.Source)
 		}

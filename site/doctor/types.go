@@ -146,15 +146,14 @@ type limit struct {
 	MayRaise bool
 }
 
-// knownFile has what was tried and published of releases: the drivers on which slurm-mps was proven, and the first
-// release of a branch with the fixes of known vulnerabilities. site/lab/proven reads all of it.
+// knownFile has proven drivers, and the first release with the fixes of known vulnerabilities. site/lab/proven reads all.
 //
 //go:embed known.json
 var knownFile []byte
 
 var known = sync.OnceValue(func() (k struct {
 	Proven  []struct{ Driver, GPU string }
-	Patched []struct{ What, Branch, First, Source string }
+	Patched []struct{ What, Branches, First, Source string }
 }) {
 	_ = json.Unmarshal(knownFile, &k)
 	return k

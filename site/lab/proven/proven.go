@@ -24,13 +24,16 @@ type Driver struct {
 	Data   string `json:"data"` // the folder of docs/measurements, or the address of the issue
 }
 
-// Patched is the first release that has the fixes, of a branch or, if the branch ended before, of the next one.
+// Patched is the first release that has the fixes, of a branch or, if branches ended before, of a later one.
 type Patched struct {
-	What   string `json:"what"` // driver or Slurm
-	Branch string `json:"branch"`
-	First  string `json:"first"`
-	Source string `json:"source"`
+	What     string `json:"what"`     // driver or Slurm
+	Branches string `json:"branches"` // divided by blanks
+	First    string `json:"first"`
+	Source   string `json:"source"`
 }
+
+// Own reports whether the release is of the branch itself.
+func (p Patched) Own() bool { return strings.HasPrefix(p.First, p.Branches+".") }
 
 // File is known.json.
 type File struct {
@@ -69,7 +72,7 @@ func (f File) Table() string {
 	b.WriteString("\n`mpsctl doctor` warns below the first release of a branch with the fixes of known vulnerabilities")
 	sign := ": "
 	for _, p := range f.Patched {
-		if strings.HasPrefix(p.First, p.Branch+".") { // an older branch has no such release
+		if p.Own() { // older branches have no such release
 			fmt.Fprintf(&b, "%s%s %s", sign, p.What, p.First)
 			sign = ", "
 		}
