@@ -49,8 +49,9 @@ func TestRealCodes(t *testing.T) {
 			if mode == "ours" {
 				args = append(args, "--constraint=mps")
 			}
-			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s ONLY_GPU=%s\n%s/%s %s %d",
-				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), os.Getenv("ONLY_GPU"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
+			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s ONLY_GPU=%s FEEL=%s\n%s/%s %s %d",
+				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), os.Getenv("ONLY_GPU"), os.Getenv("FEEL"),
+				codes, os.Getenv("CODES_SCRIPT"), mode, turn)
 			out, _ := p.run(script, args...)
 			lines := line.FindAllString(out, -1)
 			if len(lines) == 0 {
@@ -104,8 +105,38 @@ func TestPythonTurn(t *testing.T) {
 	}
 }
 
+// TestCodesLeft rehearses what gpu-left.sh does with programs in Python: a turn with a trainer beside a server, and one
+// with the programs of python.py.
+func TestCodesLeft(t *testing.T) {
+	lab := pythonLab(t)
+	pack, results := t.TempDir(), t.TempDir()
+	if err := os.CopyFS(filepath.Join(pack, "codes"), os.DirFS(filepath.Join(lab.folder, "codes"))); err != nil {
+		t.Fatal(err)
+	}
+	out := lab.run(t, filepath.Join(lab.folder, "gpu-left.sh"), []string{pack, results}, "LEFT=codes", "LEFT_SIMULATED=1", "RANKS=1")
+	for file, want := range map[string]string{"feel-0.txt": `(?m)^1 slices server `, "python-0.txt": `(?m)^1 slices jax_mlp 1 [1-9][0-9.]*$`,
+		"codes-times.txt": "imports and weights: ", "left-machine.txt": "no GPU"} {
+		if text, err := os.ReadFile(filepath.Join(results, file)); err != nil || !regexp.MustCompile(want).Match(text) {
+			t.Errorf("%s has no %q: %s, %v\n%s", file, want, text, err, out)
+		}
+	}
+}
+
 // pythonTurn returns what a turn prints, with one number of processes more than any machine has cores.
 func pythonTurn(t *testing.T, mode, ranks string, env ...string) string {
+	t.Helper()
+	lab := pythonLab(t)
+	env = append([]string{"CODES=" + filepath.Join(lab.folder, "codes"), "RANKS=" + ranks + " 9999", "FIRST_CORE=0", "ONLY_GPU="}, env...)
+	return lab.run(t, filepath.Join(lab.folder, "codes", "python.sh"), []string{mode, "3"}, env...)
+}
+
+// withPython is a simulated node, with modules that stand for PyTorch and JAX, and the folder of the lab.
+type withPython struct {
+	testNode
+	folder, python, modules string
+}
+
+func pythonLab(t *testing.T) withPython {
 	t.Helper()
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -116,12 +147,16 @@ func pythonTurn(t *testing.T, mode, ranks string, env ...string) string {
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	p := newTestNode(t, "", node.H200)
-	codes := filepath.Join(lab, "codes")
-	cmd := exec.CommandContext(p.Ctx, filepath.Join(codes, "python.sh"), mode, "3")
-	cmd.Env = append(os.Environ(), "CODES="+codes, "RANKS="+ranks+" 9999", "PYTHON="+python, "FIRST_CORE=0", "ONLY_GPU=",
-		"TMPDIR="+t.TempDir(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+modules+":"+filepath.Join(lab, "ends"),
-		"PATH="+filepath.Dir(p.Sim.Program("nvidia-smi"))+":"+os.Getenv("PATH"), "LD_LIBRARY_PATH="+p.Sim.Libraries())
+	return withPython{newTestNode(t, "", node.H200), lab, python, modules}
+}
+
+// run runs a script of the lab on the node, and returns what it prints.
+func (l withPython) run(t *testing.T, script string, args []string, env ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(l.Ctx, script, args...)
+	cmd.Env = append(os.Environ(), "PYTHON="+l.python, "TMPDIR="+t.TempDir(), "PYTHONDONTWRITEBYTECODE=1",
+		"PYTHONPATH="+l.modules+":"+filepath.Join(l.folder, "ends"), "LD_LIBRARY_PATH="+l.Sim.Libraries(),
+		"PATH="+filepath.Dir(l.Sim.Program("nvidia-smi"))+":"+os.Getenv("PATH"))
 	cmd.Env = append(cmd.Env, env...)
 	text, err := cmd.CombinedOutput()
 	if err != nil {

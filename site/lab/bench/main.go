@@ -15,14 +15,17 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
+	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -56,7 +59,28 @@ type set struct {
 	Outside []float64 `json:"outside_ms"`
 }
 
+// heldOf names the variable that a bench below a holder has.
+const heldOf = "BENCH_IS_HELD"
+
+// held runs this command again below a holder, so that no daemon and no guard outlives it: also if a time limit ends it.
+func held() error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := hold.Command(ctx, self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), heldOf+"=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	return cmd.Run()
+}
+
 func main() {
+	hold.Begin()
+	if os.Getenv(heldOf) == "" {
+		exit(held())
+	}
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
 	pairs := flag.Int("pairs", 1000, "pairs of hooks of -only tail, alone and as many beside load")

@@ -83,4 +83,4 @@ endings() {
 }
 
 beside
-[ "$mode" != ours ] || endings
+[ "$mode" != ours ] || [ "${FEEL:-}" = beside ] || endings
