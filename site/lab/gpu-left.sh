@@ -113,4 +113,5 @@ case ${LEFT:-} in
 node | codes) "$LEFT" ;;
 *) echo "set LEFT to node or codes" && exit 2 ;;
 esac
+[ -z "${simulated:-}" ] || ONLY_GPU=0 # a rehearsal shares the machine with other tests
 leave "$results/left-machine.txt" 'codes/|cuda-client'

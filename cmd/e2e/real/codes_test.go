@@ -114,7 +114,7 @@ func TestCodesLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := lab.run(t, filepath.Join(lab.folder, "gpu-left.sh"), []string{pack, results}, "LEFT=codes", "LEFT_SIMULATED=1", "RANKS=1")
-	for file, want := range map[string]string{"feel-0.txt": `(?m)^1 slices server `, "python-0.txt": `(?m)^1 slices jax_mlp 1 [1-9][0-9.]*$`,
+	for file, want := range map[string]string{"feel-0.txt": `(?m)^1 slices server\.all [0-9]`, "python-0.txt": `(?m)^1 slices jax_mlp 1 [1-9][0-9.]*$`,
 		"codes-times.txt": "imports and weights: ", "left-machine.txt": "no GPU"} {
 		if text, err := os.ReadFile(filepath.Join(results, file)); err != nil || !regexp.MustCompile(want).Match(text) {
 			t.Errorf("%s has no %q: %s, %v\n%s", file, want, text, err, out)

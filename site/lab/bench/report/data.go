@@ -3,6 +3,9 @@
 package main
 
 import (
+	"archive/tar"
+	"bufio"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,7 +36,8 @@ type data struct {
 	grown     hooks // only Growth is used
 	wrapped   hooks // only Wrapper is used
 	ends      []endsOf
-	turns     []endsOf // nil if they are not measured
+	turns     []endsOf                     // nil if they are not measured
+	lammps    map[string]map[int][]float64 // steps a second of the front's input, by mode and ranks
 }
 
 // tuning is the report of mps-tune on one machine.
@@ -112,7 +116,49 @@ func readData(measurements string) (d data, err error) {
 	if d.ends, err = readEnds(measurements); err != nil {
 		return d, err
 	}
-	return d, nil
+	d.lammps, err = readCodes(filepath.Join(measurements, "23-h100/raw.tar.gz"), frontInput)
+	return d, err
+}
+
+// readCodes reads the runs of an input from the files codes-*.txt in an archive of raw files: turn, mode, input, ranks,
+// steps a second.
+func readCodes(path, input string) (map[string]map[int][]float64, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	unzipped, err := gzip.NewReader(file)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]map[int][]float64{}
+	for archive := tar.NewReader(unzipped); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		if match, _ := filepath.Match("*/codes-*.txt", header.Name); !match {
+			continue
+		}
+		for lines := bufio.NewScanner(archive); lines.Scan(); {
+			var turn, ranks int
+			var mode, name string
+			var rate float64
+			if n, _ := fmt.Sscan(lines.Text(), &turn, &mode, &name, &ranks, &rate); n == 5 && name == input {
+				if all[mode] == nil {
+					all[mode] = map[int][]float64{}
+				}
+				all[mode][ranks] = append(all[mode][ranks], rate)
+			}
+		}
+	}
+	if len(all) != 3 {
+		return nil, fmt.Errorf("cannot find three modes of %s in %s", input, path)
+	}
+	return all, nil
 }
 
 // readLines reads a file that must exist.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -141,13 +142,10 @@ func (f *frame) names(all []series) {
 
 // plots returns all plots, by path.
 func (d data) plots() map[string][]byte {
-	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot()}
+	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot(), "plots/front.svg": d.frontPlot()}
 	for _, p := range programs {
 		if len(d.ranksOf(p.name)) > 1 {
 			all["plots/"+p.name+".svg"] = d.programPlot(p, p.title, allRules())
-		}
-		if p.name == frontProgram {
-			all["plots/front.svg"] = d.programPlot(p, p.title+", on one H200", front)
 		}
 	}
 	return all
@@ -156,10 +154,39 @@ func (d data) plots() map[string][]byte {
 // line is a rule with its name and colour in a picture.
 type line struct{ rule, name, class string }
 
-// front is what the README's picture compares, in words of somebody who knows no rule.
-var front = []line{{"overlap 2", "slurm-mps", "blue"}, {"integer 100/n", "MPS, 100/n %", "orange"}, {"time-slicing", "without MPS", "grey"}}
+// front is what the README's picture compares: the modes of site/lab/codes, in words of somebody who knows none.
+var front = []line{{"ours", "slurm-mps", "blue"}, {"bare", "MPS, 100/n %", "orange"}, {"slices", "without MPS", "grey"}}
 
-const frontProgram = "nbody"
+const frontInput = "rhodo-32k"
+
+// frontPlot shows a code that people know.
+func (d data) frontPlot() []byte {
+	f := frame{steps: true, top: top, bottom: height - bottom}
+	for _, n := range slices.Sorted(maps.Keys(d.lammps[front[0].rule])) {
+		f.xs = append(f.xs, float64(n))
+	}
+	var all []series
+	turns := 0
+	for _, l := range front {
+		s := series{name: l.name, class: l.class, xs: f.xs}
+		for _, n := range f.xs {
+			rates := d.lammps[l.rule][int(n)]
+			s.ys = append(s.ys, record.Median(rates))
+			s.low, s.high = append(s.low, slices.Min(rates)), append(s.high, slices.Max(rates))
+			f.maxY, turns = max(f.maxY, 1.03*slices.Max(rates)), len(rates)
+		}
+		all = append(all, s)
+	}
+	f.picture = begin("LAMMPS, rhodopsin, 32,000 atoms, on one H100",
+		fmt.Sprintf("Steps a second: median of %d turns, and a line from the least to the most", turns))
+	f.axes()
+	f.xAxis("ranks on the GPU (not to scale)")
+	for row, s := range all {
+		f.draw(row, len(all), s)
+	}
+	f.names(all)
+	return f.end()
+}
 
 func allRules() (all []line) {
 	for _, rule := range rules {
