@@ -50,8 +50,8 @@ func TestRealCodes(t *testing.T) {
 				args = append(args, "--constraint=mps")
 			}
 			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s ONLY_GPU=%s FEEL=%s\n%s/%s %s %d",
-				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), os.Getenv("ONLY_GPU"), os.Getenv("FEEL"),
-				codes, os.Getenv("CODES_SCRIPT"), mode, turn)
+				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), os.Getenv("ONLY_GPU"),
+				os.Getenv("FEEL"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
 			out, _ := p.run(script, args...)
 			lines := line.FindAllString(out, -1)
 			if len(lines) == 0 {
@@ -113,8 +113,10 @@ func TestCodesLeft(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(pack, "codes"), os.DirFS(filepath.Join(lab.folder, "codes"))); err != nil {
 		t.Fatal(err)
 	}
-	out := lab.run(t, filepath.Join(lab.folder, "gpu-left.sh"), []string{pack, results}, "LEFT=codes", "LEFT_SIMULATED=1", "RANKS=1")
-	for file, want := range map[string]string{"feel-0.txt": `(?m)^1 slices server\.all [0-9]`, "python-0.txt": `(?m)^1 slices jax_mlp 1 [1-9][0-9.]*$`,
+	script := filepath.Join(lab.folder, "gpu-left.sh")
+	out := lab.run(t, script, []string{pack, results}, "LEFT=codes", "LEFT_SIMULATED=1", "RANKS=1")
+	for file, want := range map[string]string{
+		"feel-0.txt": `(?m)^1 slices server\.all [0-9]`, "python-0.txt": `(?m)^1 slices jax_mlp 1 [1-9][0-9.]*$`,
 		"codes-times.txt": "imports and weights: ", "left-machine.txt": "no GPU"} {
 		if text, err := os.ReadFile(filepath.Join(results, file)); err != nil || !regexp.MustCompile(want).Match(text) {
 			t.Errorf("%s has no %q: %s, %v\n%s", file, want, text, err, out)
@@ -126,8 +128,9 @@ func TestCodesLeft(t *testing.T) {
 func pythonTurn(t *testing.T, mode, ranks string, env ...string) string {
 	t.Helper()
 	lab := pythonLab(t)
-	env = append([]string{"CODES=" + filepath.Join(lab.folder, "codes"), "RANKS=" + ranks + " 9999", "FIRST_CORE=0", "ONLY_GPU="}, env...)
-	return lab.run(t, filepath.Join(lab.folder, "codes", "python.sh"), []string{mode, "3"}, env...)
+	codes := filepath.Join(lab.folder, "codes")
+	env = append([]string{"CODES=" + codes, "RANKS=" + ranks + " 9999", "FIRST_CORE=0", "ONLY_GPU="}, env...)
+	return lab.run(t, filepath.Join(codes, "python.sh"), []string{mode, "3"}, env...)
 }
 
 // withPython is a simulated node, with modules that stand for PyTorch and JAX, and the folder of the lab.

@@ -131,8 +131,9 @@ func (l line) recordJob(log zerolog.Logger) error {
 		_, err := os.Lstat(store.TicketPath(l.job))
 		return err != nil
 	}
+	gone := func(d lease.Daemon) bool { return !d.Proc.Running() }
 	o.daemonGone = func() bool { // the epilog withdraws the ticket before it ends a daemon
-		return slices.ContainsFunc(o.lease.Daemons, func(d lease.Daemon) bool { return !d.Proc.Running() }) && !o.withdrawn()
+		return slices.ContainsFunc(o.lease.Daemons, gone) && !o.withdrawn()
 	}
 	if lease.IsShared(l.job) {
 		o.members = func() ([]lease.Lease, error) { return readMembers(store, l.job) }

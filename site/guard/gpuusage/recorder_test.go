@@ -176,7 +176,8 @@ func TestAnEndThatTheWatchHasMissed(t *testing.T) {
 	defer folder.Close()
 	r := newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now().Add(-time.Hour)},
-		ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, folder: folder, interval: time.Hour, samplers: []sampler{counting{new(int)}}, read: nothing,
+		ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, folder: folder, interval: time.Hour,
+		samplers: []sampler{counting{new(int)}}, read: nothing,
 	})
 	r.withdrawn = func() bool { return true }
 	r.sample(time.Now().Add(-time.Minute))

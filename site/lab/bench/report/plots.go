@@ -142,7 +142,9 @@ func (f *frame) names(all []series) {
 
 // plots returns all plots, by path.
 func (d data) plots() map[string][]byte {
-	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot(), "plots/front.svg": d.frontPlot()}
+	all := map[string][]byte{
+		"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot(), "plots/front.svg": d.frontPlot(),
+	}
 	for _, p := range programs {
 		if len(d.ranksOf(p.name)) > 1 {
 			all["plots/"+p.name+".svg"] = d.programPlot(p, p.title, allRules())
