@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -62,7 +63,7 @@ It exits with 0 if it could print, with 1 if there is no report that it can read
 
 func reportCommand(call *command.Invocation) *cobra.Command {
 	var html, from string
-	var share bool
+	var share, line bool
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
@@ -80,8 +81,8 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 				return err
 			case share:
 				return command.WriteError("report", shareReports(call.Paths))
-			case job == "" && html+from != "":
-				return errors.New("cannot choose a job: SLURM_JOB_ID is not set: mpsctl report JOB --html FILE")
+			case job == "" && (html+from != "" || line):
+				return errors.New("cannot choose a job: SLURM_JOB_ID is not set: name it: mpsctl report JOB")
 			case job == "":
 				return printReports(call)
 			}
@@ -89,8 +90,13 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 			if err != nil {
 				return cli.RuntimeError{Err: fmt.Errorf("cannot report job %s: %w", job, err)}
 			}
+			if line {
+				_, err := fmt.Fprintf(call.Out, "job %s: %s\n", nameOf(nodes[0]), judge.Job{Report: together(nodes)}.Verdict())
+				return command.WriteError("report", err)
+			}
 			if html != "" {
-				return writePage(html, together(nodes))
+				of := judge.Job{Report: together(nodes)}
+				return writePage(html, func(w io.Writer) error { return page.Write(w, of, time.Now()) })
 			}
 			now := time.Now()
 			a := answerOf(nodes, now)
@@ -98,18 +104,20 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&from, "from", "", "read the reports of all nodes in this `FOLDER`")
+	c.Flags().BoolVar(&line, "line", false, "print the result alone, as a line for a mail or a comment")
 	c.Flags().BoolVar(&share, "share", false, "copy this node's reports into the site's shared folder")
 	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
 	return c
 }
 
-// writePage writes the page of a report into a file. The file is whole or absent.
-func writePage(path string, r usage.Report) error {
+// writePage writes a page into a file. The file is whole or absent.
+func writePage(path string, write func(io.Writer) error) error {
 	var html bytes.Buffer
-	if err := page.Write(&html, judge.Job{Report: r}, time.Now()); err != nil {
-		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
+	err := write(&html)
+	if err == nil {
+		err = replaceFile(path, html.Bytes(), os.Open)
 	}
-	if err := replaceFile(path, html.Bytes(), os.Open); err != nil {
+	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	return nil

@@ -19,7 +19,7 @@ instead of text. Text has no colour on a pipe or if NO_COLOR is set.`
 // mpsctl is the program.
 func mpsctl(call *command.Invocation) *cobra.Command {
 	return newRoot(call, statusCommand, auditCommand, policyCommand, reapCommand, doctorCommand,
-		metricsCommand, reportCommand)
+		metricsCommand, reportCommand, wasteCommand)
 }
 
 // newRoot returns mpsctl with these commands, and with completion, help and version.

@@ -76,31 +76,42 @@ func nodesOf(paths site.Paths, job, from string) ([]usage.Report, error) {
 	return []usage.Report{r}, err
 }
 
-// latestRun reads the reports of a job in a folder, which are this user's own, one of each node. A requeued job may
-// have run on other nodes before: a report that ended before another one began is of an earlier run.
+// latestRun reads the reports of a job in a folder, which are this user's own, one of each node.
 func latestRun(folder, job string) (nodes []usage.Report, failed error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	byNode := map[string]usage.Report{}
 	for _, e := range entries {
-		r, err := usage.ReadOwn(filepath.Join(folder, e.Name()))
+		r, err := usage.ReadOwn(filepath.Join(folder, e.Name()), uint32(os.Geteuid()))
 		switch {
 		case err != nil:
 			failed = err
-		case (r.Array == job || strconv.FormatUint(uint64(r.Job), 10) == job) && !r.Begin.Before(byNode[r.Node].Begin):
+		case r.Array == job || strconv.FormatUint(uint64(r.Job), 10) == job:
+			nodes = append(nodes, r)
+		}
+	}
+	if nodes = lastRun(nodes); len(nodes) > 0 {
+		return nodes, nil
+	}
+	const neither = "neither this node nor %s has a report of it: it comes at the job's end"
+	return nil, cmp.Or(failed, fmt.Errorf(neither, folder))
+}
+
+// lastRun returns the latest report of each node. A requeued job may have run on other nodes before: a report that
+// ended before another one began is of an earlier run.
+func lastRun(reports []usage.Report) []usage.Report {
+	byNode := map[string]usage.Report{}
+	for _, r := range reports {
+		if !r.Begin.Before(byNode[r.Node].Begin) {
 			byNode[r.Node] = r
 		}
 	}
-	nodes = slices.SortedFunc(maps.Values(byNode), func(a, b usage.Report) int { return b.Begin.Compare(a.Begin) })
+	nodes := slices.SortedFunc(maps.Values(byNode), func(a, b usage.Report) int { return b.Begin.Compare(a.Begin) })
 	earlier := func(r usage.Report) bool { return !r.End.IsZero() && r.End.Before(nodes[0].Begin) }
 	nodes = slices.DeleteFunc(nodes, earlier)
 	slices.SortFunc(nodes, func(a, b usage.Report) int { return cmp.Compare(a.Node, b.Node) })
-	if len(nodes) > 0 {
-		return nodes, nil
-	}
-	return nil, cmp.Or(failed, fmt.Errorf("neither this node nor %s has a report of it: it comes at the job's end", folder))
+	return nodes
 }
 
 // together returns one report of several nodes. Its GPUs name their nodes, and it has the sums of their counts.

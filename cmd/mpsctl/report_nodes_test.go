@@ -179,7 +179,7 @@ func TestACopyIsTheUsers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r, err := usage.ReadOwn(path); err == nil {
+		if r, err := usage.ReadOwn(path, uint32(os.Geteuid())); err == nil {
 			t.Errorf("root has taken %+v for its own", r.Job)
 		}
 		for file, mode := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): os.ModeDir | 0o700} {

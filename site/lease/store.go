@@ -468,7 +468,7 @@ func ReadPrivate(dir, boot string) *Store { return &Store{dir: dir, boot: boot, 
 // readForRanks reads a record that ranks use: root's, or the user's own in a private store.
 func (s *Store) readForRanks(path string) ([]byte, error) {
 	if s.private {
-		return osfile.ReadOwn(path)
+		return osfile.ReadOwn(path, uint32(os.Geteuid()))
 	}
 	return osfile.ReadRootOwnedInContainer(path)
 }

@@ -25,9 +25,9 @@ const maxOwned = 4 << 20
 // wraps fs.ErrNotExist if there is no file, and ErrNotRootOwned if another user could have written the file.
 func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, 0, false) }
 
-// ReadOwn is ReadRootOwned for a file of this process's own user. The error wraps ErrNotRootOwned if another user could
-// have written the file.
-func ReadOwn(path string) ([]byte, error) { return readOwned(path, uint32(os.Geteuid()), false) }
+// ReadOwn is ReadRootOwned for a file of any user. The error wraps ErrNotRootOwned if another user could have written
+// the file.
+func ReadOwn(path string, owner uint32) ([]byte, error) { return readOwned(path, owner, false) }
 
 // ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without the node's
 // root, Unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user

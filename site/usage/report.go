@@ -232,8 +232,10 @@ var errInvalid = errors.New("not a report of this version")
 // Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
 func Read(path string) (Report, error) { return read(path, osfile.ReadRootOwnedInContainer) }
 
-// ReadOwn reads a copy of a report, which is this process's user's own.
-func ReadOwn(path string) (Report, error) { return read(path, osfile.ReadOwn) }
+// ReadOwn reads a copy of a report, which is a user's own.
+func ReadOwn(path string, owner uint32) (Report, error) {
+	return read(path, func(path string) ([]byte, error) { return osfile.ReadOwn(path, owner) })
+}
 
 func read(path string, readFile func(string) ([]byte, error)) (r Report, err error) {
 	content, err := readFile(path)

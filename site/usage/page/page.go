@@ -26,6 +26,9 @@ var template string
 //go:embed report.js
 var reportScript string
 
+//go:embed waste.js
+var wasteScript string
+
 // contents is the JSON in the page: the report, and the texts and means that mpsctl report prints.
 type contents struct {
 	judge.Judged
@@ -56,6 +59,9 @@ func Write(w io.Writer, r judge.Job, now time.Time) error {
 	}
 	return nil
 }
+
+// WriteWaste writes the page of mpsctl waste, from its answer.
+func WriteWaste(w io.Writer, answer any) error { return write(w, answer, wasteScript) }
 
 // write writes a page of JSON with the script that draws it. The encoder of JSON escapes what ends a script. The page's
 // policy names the hash of its script, so a browser runs no other.

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// This file is mpsctl waste: what jobs did not use of their GPUs, and what would change that. It adds up the reports of
+// many nodes and users. A user may have made any of the files.
+
+package main
+
+import (
+	"cmp"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
+	"github.com/slurm-mps/slurm-mps/site/usage/page"
+	"github.com/slurm-mps/slurm-mps/site/words"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+const wasteHelp = `waste adds up the reports of jobs that ended in a time: GPU hours without a process, how busy the
+GPUs were, how many jobs would gain from more ranks on a GPU, how many not, and what to write into a script.
+
+Without a FOLDER, it reads this node's reports; else those in folders of any nodes, as JOB.json or JOB.NODE.json. All
+reports count that you can read: as root all, else your own. A file must be root's or that of the job's user, and no
+link. A user could have changed a copy, so root's files alone are proof.
+
+A job of several nodes is one job, and of a requeued job the last run counts. A part of a GPU counts as that part of its
+hours. Means are over whole GPUs with known figures. GPU hours to win are what more ranks save of the time with a
+process, by the prediction of mpsctl report. A job without a prediction wins none.
+
+It exits with 0 if it could print, with 1 if all that it found was wrong, and with 2 for a wrong argument.`
+
+// wasteBy are the values of --by.
+var wasteBy = map[string]func(usage.Report) string{
+	"user":      func(r usage.Report) string { return r.User },
+	"account":   func(r usage.Report) string { return r.Account },
+	"name":      func(r usage.Report) string { return r.Name },
+	"partition": func(r usage.Report) string { return r.Partition },
+}
+
+func wasteCommand(call *command.Invocation) *cobra.Command {
+	var since, until, by, of, html string
+	var asCSV bool
+	c := &cobra.Command{
+		Use: "waste [FOLDER...]", Short: "print what jobs did not use of their GPUs", Long: wasteHelp,
+		Example: "  mpsctl waste --since now-7days\n  mpsctl waste --html waste.html reports\n" +
+			"  mpsctl waste --by account --since 2026-11-01 --until 2026-12-01 /home/*/.slurm-mps",
+		RunE: func(_ *cobra.Command, folders []string) error {
+			now := time.Now()
+			from, err1 := sacctTime("since", since, now)
+			to, err2 := sacctTime("until", until, now)
+			err := errors.Join(err1, err2)
+			if err == nil && wasteBy[by] == nil {
+				err = fmt.Errorf("cannot add up by %.40q: --by is user, account, name or partition", by)
+			}
+			if err != nil {
+				return err
+			}
+			if len(folders) == 0 {
+				folders = []string{call.Paths.Reports()}
+			}
+			a := waste{
+				Since: from, Until: to, By: by, LeftOut: map[string]int{}, now: now, user: of,
+				rows: map[string]wasteRow{}, changes: map[string]wasteRow{},
+				warn: func(err error) { call.PrintError("mpsctl", err) },
+			}
+			a.read(folders)
+			a.finish()
+			switch {
+			case html != "":
+				err = writePage(html, func(w io.Writer) error { return page.WriteWaste(w, a) })
+			case asCSV:
+				err = command.WriteError("waste", csv.NewWriter(call.Out).WriteAll(a.table(true)))
+			default:
+				err = call.Print("waste", a, a.text)
+			}
+			if err == nil && len(a.Rows) == 0 && a.LeftOut[wrongFiles] > 0 {
+				return cli.ErrFindings
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&since, "since", "now-30days", "count jobs that ended at this `TIME` or later")
+	c.Flags().StringVar(&until, "until", "now", "count jobs that ended before this `TIME`, as 2026-11-01 or now-7days")
+	c.Flags().StringVar(&by, "by", "user", "add up by user, account, name (of the job) or partition")
+	c.Flags().StringVar(&of, "user", "", "count the jobs of this `USER`")
+	c.Flags().BoolVar(&asCSV, "csv", false, "print the table as CSV")
+	c.Flags().StringVar(&html, "html", "", "write a page into this `FILE`")
+	return c
+}
+
+// sacctTime reads a time in a form that sacct knows, too.
+func sacctTime(flag, text string, now time.Time) (time.Time, error) {
+	var days uint16
+	_, err := fmt.Sscanf(text, "now-%ddays", &days)
+	if text == "now" || err == nil && text == fmt.Sprintf("now-%ddays", days) {
+		return now.AddDate(0, 0, -int(days)), nil
+	}
+	t, err := time.ParseInLocation(time.DateOnly, text, time.Local)
+	if err != nil {
+		err = fmt.Errorf("cannot read --%s: it is %.40q: want 2026-11-01, now or now-7days", flag, text)
+	}
+	return t, err
+}
+
+// waste is the answer of mpsctl waste, while and after reports are added up.
+type waste struct {
+	Since   time.Time      `json:"since"`
+	Until   time.Time      `json:"until"`
+	By      string         `json:"by"`
+	Verdict string         `json:"verdict"`
+	All     wasteRow       `json:"all"`
+	Rows    []wasteRow     `json:"rows"`     // the most GPU hours first
+	Changes []wasteRow     `json:"changes"`  // lines of scripts, by users and names of jobs, 100 at most
+	LeftOut map[string]int `json:"left_out"` // what is not in the sums, and what may be wrong there
+
+	rows, changes map[string]wasteRow
+	now           time.Time
+	user          string // "" for all
+	warn          func(error)
+}
+
+// wasteRow has the sums of some jobs. A mean has its GPU hours beside it, as dram_of.
+type wasteRow struct {
+	Name string             `json:"name"`
+	Line string             `json:"line,omitempty"` // to write into a script
+	Sums map[string]float64 `json:"sums"`
+}
+
+// wasteColumns are the sums of a row: their keys in JSON and CSV, and their names for people.
+var wasteColumns = []struct{ key, name, unit string }{
+	{"jobs", "jobs", ""},
+	{"gpu_hours", "GPU hours", "h"},
+	{"never_used_hours", "never used", "h"}, // of GPUs on which the job never had a process
+	{"no_process_hours", "no process", "h"}, // of other GPUs, while the job had no process there
+	{"sm_active", "SM active", "%"},
+	{"dram", "DRAM", "%"},
+	{"memory", "memory", "%"}, // the mean of the maxima
+	{"more_fit", "more fit", ""},
+	{"pay", "pay", ""}, // each job is in one of these three
+	{"no_gain", "no gain", ""},
+	{"not_known", "not known", ""},
+	{"win_hours", "to win", "h"},
+	{"win_hours_low", "at least", "h"},
+	{"win_hours_high", "at most", "h"},
+}
+
+// finish puts the sums in order.
+func (a *waste) finish() {
+	total := map[string]wasteRow{}
+	sum(total, "all", "", nil)
+	for _, row := range a.rows {
+		sum(total, "all", "", row.Sums)
+	}
+	a.All, a.Rows, a.Changes = sorted(total)[0], sorted(a.rows), sorted(a.changes)
+	a.Changes = a.Changes[:min(len(a.Changes), 100)]
+	all := a.All.Sums
+	a.Verdict = fmt.Sprintf("Of %.1f GPU hours, %.1f had no process: %.1f of these on GPUs that a job never used. More "+
+		"ranks a GPU would save about %.1f (%.1f to %.1f). Of %s, %.0f would not gain, and of %.0f it is not known.",
+		all["gpu_hours"], all["never_used_hours"]+all["no_process_hours"], all["never_used_hours"],
+		all["win_hours"], all["win_hours_low"], all["win_hours_high"], words.Count(int(all["jobs"]), "job"), all["no_gain"], all["not_known"])
+	if len(a.Rows) == 0 {
+		a.Verdict = "No job that ended in this time has a report here that you can read."
+	}
+}
+
+// table has a line for each row: for people, or exact ones for CSV, in which a value that is not known is empty.
+func (a waste) table(exact bool) [][]string {
+	lines := [][]string{{a.By}}
+	for n, r := range append(a.Rows, a.All) {
+		if exact && strings.ContainsAny(r.Name[:1], "=+-@") {
+			r.Name = "'" + r.Name // so that no program takes a user's name for a formula
+		}
+		cells := []string{r.Name}
+		for _, c := range wasteColumns {
+			text := strconv.FormatFloat(r.Sums[c.key], 'f', -1, 64)
+			switch {
+			case exact:
+				text = strings.TrimPrefix(text, "-1")
+			case c.unit == "%":
+				text = usage.Percent(r.Sums[c.key])
+			case c.unit == "h":
+				text = fmt.Sprintf("%.1f", r.Sums[c.key])
+			}
+			if cells = append(cells, text); n == 0 {
+				lines[0] = append(lines[0], map[bool]string{true: c.key, false: c.name}[exact])
+			}
+		}
+		lines = append(lines, cells)
+	}
+	return lines
+}
+
+func (a waste) text(screen command.Screen) string {
+	const ranksColumn, maxRows, maxName, maxChanges = 8, 20, 12, 10
+	var b strings.Builder
+	b.WriteString(screen.Wrap("", screen.Bold(a.Verdict)))
+	lines := a.table(false)
+	lines = append(lines[:min(len(lines)-1, maxRows+1)], lines[len(lines)-1])
+	for _, half := range [][2]int{{1, ranksColumn}, {ranksColumn, len(lines[0])}} {
+		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(w)
+		for _, line := range lines {
+			fmt.Fprintf(w, "%.*s\t%s\t\n", maxName, line[0], strings.Join(line[half[0]:half[1]], "\t"))
+		}
+		w.Flush()
+	}
+	if n := len(a.Rows) - maxRows; n > 0 {
+		fmt.Fprintf(&b, "%s more: see --csv.\n", words.Count(n, "line"))
+	}
+	b.WriteString("\n")
+	for _, c := range a.Changes[:min(len(a.Changes), maxChanges)] {
+		b.WriteString(screen.Wrap("", fmt.Sprintf("%s: %s: %.1f GPU hours of %s", c.Name, c.Line, c.Sums["gpu_hours"],
+			words.Count(int(c.Sums["jobs"]), "job"))))
+	}
+	for _, text := range slices.Sorted(maps.Keys(a.LeftOut)) {
+		b.WriteString(screen.Wrap("", fmt.Sprintf("%s: %d.", text, a.LeftOut[text])))
+	}
+	return b.String()
+}
+
+// kept is a file in an open folder, with the job in its name.
+type kept struct {
+	dir  *os.File
+	name string
+	job  uint64
+}
+
+const (
+	maxKept    = 100_000 // files of a folder, which a user can fill
+	wrongFiles = "Files that are no good reports"
+)
+
+// read reads the reports in folders. One job's are in memory at a time: its number is in the names of its files.
+func (a *waste) read(folders []string) {
+	var files []kept
+	for _, path := range folders { // without a slash at the end, which would follow a link
+		fd, err := unix.Open(filepath.Clean(path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			a.leave(&fs.PathError{Op: "cannot read folder", Path: path, Err: err})
+			continue
+		}
+		dir := os.NewFile(uintptr(fd), path) // open, so no one can put another folder in its place
+		defer dir.Close()
+		names, _ := dir.Readdirnames(maxKept + 1)
+		if len(names) > maxKept {
+			a.leave(fmt.Errorf("cannot read all of %s: it has more than %d files", path, maxKept))
+		}
+		for _, name := range names[:min(len(names), maxKept)] {
+			job, _ := strconv.ParseUint(name[:len(name)-len(strings.TrimLeft(name, "0123456789"))], 10, 32)
+			if name[0] != '.' { // the lock, and files that are being written
+				files = append(files, kept{dir, name, job})
+			}
+		}
+	}
+	slices.SortFunc(files, func(a, b kept) int {
+		return cmp.Or(cmp.Compare(a.job, b.job), strings.Compare(a.dir.Name(), b.dir.Name()), strings.Compare(a.name, b.name))
+	})
+	for n := 0; n < len(files); {
+		byUser := map[string][]usage.Report{}
+		for job := files[n].job; n < len(files) && files[n].job == job; n++ {
+			if r, err := a.readFile(files[n]); err != nil {
+				a.leave(err)
+			} else if r.Job > 0 {
+				byUser[r.User] = append(byUser[r.User], r)
+			}
+		}
+		for _, user := range slices.Sorted(maps.Keys(byUser)) {
+			a.add(byUser[user])
+		}
+	}
+}
+
+// leave leaves something out. Of other users' files, there may be many.
+func (a *waste) leave(err error) {
+	if errors.Is(err, fs.ErrPermission) {
+		a.LeftOut["Files and folders that only others can read"]++
+	} else if a.LeftOut[wrongFiles]++; a.LeftOut[wrongFiles] <= maxIncidents {
+		a.warn(err)
+	}
+}
+
+// readFile reads a report, which is the file of root or of the job's user, and no link. It has no job if it is too old.
+func (a *waste) readFile(file kept) (r usage.Report, err error) {
+	var st unix.Stat_t
+	err = unix.Fstatat(int(file.dir.Fd()), file.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG: // to open a device has effects
+		err = errors.New("it is not a regular file")
+	case err == nil && time.Unix(st.Mtim.Unix()).Before(a.Since.Add(-time.Minute)):
+		return r, nil
+	case err == nil:
+		r, err = usage.ReadOwn(fmt.Sprintf("/proc/self/fd/%d/%s", file.dir.Fd(), file.name), st.Uid)
+	}
+	owner, unknown := user.LookupId(strconv.Itoa(int(st.Uid)))
+	switch {
+	case err != nil:
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid() && (unknown != nil || owner.Username != r.User):
+		err = fmt.Errorf("its owner is uid %d and its job's user %.40q", st.Uid, r.User)
+	case !possible(r, a.now) || uint64(r.Job) != file.job:
+		err = errors.New("its times, figures or name are not possible")
+	case st.Uid != 0:
+		a.LeftOut["Reports that their users could have changed"]++
+	}
+	if err != nil {
+		return usage.Report{}, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
+	}
+	return r, nil
+}
+
+// possible reports whether a job can have had such figures, because a forged report must not spoil the sums.
+func possible(r usage.Report, now time.Time) bool {
+	const year = 366 * 24 * time.Hour
+	part, lasted := r.Part.Fraction(), r.End.Sub(r.Begin)
+	good := r.End.IsZero() || lasted >= 0 && lasted < year && r.End.Before(now.Add(time.Hour))
+	good = good && part >= 0 && part <= 1 && len(r.GPUs) <= 64
+	for _, g := range r.GPUs {
+		for _, s := range g.Samples {
+			good = good && max(s.SMActive, s.SMUtil, s.DRAM) <= 100 && s.Clients >= 0 && s.At.Sub(r.Begin).Abs() < year
+		}
+	}
+	return good
+}
+
+// add counts a job, with the reports of its nodes.
+func (a *waste) add(reports []usage.Report) {
+	nodes := lastRun(reports)
+	all := together(nodes)
+	switch {
+	case all.End.IsZero():
+		a.LeftOut["Jobs that still run"]++
+		return
+	case a.user != "" && a.user != all.User, all.End.Before(a.Since), !all.End.Before(a.Until):
+		return
+	}
+	for _, r := range reports {
+		same := func(n usage.Report) bool { return n.Node == r.Node && n.Begin.Equal(r.Begin) }
+		if !slices.ContainsFunc(nodes, same) {
+			a.LeftOut["Reports of earlier runs of requeued jobs"]++
+		}
+	}
+	sums, lines := judge.Job{Report: all}.Waste(nodes)
+	if sums["gpu_hours"] == 0 {
+		a.LeftOut["Jobs whose GPU hours are not known"]++
+	}
+	sum(a.rows, shortName(wasteBy[a.By](all)), "", sums)
+	for line, hours := range lines {
+		sum(a.changes, shortName(all.User)+", "+shortName(all.Name), line, map[string]float64{"jobs": 1, "gpu_hours": hours})
+	}
+}
+
+// shortName returns a name that a user has chosen, for a table.
+func shortName(name string) string {
+	name = words.Printable(name)
+	return cmp.Or(strings.ToValidUTF8(name[:min(len(name), 64)], "?"), "(none)")
+}
+
+// sum adds sums to a row.
+func sum(rows map[string]wasteRow, name, line string, sums map[string]float64) {
+	key := name + "\n" + line
+	if rows[key].Sums == nil {
+		rows[key] = wasteRow{name, line, map[string]float64{}}
+	}
+	for column, value := range sums {
+		rows[key].Sums[column] += value
+	}
+}
+
+// sorted returns the rows with the most GPU hours first, with means in place of their sums, and with three decimals.
+func sorted(rows map[string]wasteRow) []wasteRow {
+	for _, row := range rows {
+		for _, c := range wasteColumns {
+			value, of := row.Sums[c.key], row.Sums[c.key+"_of"]
+			switch {
+			case c.unit == "%" && of > 0:
+				value /= of
+			case c.unit == "%":
+				value = usage.Unknown
+			}
+			row.Sums[c.key] = math.Round(value*1000) / 1000
+		}
+	}
+	all := slices.AppendSeq([]wasteRow{}, maps.Values(rows))
+	slices.SortFunc(all, func(a, b wasteRow) int {
+		return cmp.Or(cmp.Compare(b.Sums["gpu_hours"], a.Sums["gpu_hours"]), strings.Compare(a.Name+a.Line, b.Name+b.Line))
+	})
+	return all
+}
