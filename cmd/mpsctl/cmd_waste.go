@@ -60,7 +60,7 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 	c := &cobra.Command{
 		Use: "waste [FOLDER...]", Short: "print what jobs did not use of their GPUs", Long: wasteHelp,
 		Example: "  mpsctl waste --since now-7days\n  mpsctl waste --html waste.html reports\n" +
-			"  mpsctl waste --by account --since 2026-11-01 --until 2026-12-01 /home/*/.slurm-mps",
+			"  mpsctl waste --by account --since 2026-11-01 --until 2026-12-01 reports/*",
 		RunE: func(_ *cobra.Command, folders []string) error {
 			now := time.Now()
 			from, err1 := sacctTime("since", since, now)

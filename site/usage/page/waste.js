@@ -47,10 +47,11 @@ document.title = `Use of GPUs from ${day(r.since)} to ${day(r.until)}`
 add(el("h1", "", document.title), el("p", "verdict", shown(r.verdict, 400)))
 if (r.rows.length > 0) {
 	add(el("h2", "", "GPU hours by " + by), ...bars(most, held, row => sum(row, "gpu_hours"), row => `${number(sum(row, "gpu_hours"))} h, ${of(sum(row, "never_used_hours") + sum(row, "no_process_hours"), sum(row, "gpu_hours"))} without a process`), legend(held))
-	add(el("h2", "", "Would more processes on a GPU help?"), ...bars(most, gains, row => sum(row, "jobs"), row => `${count(sum(row, "jobs"), "job")}, ${win(row)} h to win`), legend(gains))
+	add(el("h2", "", "Would more processes on a GPU help?"), ...bars(most, gains, row => sum(row, "jobs"), row => `${count(sum(row, "jobs"), "job")}, ${number(sum(row, "win_hours"))} h to win`), legend(gains))
 	add(r.changes.length && el("h2", "", "What to change"), r.changes.length && table("In the scripts of users, the most GPU hours first", ["-user, name of the job", "-line in the script", "GPU hours", "jobs"],
 		r.changes.slice(0, 20).map(c => [el("bdi", "", shown(c.name, 130)), el("code", "", shown(c.line, 200)), number(sum(c, "gpu_hours")), sum(c, "jobs")])))
-	add(el("h2", "", "In figures"), table(`By ${by}, the most GPU hours first`, ["-" + by, ...columns.map(c => c[1])], [...some, r.all].map(row => [el("bdi", "", shown(row.name)), ...columns.map(([key, , unit]) => key === "win_hours" ? win(row) : cell(row, key, unit))])))
+	const figures = (title, columns) => table(title, ["-" + by, ...columns.map(c => c[1])], [...some, r.all].map(row => [el("bdi", "", shown(row.name)), ...columns.map(([key, , unit]) => key === "win_hours" ? win(row) : cell(row, key, unit))]))
+	add(el("h2", "", "In figures"), figures("GPU hours and the use of GPUs, the most GPU hours first", columns.slice(0, 7)), figures("Jobs by what more processes on a GPU would do", columns.slice(7)))
 }
 add(r.rows.length > some.length && el("p", "", `${count(r.rows.length - some.length, "line")} more: see mpsctl waste --csv.`))
 add(...Object.entries(r.left_out ?? {}).sort().map(([text, n]) => el("p", "weak", `${text}: ${n}.`)))
