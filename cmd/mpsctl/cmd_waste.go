@@ -306,7 +306,10 @@ func (a *waste) readFile(file kept) (r usage.Report, err error) {
 	case err == nil && time.Unix(st.Mtim.Unix()).Before(a.Since.Add(-time.Minute)):
 		return r, nil
 	case err == nil:
-		r, err = usage.ReadOwn(fmt.Sprintf("/proc/self/fd/%d/%s", file.dir.Fd(), file.name), st.Uid)
+		path := fmt.Sprintf("/proc/self/fd/%d/%s", file.dir.Fd(), file.name)
+		if r, err = usage.ReadOwn(path, st.Uid); err != nil && !errors.Is(err, fs.ErrPermission) {
+			err = errors.New(strings.TrimPrefix(err.Error(), "cannot read "+path+": "))
+		}
 	}
 	owner, unknown := user.LookupId(strconv.Itoa(int(st.Uid)))
 	switch {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -92,29 +93,22 @@ func TestAPlayedMonth(t *testing.T) {
 			lanes[lane], runs = append(lanes[lane], r), append(runs, r)
 		}
 	}
-	t.Run("nodes", func(t *testing.T) {
-		for n := range nodes + shared {
-			t.Run(fmt.Sprint(n), func(t *testing.T) {
-				policy := testnode.Default(`drain_grace = "0s"`, `share_gpu = "turns"`)
-				p := newTestNode(t, policy, node.H200, node.H200, node.H200, node.H200)
-				p.Facts(`usage_interval = "1s"`)
-				if n >= nodes {
-					p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-3]\nName=shard Count=16\n")
-					p.Write(p.Conf, strings.Replace(e2e.Read(t, p.Conf), "Gres=gpu:4", "Gres=gpu:4,shard:16", 1))
-					playLane(p, 0, lanes[nodes+n])
-					return
-				}
-				for lane := range 2 {
-					t.Run(fmt.Sprint(lane), func(t *testing.T) {
-						t.Parallel()
-						q := p
-						q.T = t
-						playLane(q, 2*lane, lanes[2*n+lane])
-					})
-				}
-			})
+	t.Parallel()
+	var players sync.WaitGroup // subtests would be too few at once
+	for n := range nodes + shared {
+		policy := testnode.Default(`drain_grace = "0s"`, `share_gpu = "turns"`)
+		p := testNode{e2e.NodeIn(t, e2e.PublicDir(t), policy, node.H200, node.H200, node.H200, node.H200)}
+		p.Facts(`usage_interval = "1s"`)
+		if n < nodes {
+			players.Go(func() { playLane(p, 0, lanes[2*n]) })
+			players.Go(func() { playLane(p, 2, lanes[2*n+1]) })
+			continue
 		}
-	})
+		p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-3]\nName=shard Count=16\n")
+		p.Write(p.Conf, strings.Replace(e2e.Read(t, p.Conf), "Gres=gpu:4", "Gres=gpu:4,shard:16", 1))
+		players.Go(func() { playLane(p, 0, lanes[nodes+n]) })
+	}
+	players.Wait()
 	if t.Failed() {
 		return
 	}
@@ -158,22 +152,22 @@ func (p testNode) play(r *runOfJob, gpu int, job testnode.Job) {
 	}
 	var ready time.Time
 	r.start = moment(func() {
+		p.load(gpu, r.sm, r.band) // as long as the process lives, and no shorter
 		client := p.ClientWith(r.id, env, "spin", "-ms", "1", "-for", "900", "-exit-idle", "-mib", r.mib)
 		ready = time.Now()
-		p.load(gpu, r.sm, r.band)
 		path := filepath.Join(p.Paths().Run(), "jobs", fmt.Sprint(r.id), usage.Running)
 		p.report(path, "a sample with the process", func(now usage.Report) bool {
 			return slices.ContainsFunc(now.GPUs[0].Samples, func(s usage.Sample) bool { return s.Clients > 0 })
 		})
 		time.Sleep(time.Until(ready.Add(r.works)))
 		r.finished = moment(func() {
-			p.load(gpu, "0", "0")
 			signal := syscall.SIGTERM
 			if r.killed {
 				signal = syscall.SIGKILL
 			}
 			_ = client.Process.Signal(signal)
 			_ = client.Wait()
+			p.load(gpu, "0", "0")
 		})
 	})
 	r.start.to = ready
