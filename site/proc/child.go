@@ -32,7 +32,7 @@ func StartChild(line []string, session bool, files ...*os.File) (*Child, error) 
 	}
 	stat, _ := ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
 	ended := make(chan struct{})
-	c := &Child{Process: stat.Process, Ended: ended, process: process}
+	c := &Child{Process: Process{process.Pid, stat.Start}, Ended: ended, process: process}
 	go func() {
 		if state, err := process.Wait(); err == nil {
 			c.Used = state.UserTime() + state.SystemTime()

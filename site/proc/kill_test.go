@@ -46,3 +46,26 @@ func TestKillOfAnotherProcess(t *testing.T) {
 		t.Errorf("of a process that has ended: %v", err)
 	}
 }
+
+// A child has its pid also if the kernel's account of it does not come in time, as beside many processes that are in the
+// middle of an exec. So it can be lowered, counted and found.
+func TestAChildThatDoesNotAnswer(t *testing.T) {
+	all := maxSilent + maxSilentRecorded
+	count := func(n int) {
+		states.mutex.Lock()
+		defer states.mutex.Unlock()
+		states.running += n
+	}
+	count(all)
+	c, err := StartPiped("/bin/cat")
+	count(-all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Out.Close()
+	if comm, err := Name(c.PID); err != nil || comm != "cat" {
+		t.Errorf("pid %d is %q, %v", c.PID, comm, err)
+	}
+	c.In.Close()
+	<-c.Ended
+}
