@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -30,15 +32,17 @@ func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
 	}
 	defer lock.Release()
 	before, err := p.earlierLease(ctx, job)
-	if err == nil && before != nil {
-		guard, err := p.Guards.Running(job.ID)
-		if err != nil || guard.PID > 0 || !before.NoMPS {
-			return err
-		}
-		err = p.undo(*before)
-	}
 	if err != nil {
 		return err
+	}
+	if before != nil {
+		guard, err := p.Guards.Running(job.ID)
+		if err != nil || !before.NoMPS || guard.PID > 0 && isOf(*before, job, found) {
+			return err
+		}
+		if err := p.undo(*before); err != nil {
+			return err
+		}
 	}
 	request := policy.Request{Job: job.Job}
 	asked, err := json.Marshal(request.Truncated())
@@ -70,4 +74,11 @@ func (p Prolog) startRecorder(ctx context.Context, l lease.Lease) error {
 		err = p.Store.SetPhase(&l, lease.Opened)
 	}
 	return err
+}
+
+// isOf reports whether a recorder's lease is of this run of a job. Slurm may give a number again, to another user, and
+// a recorder that did not end has drained no node. A lease without an opened phase would keep no report.
+func isOf(l lease.Lease, job slurm.Job, found resolution) bool {
+	return l.Phase == lease.Opened && l.SLUID == job.SLUID && l.Job.UID == job.UID &&
+		slices.Equal(l.UUIDs(), site.UUIDs(found.devices))
 }
