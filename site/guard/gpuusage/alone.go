@@ -50,12 +50,10 @@ func (l line) recordAlone(o options, store *lease.Store) error {
 }
 
 // findProcesses makes clients of the processes that the driver lists on a GPU, and returns their memory. If several
-// jobs may have the GPU, a client is one that has the job's number in its environment.
-func (r *recorder) findProcesses(n int, now time.Time) map[int]int {
+// jobs may have the GPU, a client is one that has the job's number in its environment. The job's user reads the report,
+// so it has no program of another user, whose processes /proc may hide from that user.
+func (r *recorder) findProcesses(n int, now time.Time) (map[int]int, error) {
 	found, err := r.processes(r.report.GPUs[n].UUID)
-	if err != nil {
-		r.warn(err, "cannot list the processes on a GPU: the report has a gap")
-	}
 	memory := map[int]int{}
 	for _, p := range found {
 		memory[p.PID] = p.MiB
@@ -70,6 +68,11 @@ func (r *recorder) findProcesses(n int, now time.Time) map[int]int {
 			continue
 		}
 		r.clients.tell(usage.Event{Proc: s.Process, GPUs: 1 << n, Begin: now})
+		uids, err := proc.UIDs(s.PID)
+		if c := r.clients.find(func(c *client) bool { return c.Proc == s.Process }); c != nil &&
+			(err != nil || uids[0] != r.lease.Job.UID) {
+			c.program = ""
+		}
 	}
-	return memory
+	return memory, err
 }

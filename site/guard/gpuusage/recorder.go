@@ -203,6 +203,9 @@ func (r *recorder) sampleAll(now time.Time) {
 			continue
 		}
 		a, err := sampler.Read()
+		if err == nil && r.processes != nil { // a failed list is no idle GPU
+			a.Memory, err = r.findProcesses(n, now)
+		}
 		if err != nil {
 			r.warn(err, "cannot sample a GPU: the report has a gap")
 			continue
@@ -210,9 +213,6 @@ func (r *recorder) sampleAll(now time.Time) {
 		g, before := &r.report.GPUs[n], r.sampled(n)
 		used := max(a.EnergyJ-g.EnergyJ, 0)
 		g.Source, g.EnergyJ = a.Source, g.EnergyJ+used
-		if r.processes != nil {
-			a.Memory = r.findProcesses(n, now)
-		}
 		a.At, a.Clients = now, r.clients.onGPU(n, a.Memory)
 		g.Add(r.report.Begin, a.Sample)
 		for _, m := range append(r.joined, r.own) {
