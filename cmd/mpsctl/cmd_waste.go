@@ -25,6 +25,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 	"github.com/slurm-mps/slurm-mps/site/usage/page"
@@ -38,7 +39,7 @@ GPUs were, how many jobs would gain from more ranks on a GPU, how many not, and 
 
 Without a FOLDER, it reads this node's reports; else those in folders of any nodes, as JOB.json or JOB.NODE.json. All
 reports count that you can read: as root all, else your own. A file must be root's or that of the job's user, and no
-link. A user could have changed a copy, so root's files alone are proof.
+link. A user could have changed a copy, so root's files alone are proof, and count before copies.
 
 A job of several nodes is one job, and of a requeued job the last run counts. A part of a GPU counts as that part of its
 hours. Means are over whole GPUs with known figures. GPU hours to win are what more ranks save of the time with a
@@ -273,12 +274,22 @@ func (a *waste) read(folders []string) {
 		return cmp.Or(cmp.Compare(a.job, b.job), strings.Compare(a.dir.Name(), b.dir.Name()), strings.Compare(a.name, b.name))
 	})
 	for n := 0; n < len(files); {
-		byUser := map[string][]usage.Report{}
+		byUser, roots, copies := map[string][]usage.Report{}, map[[2]string]bool{}, []usage.Report{}
 		for job := files[n].job; n < len(files) && files[n].job == job; n++ {
-			if r, err := a.readFile(files[n]); err != nil {
+			r, owner, err := a.readFile(files[n])
+			switch {
+			case err != nil:
 				a.leave(err)
-			} else if r.Job > 0 {
+			case r.Job > 0 && owner == 0:
+				byUser[r.User], roots[[2]string{r.User, r.Node}] = append(byUser[r.User], r), true
+			case r.Job > 0:
+				copies = append(copies, r)
+			}
+		}
+		for _, r := range copies { // a user can change them, and root's report of the same node not
+			if !roots[[2]string{r.User, r.Node}] {
 				byUser[r.User] = append(byUser[r.User], r)
+				a.LeftOut["Reports that their users could have changed"]++
 			}
 		}
 		for _, user := range slices.Sorted(maps.Keys(byUser)) {
@@ -297,34 +308,32 @@ func (a *waste) leave(err error) {
 }
 
 // readFile reads a report, which is the file of root or of the job's user, and no link. It has no job if it is too old.
-func (a *waste) readFile(file kept) (r usage.Report, err error) {
+func (a *waste) readFile(file kept) (r usage.Report, owner uint32, err error) {
 	var st unix.Stat_t
 	err = unix.Fstatat(int(file.dir.Fd()), file.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
 	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG: // to open a device has effects
 		err = errors.New("it is not a regular file")
 	case err == nil && time.Unix(st.Mtim.Unix()).Before(a.Since.Add(-time.Minute)):
-		return r, nil
+		return r, 0, nil
 	case err == nil:
 		path := fmt.Sprintf("/proc/self/fd/%d/%s", file.dir.Fd(), file.name)
 		if r, err = usage.ReadOwn(path, st.Uid); err != nil && !errors.Is(err, fs.ErrPermission) {
 			err = errors.New(strings.TrimPrefix(err.Error(), "cannot read "+path+": "))
 		}
 	}
-	owner, unknown := user.LookupId(strconv.Itoa(int(st.Uid)))
+	account, unknown := user.LookupId(strconv.Itoa(int(st.Uid)))
 	switch {
 	case err != nil:
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid() && (unknown != nil || owner.Username != r.User):
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid() && (unknown != nil || account.Username != r.User):
 		err = fmt.Errorf("its owner is uid %d and its job's user %.40q", st.Uid, r.User)
 	case !possible(r, a.now) || uint64(r.Job) != file.job:
 		err = errors.New("its times, figures or name are not possible")
-	case st.Uid != 0:
-		a.LeftOut["Reports that their users could have changed"]++
 	}
 	if err != nil {
-		return usage.Report{}, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
+		return usage.Report{}, 0, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
 	}
-	return r, nil
+	return r, st.Uid, nil
 }
 
 // possible reports whether a job can have had such figures, because a forged report must not spoil the sums.
@@ -333,6 +342,7 @@ func possible(r usage.Report, now time.Time) bool {
 	part, lasted := r.Part.Fraction(), r.End.Sub(r.Begin)
 	good := r.End.IsZero() || lasted >= 0 && lasted < year && r.End.Before(now.Add(time.Hour))
 	good = good && part >= 0 && part <= 1 && len(r.GPUs) <= 64
+	good = good && slices.Contains([]string{"", lease.GresShard, lease.GresMPS}, r.Part.Gres) // which is printed
 	for _, g := range r.GPUs {
 		for _, s := range g.Samples {
 			good = good && max(s.SMActive, s.SMUtil, s.DRAM) <= 100 && s.Clients >= 0 && s.At.Sub(r.Begin).Abs() < year

@@ -298,6 +298,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 		"16": func(r *usage.Report) { r.GPUs[0].Samples[3].Clients = -1 },
 		"17": func(r *usage.Report) { r.GPUs[0].Samples[59].At = r.End.AddDate(5, 0, 0) },
 		"19": func(r *usage.Report) { r.Job = 1 },
+		"26": func(r *usage.Report) { r.Part = lease.Part{Gres: "shard\x1b[31m", Units: 1, Count: 2} },
 		"18": func(r *usage.Report) { r.GPUs[0].Samples[3].At = r.Begin.AddDate(-200, 0, 0) },
 	}
 	for name, forge := range forged {
@@ -381,5 +382,27 @@ func TestThePageOfWaste(t *testing.T) {
 	code, _, complaint = runWaste(t, append(keep(t, month()...), "--html", "/none/x.html")...)
 	if code != 1 || !strings.Contains(complaint, "cannot write /none/x.html") {
 		t.Errorf("code %d, %s", code, complaint)
+	}
+}
+
+// A user's own copy does not count before root's report of the same node, whatever the copy says.
+func TestACopyDoesNotReplaceRootsReport(t *testing.T) {
+	other, err := user.Lookup("nobody")
+	if err != nil || os.Getuid() != 0 {
+		t.Skip("run as root, beside the user nobody")
+	}
+	uid, _ := strconv.Atoi(other.Uid)
+	idle := played(7, wasteTime.AddDate(0, 0, -3), 60, unusedGPU)
+	idle.User = other.Username
+	forged := played(7, idle.Begin.Add(time.Minute), 59, fullGPU)
+	forged.User = idle.User
+	path := filepath.Join(t.TempDir(), "7.gpu01.json")
+	writeReport(t, path, forged)
+	if err := os.Chown(path, uid, -1); err != nil {
+		t.Fatal(err)
+	}
+	a := wasteOf(t, append(keep(t, idle), filepath.Dir(path))...)
+	if s := a.All.Sums; s["jobs"] != 1 || s["never_used_hours"] != 1 {
+		t.Errorf("%+v", a)
 	}
 }
