@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-left gpu-left-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -311,6 +311,10 @@ gpu-left-pack: gpu-codes-pack site-check ## the files for gpu-left, in one file
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-left.tar.xz && rm -rf $(BUILT)/small
 gpu-left: gpu-left-pack ## what was not yet run on a GPU, in two calls
 	LEFT=$(LEFT) site/lab/gpu-left.sh $(BUILT)/gpu-left.tar.xz $(BUILT)/gpu-results
+
+# What 1, 2, 4 and 8 equal ranks do, in two halves of 8 minutes (PACKING_PART=1 and 2): the data of docs/packing.md.
+gpu-packing: gpu-codes-pack ## what more ranks gain, beside the figures of a report, on a GPU
+	site/lab/gpu-packing.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
 
 # Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).
 gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU

@@ -35,8 +35,11 @@ func TestRealCodes(t *testing.T) {
 	}
 	defer results.Close()
 	p := newPrograms(t)
+	if os.Getenv("CODES_SCRIPT") == "packing.sh" { // its windows are of seconds
+		p.facts(`usage_interval = "1s"`)
+	}
 	modes := strings.Fields(os.Getenv("CODES_MODES"))
-	line := regexp.MustCompile(`(?m)^\d+ (slices|bare|ours) \S+ \d+ .*$`)
+	line := regexp.MustCompile(`(?m)^(\d+ (slices|bare|ours) \S+ \d+ .*|# share .*|pack .*)$`)
 	var slowest time.Duration
 	for turn, end := 1, time.Now().Add(minutes); ; turn++ {
 		for i := range modes {
@@ -49,9 +52,9 @@ func TestRealCodes(t *testing.T) {
 			if mode == "ours" {
 				args = append(args, "--constraint=mps")
 			}
-			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s ONLY_GPU=%s FEEL=%s\n%s/%s %s %d",
+			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s ONLY_GPU=%s FEEL=%s PACKING_PART=%s\n%s/%s %s %d",
 				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), os.Getenv("ONLY_GPU"),
-				os.Getenv("FEEL"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
+				os.Getenv("FEEL"), os.Getenv("PACKING_PART"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
 			out, _ := p.run(script, args...)
 			lines := line.FindAllString(out, -1)
 			if len(lines) == 0 {

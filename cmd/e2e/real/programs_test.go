@@ -31,6 +31,7 @@ type realPrograms struct {
 	gpus    int
 	sms     int // of the first GPU
 	exports string
+	machine testnode.Node
 }
 
 func newPrograms(t *testing.T, attributes ...string) *realPrograms {
@@ -75,8 +76,21 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 			t.Error(err)
 		}
 	})
-	p.exports = p.environment(dir, machine)
+	p.exports, p.machine = p.environment(dir, machine), machine
 	return p
+}
+
+// facts adds lines to site.hcl.
+func (p *realPrograms) facts(lines ...string) {
+	p.t.Helper()
+	path := p.machine.Paths().ConfigFile()
+	content, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, append(content, strings.Join(lines, "\n")+"\n"...), 0o644)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // countSMs asks the driver.

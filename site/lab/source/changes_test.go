@@ -78,7 +78,7 @@ var changeRecipes = []changeRecipe{
 		"docs/pictures/play.svg": "a screen, recorded by make pictures", "docs/status.svg": "a screen",
 		"cmd/mpsctl/cmd_report.go": "the help names GPUs that lack it", "cmd/mpsctl/cmd_*_test.go": "reports with values",
 		"cmd/e2e/mpsctl/part_test.go": "a part of a GPU has none",
-		"site/usage/judge/advice.go":  "advice depends on it", "site/usage/judge/testdata/*": "measured values", "site/usage/judge/ends.go": "prints the part of a GPU's remark", "site/usage/judge/*_test.go": "reports with values", "site/usage/*_test.go": "reports with values", "site/usage/page/page_test.go": "reports with values",
+		"site/usage/judge/advice.go":  "advice depends on it", "site/usage/judge/testdata/*": "measured values", "site/lab/codes/packing.py": "compares it with GPM", "cmd/e2e/real/packing_test.go": "compares it with GPM", "site/usage/judge/ends.go": "prints the part of a GPU's remark", "site/usage/judge/*_test.go": "reports with values", "site/usage/*_test.go": "reports with values", "site/usage/page/page_test.go": "reports with values",
 	}},
 }
 

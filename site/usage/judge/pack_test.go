@@ -98,7 +98,10 @@ func (all trials) changes() (changes []change) {
 		}
 		for ranks := 1; ranks < to.ranks; ranks *= 2 {
 			from := trial{to.gpu, to.program, "none", ranks}
-			before := all[from]
+			before, measured := all[from]
+			if !measured {
+				continue
+			}
 			demand := demandOf(max(before.active, before.dram), ranks)
 			changes = append(changes, change{from, to, demand, m.rate / before.rate})
 		}

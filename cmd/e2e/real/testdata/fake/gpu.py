@@ -53,7 +53,7 @@ class Anything:
     def operate(self, *_):
         return Anything()
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __neg__ = __pow__ = operate
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __neg__ = __pow__ = __truediv__ = operate
 
     def item(self):
         return kernel()
