@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -136,6 +137,36 @@ func TestAnEpilogThatCannotWriteUndoesAllTheSame(t *testing.T) {
 	}
 	if n.Events[0] != "ask for clients: lease open, claims, folders" {
 		t.Errorf("done: %q", n.Events)
+	}
+	n.IsAsBefore()
+}
+
+// A recorder of a job without MPS that does not end keeps its lease, and the epilog succeeds. The next one closes the
+// lease. An undo by reap fails, so that reap does not report what it has not done.
+func TestARecorderThatDoesNotEndDrainsNoNode(t *testing.T) {
+	n := newNode(t)
+	n.beside = "end guard"
+	l := n.leased(func(l *lease.Lease) {
+		l.NoMPS, l.Daemons = true, nil
+		for i := range l.GPUs {
+			l.GPUs[i].NewMode, n.Modes[l.GPUs[i].UUID] = "", l.GPUs[i].OriginalMode
+		}
+	})
+	stuck := errors.New("it does not go")
+	n.Fail["end guard"] = stuck
+	if err := n.close(); err != nil || !strings.Contains(n.log.String(), "the node is not drained") {
+		t.Errorf("%v: %s", err, n.log.String())
+	}
+	if got, err := n.Store.Read(7); err != nil || got.Phase != lease.Closing {
+		t.Errorf("the lease is %+v, %v", got, err)
+	}
+	l.Phase = lease.Closing
+	if err := n.epilog().Undo(t.Context(), l); !errors.Is(err, stuck) {
+		t.Errorf("the undo reports %v", err)
+	}
+	n.works("end guard")
+	if err := n.close(); err != nil {
+		t.Error(err)
 	}
 	n.IsAsBefore()
 }

@@ -216,8 +216,8 @@ func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 		b.WriteString(screen.Wrap("", "The job shared its daemon with other jobs of its user ("+others+")."))
 	}
 	if r.NoMPS {
-		b.WriteString(screen.Wrap("", fmt.Sprintf("The job ran without MPS. The samples have %s of it, at most %d at "+
-			"the same time. How a process ended is not known.", words.Count(r.ClientsSeen, "process"), r.ClientsPeak)))
+		b.WriteString(screen.Wrap("", fmt.Sprintf("The samples have %s of the job, at most %d at the same time. "+
+			"How a process ended is not known.", words.Count(r.ClientsSeen, "process"), r.ClientsPeak)))
 	} else {
 		b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
 			words.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))

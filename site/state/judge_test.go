@@ -62,6 +62,16 @@ func good() Node {
 	}
 }
 
+// recorded adds job 8, which runs on GPU 1 without MPS.
+func recorded(j Job) func(*Node) {
+	j.ID, j.Phase, j.leased, j.dir, j.ticketErr = 8, Recorded, true, true, lease.ErrNotFound
+	j.Devices = []Held{{UUID: gpuB}}
+	return func(n *Node) {
+		n.Jobs = append(n.Jobs, j)
+		n.GPUs[1].Processes = []Process{{300, KindCompute, "python", 0}}
+	}
+}
+
 // Each thing that goes wrong alone is one finding of its kind, where it is; what only looks like it is none.
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
@@ -99,6 +109,13 @@ func TestJudge(t *testing.T) {
 		{"a daemon that cannot be looked into", func(n *Node) {
 			n.census = append(n.census, mps.Process{Process: proc.Process{PID: 300}, Role: mps.RoleDaemon, Err: fs.ErrPermission})
 		}, ""},
+
+		{"a job is only recorded", recorded(Job{}), ""},
+		{"its epilog was lost", recorded(Job{stepless: true}), "lease-without-step at job 8"},
+		{"a mode is left on its GPU", func(n *Node) {
+			recorded(Job{})(n)
+			n.GPUs[1].Mode = site.ModeExclusiveProcess
+		}, "exclusive-without-lease at GPU 1 (" + string(gpuB) + ")"},
 
 		{"its prolog is at work", func(n *Node) {
 			n.Jobs[0].Phase, n.Jobs[0].Acting, n.GPUs[0].Mode, n.Jobs[0].Daemons[0].State = Opening, 9, site.ModeDefault, NotStarted

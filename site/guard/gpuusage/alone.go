@@ -29,7 +29,7 @@ func (l line) recordAlone(o options, store *lease.Store) error {
 		<-asked
 		close(ended)
 	}()
-	driver, err := gpu.OpenTimeout(l.library, recordTimeout)
+	driver, err := gpu.OpenTimeout(l.library, gaugeTimeout) // without a daemon, the GPU may sleep
 	if err != nil {
 		return err
 	}
@@ -43,6 +43,7 @@ func (l line) recordAlone(o options, store *lease.Store) error {
 		}
 		o.ticket.Devices = append(o.ticket.Devices, lease.TicketDevice{Device: device})
 	}
+	o.interval *= time.Duration(1 + len(o.lease.GPUs)/5) // at most 0.1 % of a core (docs/decisions/065)
 	o.read, o.others, o.processes = readerOf(o.lease), store.Others, driver.Processes
 	o.samplers = samplers(driver, o.ticket.Devices)
 	newRecorder(o).run(nil, ended)

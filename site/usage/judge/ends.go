@@ -210,7 +210,10 @@ func (r Job) who(f usage.Fault) string {
 
 // Verdict returns the result of a job in one sentence: how its clients ended, and how busy its GPUs were.
 func (r Job) Verdict() string {
-	if r.ClientsSeen == 0 {
+	switch {
+	case r.ClientsSeen == 0 && r.NoMPS:
+		return "The job ran without MPS, and no process was seen on its GPUs."
+	case r.ClientsSeen == 0:
 		return "No client of MPS was seen."
 	}
 	use, _ := r.advise()
@@ -231,6 +234,8 @@ func (r Job) endings() string {
 		unknown = unknown || c.Exit != usage.InOrder
 	}
 	switch {
+	case r.NoMPS:
+		return "the job ran without MPS"
 	case r.BadEnds > 0 && len(r.Faults) > 0:
 		return fmt.Sprintf("%d of %s ended badly, with %s", r.BadEnds, words.Count(r.ClientsSeen, "client"),
 			words.Count(len(r.Faults), "fatal GPU error"))

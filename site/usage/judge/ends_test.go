@@ -82,7 +82,10 @@ func TestVerdict(t *testing.T) {
 	well, bad := Client{End: began, Exit: InOrder}, Client{End: began, Exit: "signal 9"}
 	room, busy := used(96, 31, 12, 14336, 1), used(99, 70, 40, 14000, 8)
 	for want, r := range map[string]Report{
-		"No client of MPS was seen.": {},
+		"No client of MPS was seen.":                                    {},
+		"The job ran without MPS, and no process was seen on its GPUs.": {NoMPS: true, GPUs: []GPU{room}},
+		"The job ran without MPS, and SM active was 70 % on average.": {
+			NoMPS: true, GPUs: []GPU{busy}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 1}}, Clients: []Client{{}}},
 		"All 2 clients ended in order, and 4 ranks a GPU would do 2.5 times the work.": {
 			End: after(9), GPUs: []GPU{room}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}}, Clients: []Client{well, well}},
 		"1 of 2 clients ended badly, and SM active was 70 % on average.": {

@@ -79,7 +79,7 @@ add(incidents.length && el("ul", "", ...incidents.slice(0, 20).map(i => el("li",
 const remarks = [runs && times.length ? "The job still runs: the page shows the part that is known." : "", ...r.remarks,
 	incidents.length > 20 ? count(incidents.length - 20, "more incident") + ": see the table of the clients." : "", r.clients_seen > clients.length ? `The page has ${clients.length} of ${r.clients_seen} clients.` : ""]
 add(...remarks.filter(Boolean).map(t => el("p", "", t)))
-add(list("facts", [["job name", r.name], ["user", r.user], ["node", r.node], ["partition", r.partition], ["account", r.account], ["rule", shown(r.rule) + (r.share ? ", which grants share " + shown(r.share) : "")],
+add(list("facts", [["job name", r.name], ["user", r.user], ["node", r.node], ["partition", r.partition], ["account", r.account], ["rule", r.no_mps ? "none: the job ran without MPS" : shown(r.rule) + (r.share ? ", which grants share " + shown(r.share) : "")],
 	["begin", clock(r.begin)], ["end", runs ? "still runs" : clock(r.end)], ["clients", `${r.clients_seen}, at most ${r.clients_peak} at the same time`], ["share of a client", r.shares], ["GPU hours", r.gpu_hours.toFixed(2)],
 	["energy", r.energy_j > 0 ? energy(r.energy_j) : ""]]))
 gpus.forEach((g, n) => {
