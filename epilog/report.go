@@ -30,6 +30,9 @@ const (
 	maxReportAge = 30 * 24 * time.Hour
 	// reportWait is how long the epilog waits for a slow disk to store the report.
 	reportWait = 200 * time.Millisecond
+	// heldTime is how long a job holds GPUs without a client until a site wants to see it. The report of a shorter one
+	// would push another one out.
+	heldTime = time.Minute
 )
 
 // keeping is a report that is being stored, while the epilog does its other steps. The channel is nil without a report.
@@ -50,8 +53,7 @@ func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) keeping {
 		}
 		r = finished(r, guard, ended)
 	}
-	// A job with MPS and without a client has used nothing, and its report would push another one out.
-	if r.ClientsSeen == 0 && !r.NoMPS {
+	if r.ClientsSeen == 0 && !r.NoMPS && r.End.Sub(r.Begin) < heldTime {
 		kept <- err
 	} else {
 		go func() { kept <- e.keepReportOf(l.Job.UID, r) }()

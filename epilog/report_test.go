@@ -137,6 +137,33 @@ func TestAKeptReportHasTheGuardsCounts(t *testing.T) {
 	}
 }
 
+// A job that held its GPUs for a minute without a client has a report, because a site looks for such jobs. A shorter
+// one has none.
+//
+// Contract: U2
+func TestTheReportOfAJobWithoutAClient(t *testing.T) {
+	needsRoot(t)
+	for lasted, want := range map[time.Duration]bool{50 * time.Second: false, 70 * time.Second: true} {
+		n := newNode(t)
+		n.leased(nil)
+		e := n.epilog()
+		e.Reports = t.TempDir()
+		folder, err := os.Open(n.Store.JobDir(7))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer folder.Close()
+		r := usage.Report{Schema: usage.Schema, Job: 7, Begin: time.Now().Add(-lasted), GPUs: make([]usage.GPU, 2)}
+		if err := errors.Join(r.Write(folder, usage.Running, 0), e.Close(t.Context(), 7)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := usage.Read(filepath.Join(e.Reports, "7.json"))
+		if (err == nil) != want || want && got.ClientsSeen != 0 {
+			t.Errorf("of a job of %v: %+v, %v, want a report: %v", lasted, got, err, want)
+		}
+	}
+}
+
 // When a job ends, the log has its summary: the guard's own counts, and the clients that the epilog found. A job
 // without a guard has no counts.
 func TestAnEpilogLogsTheSummary(t *testing.T) {

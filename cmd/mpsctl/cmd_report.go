@@ -36,12 +36,12 @@ were, how much memory was in use, and fatal GPU errors. The first sentence is th
 a sentence of advice follows: about the number of ranks, or how to start them.
 
 JOB is the number of a job, or its name in a job array, as 4711_3. Without it, it is the job of $SLURM_JOB_ID: mpsctl
-report may be the last line of a batch script. Outside of a job, it is a list of your jobs that have a report here; root
-gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job had a
-client of MPS, or if the policy has record = "all". If a node has more than 1,000 reports, the oldest of the user with
-the most are removed. It waits up to 2 s for the ends of clients that have just ended. The GPUs are sampled every 10 s,
-so the last seconds of a running job may be missing. The job's user and root can read it, and no other member of a
-group; without ACLs, only root can.
+report may be the last line of a batch script. Outside of a job, it is a list of your jobs that have a report here;
+root gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job
+had MPS and a client or lasted a minute, or if the policy has record = "all". If a node has more than 1,000 reports,
+the oldest of the user with the most are removed. It waits up to 2 s for the ends of clients that have just ended. The
+GPUs are sampled every 10 s, so the last seconds of a running job may be missing. The job's user and root can read it,
+and no other member of a group; without ACLs, only root can.
 
 If this node has none, your own copies are read that the job's nodes have put into the site's shared folder, if site.hcl
 has shared_reports; with --from, those in another folder. Each node has a line, the sums have one, and nodes without a
@@ -187,8 +187,8 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 	return r, errNoReport
 }
 
-var errNoReport = errors.New("this node has no report of it: " +
-	"see whether it ran here for a second at least and in the last 30 days, with a client of MPS or record = \"all\"")
+var errNoReport = errors.New("this node has no report of it: see whether it ran here in the last 30 days, with MPS or " +
+	"record = \"all\", and had a client or lasted a minute")
 
 func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 	var b strings.Builder

@@ -326,7 +326,7 @@ func latestFirst(folder string) (paths []string) {
 func reportsText(all []usage.Report, screen command.Screen) string {
 	if len(all) == 0 {
 		return screen.Wrap("", "This node has no report that you may read. "+
-			"A job has one if it ran here with a client of MPS in the last 30 days.")
+			"A job has one if it ran here with MPS in the last 30 days, and had a client or lasted a minute.")
 	}
 	user := 0
 	if slices.ContainsFunc(all, func(r usage.Report) bool { return r.User != all[0].User }) {

@@ -338,8 +338,8 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 	}
 }
 
-// A report that a full disk does not take is lost, and the log has the reason. A job without a client leaves no report,
-// so that a user's empty jobs push out no other report.
+// A report that a full disk does not take is lost, and the log has the reason. A short job without a client leaves no
+// report, so that a user's empty jobs push out no other report.
 //
 // Contract: U2
 func TestAReportThatIsNotKept(t *testing.T) {
