@@ -3,12 +3,10 @@
 package proc
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"time"
 )
@@ -82,31 +80,69 @@ func (r *readers) environments(ctx context.Context, procs []Process, names []str
 	return found
 }
 
-// search looks for variables with a small buffer. Only a value that is looked for must fit into it.
+// search looks for variables with a small buffer. By pieces, not by entries: a user's process may claim gigabytes of
+// empty entries, and one entry after the other costs eight times as much.
 func search(text io.Reader, names []string) (Environment, error) {
 	found := Environment{Values: map[string]string{}}
-	entries := bufio.NewReaderSize(text, bufferBytes)
-	total, middle := 0, false // of an entry that is larger than the buffer
+	buffer := make([]byte, bufferBytes)
+	kept, total := 1, 0 // the buffer begins with a zero, because each entry follows a zero
 	for {
-		entry, err := entries.ReadSlice(0)
-		total += len(entry)
-		name, value, assigned := strings.Cut(string(bytes.TrimSuffix(entry, []byte{0})), "=")
-		_, known := found.Values[name]
-		wanted := assigned && !known && !middle && slices.Contains(names, name)
-		middle = errors.Is(err, bufio.ErrBufferFull)
-		if wanted && !middle {
-			found.Values[name] = value
+		n, err := text.Read(buffer[kept : len(buffer)-1])
+		total += n
+		end := kept + n
+		if err != nil { // the last entry may lack its final zero
+			buffer[end] = 0
+			end++
 		}
+		hold := found.take(buffer[:end], names)
 		switch {
 		case len(found.Values) == len(names):
 			return found, nil
 		case errors.Is(err, io.EOF):
 			found.Empty = total == 0
 			return found, nil
-		case total >= maxBytes || wanted && middle:
-			return found, ErrLong
-		case err != nil && !middle:
+		case err != nil:
 			return found, err
+		case total >= maxBytes || hold == 0 && end == len(buffer)-1:
+			return found, ErrLong
 		}
+		kept = copy(buffer, buffer[hold:end])
+	}
+}
+
+// take records the variables in a piece of an environment. It returns the offset at which the next read must
+// continue.
+func (e Environment) take(piece []byte, names []string) (hold int) {
+	hold = len(piece)
+	for _, name := range names {
+		if _, known := e.Values[name]; known {
+			continue
+		}
+		hold = min(hold, max(0, len(piece)-len(name)-1))
+		entry := find(piece, name+"=")
+		if entry < 0 {
+			continue
+		}
+		value, _, whole := bytes.Cut(piece[entry+len(name)+1:], []byte{0})
+		if !whole {
+			hold = min(hold, entry-1)
+			continue
+		}
+		e.Values[name] = string(value)
+	}
+	return hold
+}
+
+// find returns the index of the first entry with this beginning, or -1.
+func find(piece []byte, beginning string) int {
+	for start := 1; ; {
+		index := bytes.Index(piece[min(start, len(piece)):], []byte(beginning))
+		if index < 0 {
+			return -1
+		}
+		if index += start; piece[index-1] == 0 {
+			return index
+		}
+		start = index + 1
 	}
 }
