@@ -410,7 +410,7 @@ func (s Node) leftFiles() ([]string, error) {
 	var left []string
 	run := s.Paths().Run()
 	err := filepath.WalkDir(run, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENAMETOOLONG) { // below a folder that is found
 			return nil
 		}
 		name, _ := filepath.Rel(run, path)
