@@ -418,7 +418,7 @@ var planted = []faultPlanted{
 
 	{name: "a policy with a mistake", kind: "policy",
 		plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") },
-		where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
+		where: "ROOT/etc/slurm-mps/policy.hcl:23", do: "mpsctl policy check --root ROOT"},
 	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) },
 		where: "ROOT/etc/slurm-mps/policy.hcl",
 		do:    "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},

@@ -107,3 +107,20 @@ func TestJobsWithoutMPSAreRecorded(t *testing.T) {
 	}
 	c.Quiet()
 }
+
+// The last line of a script puts the job's result into its comment, as docs/user.md says.
+func TestAResultInTheComment(t *testing.T) {
+	c := newCluster(t, "record = \"all\"\n"+testnode.Default(""), lab.Options{PrologFlags: "Alloc,Contain"})
+	c.First().Facts(`usage_interval = "1s"`)
+	const recipe = `scontrol update job=$SLURM_JOB_ID comment="$(mpsctl report --line)"`
+	if !strings.Contains(e2e.Read(t, "../../../docs/user.md"), recipe) {
+		t.Errorf("docs/user.md does not have %s", recipe)
+	}
+	line := strings.Replace(recipe, "mpsctl", strings.Join(c.First().Command("mpsctl"), " "), 1)
+	script := "CUDA_VISIBLE_DEVICES=0 " + c.Client() + " spin -ms 1 -for 3\n" + line + "\nscontrol show job $SLURM_JOB_ID"
+	id := c.submits(script, "--gres=gpu:1", "-n1")
+	want := "Comment=job " + strconv.Itoa(id) + ": The job ran without MPS"
+	if job := c.Ended(id); job.State != "COMPLETED" || !strings.Contains(c.Output(id), want) {
+		t.Errorf("%+v\n%s\nwant %s", job, c.Output(id), want)
+	}
+}
