@@ -4,6 +4,7 @@ package real_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -108,9 +110,17 @@ func TestPythonTurn(t *testing.T) {
 	}
 }
 
+// byNight skips a test of a script for a GPU machine, which loads both cores for a minute.
+func byNight(t *testing.T) {
+	if !night.Whole() && flag.Lookup("test.run").Value.String() == "" {
+		t.Skip("it takes a minute: make nightly runs it, and go test -run")
+	}
+}
+
 // TestCodesLeft rehearses what gpu-left.sh does with programs in Python: a turn with a trainer beside a server, and one
 // with the programs of python.py.
 func TestCodesLeft(t *testing.T) {
+	byNight(t)
 	lab := pythonLab(t)
 	pack, results := t.TempDir(), t.TempDir()
 	if err := os.CopyFS(filepath.Join(pack, "codes"), os.DirFS(filepath.Join(lab.folder, "codes"))); err != nil {

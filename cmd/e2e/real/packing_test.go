@@ -20,6 +20,7 @@ import (
 // TestPackingTurn measures the programs of packing.py on a simulated GPU, with modules that stand for PyTorch and JAX.
 // Each rank has a line, and rank 0 the figures that the GPU's counters have. A report gives it the recorder's.
 func TestPackingTurn(t *testing.T) {
+	byNight(t)
 	p := pythonLab(t)
 	for name, percent := range map[string]string{"gpm/1": "96", "gpm/2": "31", "gpm/10": "12.5"} {
 		if err := p.Sim.Node.GPU(0).Set(name, percent); err != nil {
