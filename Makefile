@@ -307,6 +307,7 @@ gpu-left-pack: gpu-codes-pack site-check ## the files for gpu-left, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small
 	tar -C $(BUILT)/small -xJf $(BUILT)/gpu-codes.tar.xz && rm -rf $(CODES_PACK)/lammps $(CODES_PACK)/mpi $(CODES_PACK)/programs
 	cp $(BUILT)/gpu/bench $(BUILT)/site-check $(CODES_PACK)/ && cp -r $(BUILT)/sim $(CODES_PACK)/
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(CODES_PACK)/conformance.test ./site/sim/conformance
 	strip $(CODES_PACK)/sim/bin/nvidia-cuda-mps-*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-left.tar.xz && rm -rf $(BUILT)/small
 gpu-left: gpu-left-pack ## what was not yet run on a GPU, in two calls
