@@ -84,7 +84,7 @@ func TestLimitsAreThoseOfRootsSlurmd(t *testing.T) {
 	}
 }
 
-// Whoever can change a link in the middle of a chain decides what root runs.
+// Who can change a link in the middle of a chain decides what root runs.
 func TestALinkInTheMiddleOfAChain(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs a folder of another user")

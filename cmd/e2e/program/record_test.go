@@ -27,6 +27,24 @@ func recordsAll(t *testing.T) (testNode, testnode.Job) {
 	return p, job
 }
 
+// recorded is such a node in the middle of job 7: its recorder has taken a sample.
+func recorded(t *testing.T) (testNode, testnode.Job) {
+	t.Helper()
+	p, job := recordsAll(t)
+	p.Must(0, job, "prolog")
+	p.report(p.runningReport(), "a sample", func(r usage.Report) bool { return len(r.GPUs[0].Samples) > 0 })
+	return p, job
+}
+
+func (p testNode) killRecorder() {
+	p.T.Helper()
+	recorder := p.Recorder()
+	if err := recorder.Kill(syscall.SIGKILL); err != nil {
+		p.T.Fatal(err)
+	}
+	p.Gone(recorder)
+}
+
 // plain starts a program of job 7 on the first GPU, without the wrapper and without a daemon.
 func (p testNode) plain() *exec.Cmd {
 	p.T.Helper()
@@ -201,14 +219,8 @@ func TestARecorderThatFails(t *testing.T) {
 
 // A killed recorder costs its job nothing but the report's end, and the epilog clears up.
 func TestAKilledRecorder(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Must(0, job, "prolog")
-	p.report(p.runningReport(), "a sample", func(r usage.Report) bool { return len(r.GPUs[0].Samples) > 0 })
-	recorder := p.Recorder()
-	if err := recorder.Kill(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	p.Gone(recorder)
+	p, job := recorded(t)
+	p.killRecorder()
 	p.Must(0, job, "epilog")
 	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return !r.End.IsZero() })
 	p.Quiet()
@@ -216,9 +228,7 @@ func TestAKilledRecorder(t *testing.T) {
 
 // A recorder that hangs in the driver is killed, and its report is kept without the last sample.
 func TestARecorderThatHangs(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Must(0, job, "prolog")
-	p.report(p.runningReport(), "a sample", func(r usage.Report) bool { return len(r.GPUs[0].Samples) > 0 })
+	p, job := recorded(t)
 	if err := p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000); err != nil {
 		t.Fatal(err)
 	}
@@ -231,14 +241,8 @@ func TestARecorderThatHangs(t *testing.T) {
 // A recorder that no signal ends, as one in an uninterruptible call, keeps its lease and drains no node. Status names
 // the lease, and reap closes it when the recorder has ended. Here another process has the recorder's lock.
 func TestARecorderThatDoesNotEnd(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Must(0, job, "prolog")
-	p.report(p.runningReport(), "a sample", func(r usage.Report) bool { return len(r.GPUs[0].Samples) > 0 })
-	recorder := p.Recorder()
-	if err := recorder.Kill(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	p.Gone(recorder)
+	p, job := recorded(t)
+	p.killRecorder()
 	lock, err := os.Open(filepath.Join(p.Paths().Run(), "guards", "7"))
 	if err != nil {
 		t.Fatal(err)
@@ -267,10 +271,8 @@ func TestARecorderThatDoesNotEnd(t *testing.T) {
 // If the epilog is lost, the recorder is a leftover: status names it, a job with MPS on the same GPUs is not disturbed,
 // and reap ends it and keeps the report.
 func TestALostEpilogOfARecordedJob(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Must(0, job, "prolog")
+	p, _ := recorded(t)
 	recorder := p.Recorder()
-	p.report(p.runningReport(), "a sample", func(r usage.Report) bool { return len(r.GPUs[0].Samples) > 0 })
 	next := p.Job(8, "0,1")
 	p.Must(0, next, "prolog")
 	if p.Modes() != "33" || p.Ticket(8).RefusalReason != "" {

@@ -120,17 +120,11 @@ func BenchmarkSampleWithoutMPS(b *testing.B) {
 // aloneOf is a recorder of a job of a user without MPS. The driver lists this process on its GPU.
 func aloneOf(t *testing.T, uid int) *recorder {
 	t.Helper()
-	folder, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { folder.Close() })
-	return newRecorder(options{
-		lease:  lease.Lease{Job: lease.Job{ID: 7, UID: uint32(uid)}, CreatedAt: time.Now(), NoMPS: true},
-		ticket: lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{MemoryMiB: 80000}}}},
-		folder: folder, interval: time.Second, samplers: []sampler{&ticking{}}, read: nothing,
-		processes: func(site.UUID) ([]gpu.Process, error) { return []gpu.Process{{PID: os.Getpid(), MiB: 700}}, nil },
+	r := alone(t, lease.Part{}, 1, func(site.UUID) ([]gpu.Process, error) {
+		return []gpu.Process{{PID: os.Getpid(), MiB: 700}}, nil
 	})
+	r.lease.Job.UID = uint32(uid)
+	return r
 }
 
 // A process of another user counts on a whole GPU. Its program is not in the report, which the job's user reads.

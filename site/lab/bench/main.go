@@ -62,7 +62,7 @@ type set struct {
 // heldOf names the variable that a bench below a holder has.
 const heldOf = "BENCH_IS_HELD"
 
-// held runs this command again below a holder, so that no daemon and no guard outlives it, whoever ends it.
+// held runs this command again below a holder, so that no daemon and no guard outlives it.
 func held() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

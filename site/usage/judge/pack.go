@@ -27,7 +27,7 @@ type Packing struct {
 // These are the model's parameters, and the limits of what was measured. TestLeaveOneOut fits keep and spread again.
 const (
 	keep   = 0.84 // the part of the queue's gain that ranks have; caches and clocks take the rest
-	spread = 1.21 // the truth lies within the prediction by spread and times spread: 2.5 standard deviations
+	spread = 1.21 // the gain lies within the prediction by spread and times spread: 2.5 standard deviations
 
 	ownDemand = 0.2 // a rank that needs less of a GPU's time waits for its processor, so only a lower bound is known
 	pays      = 1.1 // nothing is promised if the gain may be less

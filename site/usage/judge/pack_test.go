@@ -80,8 +80,8 @@ func read(t *testing.T) trials {
 
 // change is a change of a number of ranks, and what it gained.
 type change struct {
-	from, to      trial
-	demand, truth float64
+	from, to         trial
+	demand, measured float64
 }
 
 // queue is what the queue alone would predict.
@@ -117,7 +117,7 @@ func fit(changes []change) (best, deviation float64) {
 	for k := 0.4; k < 1.3; k += 0.01 {
 		squares, of := map[string]float64{}, map[string]float64{}
 		for _, c := range changes {
-			squares[c.to.program] += math.Pow(math.Log(c.truth/c.predicted(k)), 2)
+			squares[c.to.program] += math.Pow(math.Log(c.measured/c.predicted(k)), 2)
 			of[c.to.program]++
 		}
 		sum := 0.0
@@ -132,9 +132,9 @@ func fit(changes []change) (best, deviation float64) {
 }
 
 // The parameters are those that fit the data. Each program is predicted by the others: the mean error of the factor is
-// at most 10 %, 95 % of the cases are within 25 %, the interval holds the truth in 90 %, and no gain is promised that
-// there is not. Of ranks that wait for their processors, whom no fit has seen, the truth is above the lower bound. The
-// page has the table of it.
+// at most 10 %, 95 % of the cases are within 25 %, the interval holds the measured gain in 90 %, and no gain is
+// promised that there is not. Of ranks that wait for their processors, whom no fit has seen, the measured gain is
+// above the lower bound. The page has the table of it.
 func TestLeaveOneOut(t *testing.T) {
 	all := read(t)
 	busy, waiting := all.changes(), []change{}
@@ -154,20 +154,20 @@ func TestLeaveOneOut(t *testing.T) {
 	for _, c := range busy {
 		k, d := fit(slices.DeleteFunc(slices.Clone(busy), func(o change) bool { return o.to.program == c.to.program }))
 		guess, width := c.predicted(k), math.Exp(2.5*d)
-		off := math.Abs(guess/c.truth - 1)
+		off := math.Abs(guess/c.measured - 1)
 		errors += off
 		if off <= 0.25 {
 			near++
 		}
-		if c.truth >= guess/width && c.truth <= guess*width {
+		if c.measured >= guess/width && c.measured <= guess*width {
 			held++
 		}
-		if guess/width >= pays && c.truth < guess/width {
-			t.Errorf("%v to %v: at least %.2f is promised, and %.2f is true", c.from, c.to, guess/width, c.truth)
+		if guess/width >= pays && c.measured < guess/width {
+			t.Errorf("%v to %v: at least %.2f is promised, and %.2f was measured", c.from, c.to, guess/width, c.measured)
 		}
 		if programs[c.to.program] = true; c.from.ranks == 1 {
 			single, singles = single+off, singles+1
-			cells[c.to] = fmt.Sprintf("%.2f/%.2f", c.truth, guess)
+			cells[c.to] = fmt.Sprintf("%.2f/%.2f", c.measured, guess)
 		}
 	}
 	n, waits := float64(len(busy)), map[string]bool{}
@@ -176,11 +176,11 @@ func TestLeaveOneOut(t *testing.T) {
 	}
 	for _, c := range waiting {
 		low := c.predicted(keep) / spread
-		if waits[c.to.program] = true; c.truth < low {
-			t.Errorf("%v to %v: at least %.2f is promised, and %.2f is true", c.from, c.to, low, c.truth)
+		if waits[c.to.program] = true; c.measured < low {
+			t.Errorf("%v to %v: at least %.2f is promised, and %.2f was measured", c.from, c.to, low, c.measured)
 		}
 		if c.from.ranks == 1 {
-			cells[c.to] = fmt.Sprintf("%.2f/≥%.2f", c.truth, low)
+			cells[c.to] = fmt.Sprintf("%.2f/≥%.2f", c.measured, low)
 		}
 	}
 	text := "| program | SM active/DRAM | 2 ranks | 4 ranks | 8 ranks |\n|---|---|---|---|---|\n" + table(all, cells) +
@@ -230,8 +230,8 @@ func TestPromises(t *testing.T) {
 		if p.Ranks > maxUncapped {
 			to.share = "overlap:2"
 		}
-		if truth := all[to].rate / m.rate; truth < p.Low || p.High > 0 && truth > p.High {
-			t.Errorf("%v: %s, and %.2f is true", from, p.Why, truth)
+		if measured := all[to].rate / m.rate; measured < p.Low || p.High > 0 && measured > p.High {
+			t.Errorf("%v: %s, and %.2f was measured", from, p.Why, measured)
 		}
 	}
 	if promised != 6 {

@@ -19,10 +19,10 @@ func (r Job) Waste(nodes []usage.Report) (sums, lines map[string]float64) {
 	for _, node := range nodes {
 		onNode, share := 0, Job{node}.GPUHours(node.End)/float64(max(len(node.GPUs), 1))
 		for _, g := range node.GPUs {
-			if addGPU(sums, node, g, share) {
+			s, busy := g.Busy(node.Begin)
+			if addGPU(sums, node, g, busy, share) {
 				onNode++
 			}
-			s, _ := g.Busy(node.Begin)
 			busiest = max(busiest, s.SMActive, s.DRAM)
 		}
 		used, usedNodes = used+onNode, usedNodes+min(onNode, 1)
@@ -59,10 +59,10 @@ func (r Job) Waste(nodes []usage.Report) (sums, lines map[string]float64) {
 	return sums, lines
 }
 
-// addGPU adds a GPU to sums of its job, which had it for some GPU hours. It returns false if the job never used it.
-func addGPU(sums map[string]float64, r usage.Report, g usage.GPU, hours float64) (used bool) {
+// addGPU adds a GPU to sums of its job, which had it for some GPU hours, and a process on it for the time busy. It
+// returns false if the job never used it.
+func addGPU(sums map[string]float64, r usage.Report, g usage.GPU, busy time.Duration, hours float64) (used bool) {
 	mean := g.Mean(r.Begin)
-	_, busy := g.Busy(r.Begin)
 	sums["gpu_hours"] += hours
 	used = len(g.Samples) == 0 || mean.Clients > 0 || mean.SMUtil >= idlePercent
 	if used {
