@@ -468,10 +468,10 @@ func (k *keeper) gauge(env slurm.Env) []string {
 }
 
 // waitForRanks waits until nothing of the ranks is left: no process has their lock, no registered process lives, the
-// daemon has no client, and no process has its variables.
+// daemon has no client, and no process has its variables. If it cannot lock, the others tell.
 func waitForRanks(alive *os.File, k *keeper) {
 	for pause := firstLook; ; {
-		for unix.Flock(int(alive.Fd()), unix.LOCK_EX) != nil { // EINTR
+		for errors.Is(unix.Flock(int(alive.Fd()), unix.LOCK_EX), unix.EINTR) {
 		}
 		switch {
 		case len(registered(k.dir)) > 0 || k.hasClient():

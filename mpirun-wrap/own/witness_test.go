@@ -3,8 +3,11 @@
 package own
 
 import (
+	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -45,4 +48,35 @@ func TestLeftBehind(t *testing.T) {
 		t.Error("a dead process is a witness")
 	}
 	_ = heir.Wait()
+}
+
+// A keeper that cannot lock waits for the registered ranks all the same, and then ends.
+func TestWaitWithoutALock(t *testing.T) {
+	k := &keeper{dir: base(t)}
+	lock, err := openLock(k.dir, aliveLock)
+	rank := exec.Command("sleep", "60")
+	if err := errors.Join(err, lock.Close(), makeFolder(k.dir), rank.Start()); err != nil {
+		t.Fatal(err)
+	}
+	stat, err1 := proc.ReadStat(rank.Process.Pid)
+	path := filepath.Join(k.dir, ranksFolder, strconv.Itoa(stat.PID))
+	err2 := os.WriteFile(path, strconv.AppendUint(nil, stat.Start, 10), 0o600)
+	lived := make(chan bool, 1)
+	go func() {
+		waitForRanks(lock, k)
+		lived <- alive(stat.Process)
+	}()
+	time.Sleep(2 * firstLook)
+	if err := errors.Join(err1, err2, rank.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	_ = rank.Wait()
+	select {
+	case early := <-lived:
+		if early {
+			t.Error("the keeper has ended before the rank")
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the keeper waits for a lock that it cannot get")
+	}
 }
