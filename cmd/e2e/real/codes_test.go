@@ -54,9 +54,11 @@ func TestRealCodes(t *testing.T) {
 			if mode == "ours" {
 				args = append(args, "--constraint=mps")
 			}
-			script := fmt.Sprintf("export CODES=%s RANKS=%q PYTHON=%s FIRST_CORE=%s ONLY_GPU=%s FEEL=%s PACKING_PART=%s\n%s/%s %s %d",
-				codes, os.Getenv("RANKS"), os.Getenv("PYTHON"), os.Getenv("FIRST_CORE"), os.Getenv("ONLY_GPU"),
-				os.Getenv("FEEL"), os.Getenv("PACKING_PART"), codes, os.Getenv("CODES_SCRIPT"), mode, turn)
+			script := "export CODES=" + codes
+			for _, name := range []string{"RANKS", "PYTHON", "FIRST_CORE", "ONLY_GPU", "FEEL", "PACKING_PART", "PACKING_SECONDS"} {
+				script += fmt.Sprintf(" %s=%q", name, os.Getenv(name))
+			}
+			script += fmt.Sprintf("\n%s/%s %s %d", codes, os.Getenv("CODES_SCRIPT"), mode, turn)
 			out, _ := p.run(script, args...)
 			lines := line.FindAllString(out, -1)
 			if len(lines) == 0 {

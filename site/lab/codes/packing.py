@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What n equal programs gain on one GPU, beside the figures that a report has of them: the data of docs/packing.md.
 
-  packing.py run PART WINDOW SECONDS [WRAPPER...]   measures each second program, from PART (1 or 2) on
+  packing.py run PART WINDOW SECONDS [WRAPPER...]   measures each fourth program, from PART (1 to 4) on
   packing.py join REPORT                            adds the recorder's figures to these lines, from a report's JSON
 
 For each program and number of ranks it prints a line for each rank, as the test TestLeaveOneOut reads them:
@@ -387,8 +387,8 @@ def measure(part, window, seconds, *wrapper):
     began = time.monotonic()
     python.WINDOW = float(window)
     codes = [Lammps("lj", 100), Lammps("eam", 50), Lammps("rhodo", 5)] if os.path.exists(f"{CODES}/lmp") else []
-    python.known[:] = python.known[int(part) - 1::2]
-    codes = codes[int(part) - 1::2]
+    python.known[:] = python.known[int(part) - 1::4]
+    codes = codes[int(part) - 1::4]
     sys.addaudithook(python.watch)
     host, dirty = python.prepare()
     python.gc.freeze()
