@@ -3,7 +3,7 @@
 package state
 
 import (
-	"fmt"
+	"slices"
 
 	"github.com/slurm-mps/slurm-mps/site"
 )
@@ -113,22 +113,5 @@ func ofNoJob(all []Finding) []Finding {
 }
 
 func selected(all []Finding, reported func(Kind) bool) []Finding {
-	some := []Finding{}
-	for _, f := range all {
-		if reported(f.Kind) {
-			some = append(some, f)
-		}
-	}
-	return some
-}
-
-// short returns "GPU 0", or the beginning of an instance's UUID, because an instance has no number.
-func short(index int, uuid site.UUID) string {
-	switch {
-	case uuid.MIG():
-		return string(uuid)[:min(len(uuid), 12)]
-	case index < 0:
-		return string(uuid)
-	}
-	return fmt.Sprintf("GPU %d", index)
+	return slices.DeleteFunc(append([]Finding{}, all...), func(f Finding) bool { return !reported(f.Kind) })
 }

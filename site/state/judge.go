@@ -239,7 +239,8 @@ func takersSentence(left []lease.Taker) string {
 // device judges a device of a job.
 func (d *diagnosis) device(j Job, held Held) {
 	g := d.GPU(held.UUID)
-	if d.Root && !d.claimed(held.UUID, j.ID) {
+	claims := func(c lease.Claim) bool { return c.UUID == held.UUID && c.Err == nil && c.Job == j.ID }
+	if d.Root && !slices.ContainsFunc(d.claims, claims) {
 		d.add(d.on(j, held.UUID, leaseWithoutClaim,
 			"the job holds it and has no claim on it: another job's prolog may take it", j.requeue()))
 	}
@@ -257,12 +258,6 @@ func (d *diagnosis) device(j Job, held Held) {
 		d.client(j, held, c)
 	}
 	d.otherProcesses(j, held)
-}
-
-func (n Node) claimed(uuid site.UUID, job uint32) bool {
-	return slices.ContainsFunc(n.claims, func(c lease.Claim) bool {
-		return c.UUID == uuid && c.Err == nil && c.Job == job
-	})
 }
 
 // notServing is the finding of a daemon's state that is not serving, and its effect.

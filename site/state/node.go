@@ -9,6 +9,7 @@
 package state
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -220,5 +221,13 @@ func (n Node) Clients() int {
 	return len(pids)
 }
 
-// String returns "GPU 0", or the name of an instance.
-func (g GPU) String() string { return short(g.Index, g.UUID) }
+// String returns "GPU 0", or the beginning of an instance's UUID, because an instance has no number.
+func (g GPU) String() string {
+	switch {
+	case g.UUID.MIG():
+		return string(g.UUID)[:min(len(g.UUID), 12)]
+	case g.Index < 0:
+		return string(g.UUID)
+	}
+	return fmt.Sprintf("GPU %d", g.Index)
+}

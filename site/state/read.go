@@ -102,13 +102,7 @@ func (r *Reader) moved(n Node) bool {
 
 // both returns the findings of the later look that the earlier look had too.
 func both(later, earlier []Finding) []Finding {
-	agreed := []Finding{}
-	for _, f := range later {
-		if slices.ContainsFunc(earlier, f.same) {
-			agreed = append(agreed, f)
-		}
-	}
-	return agreed
+	return slices.DeleteFunc(later, func(f Finding) bool { return !slices.ContainsFunc(earlier, f.same) })
 }
 
 // once reads the node once. It asks the driver before the daemons, so a client that the driver lists is known to its

@@ -89,15 +89,13 @@ func (r *reaper) jobs() ([]uint32, error) {
 	if r.only != 0 {
 		return []uint32{r.only}, nil
 	}
-	all := map[uint32]bool{}
+	var all []uint32
 	for _, list := range []func() ([]uint32, error){r.reader.Store.Jobs, r.reader.Store.Tickets, r.reader.Store.Dirs, r.reader.Store.LockedJobs} {
 		jobs, err := list()
 		if err != nil {
 			return nil, err
 		}
-		for _, job := range jobs {
-			all[job] = true
-		}
+		all = append(all, jobs...)
 	}
 	claims, err := r.reader.Store.Claims()
 	if err != nil {
@@ -105,13 +103,12 @@ func (r *reaper) jobs() ([]uint32, error) {
 	}
 	for _, claim := range claims {
 		if claim.Job != 0 {
-			all[claim.Job] = true
+			all = append(all, claim.Job)
 		}
 	}
-	for job := range r.unleased {
-		all[job] = true
-	}
-	return slices.Sorted(maps.Keys(all)), nil
+	all = slices.AppendSeq(all, maps.Keys(r.unleased))
+	slices.Sort(all)
+	return slices.Compact(all), nil
 }
 
 // job handles one job. It judges the job again under its lock, because only then no one else can change it.

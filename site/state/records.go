@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -40,21 +39,17 @@ func (r *Reader) readRecords(n *Node) {
 		}
 	}
 	var hidden, acting []uint32
-	for _, job := range r.readJobs(merge(leased, tickets, dirs, locked)) {
-		if job.hidden() {
-			n.hidden = append(n.hidden, job.ID)
-			if job.Acting != 0 {
-				acting = append(acting, job.ID)
-			} else {
-				hidden = append(hidden, job.ID)
-			}
-			continue
+	for _, job := range r.readJobs(leased, tickets, dirs, locked) {
+		switch {
+		case job.hidden() && job.Acting != 0:
+			acting = append(acting, job.ID)
+		case job.hidden():
+			hidden = append(hidden, job.ID)
+		case job.leased || job.dir || job.ticketed(): // others vanished while they were read, or are of another boot
+			n.Jobs = append(n.Jobs, job)
 		}
-		if job.nothing() {
-			continue
-		}
-		n.Jobs = append(n.Jobs, job)
 	}
+	n.hidden = slices.Concat(acting, hidden)
 	n.sign()
 	if len(acting) > 0 {
 		n.missed("the leases of jobs on which a prolog or an epilog works: root's to read (%s)", jobList(acting))
@@ -83,57 +78,30 @@ func (j Job) hidden() bool {
 	return j.ticket == nil && (errors.Is(j.err, fs.ErrPermission) || errors.Is(j.ticketErr, fs.ErrPermission))
 }
 
-// nothing reports whether a job's files vanished while they were read, or are from before a reboot and have no
-// effect.
-func (j Job) nothing() bool {
-	return !j.leased && !j.dir && !j.ticketed()
-}
-
 // ticketed reports whether a job has a ticket of this boot, readable or not.
 func (j Job) ticketed() bool {
 	return j.ticket != nil || !errors.Is(j.ticketErr, lease.ErrNotFound) && !errors.Is(j.ticketErr, lease.ErrStaleBoot)
 }
 
-type files struct {
-	job                      uint32
-	lease, ticket, dir, lock bool
-}
-
-// merge returns the jobs of all lists in order, with the lists that contain each. A job with only a lock is left out:
-// its prolog has not written anything yet.
-func merge(leases, tickets, dirs, locked []uint32) []files {
-	found := map[uint32]*files{}
-	note := func(jobs []uint32, mark func(*files)) {
-		for _, job := range jobs {
-			if found[job] == nil {
-				found[job] = &files{job: job}
-			}
-			mark(found[job])
-		}
-	}
-	note(leases, func(f *files) { f.lease = true })
-	note(tickets, func(f *files) { f.ticket = true })
-	note(dirs, func(f *files) { f.dir = true })
-	for _, job := range locked {
-		if found[job] != nil {
-			found[job].lock = true
-		}
-	}
-	var all []files
-	for _, job := range slices.Sorted(maps.Keys(found)) {
-		all = append(all, *found[job])
-	}
-	return all
-}
+// files are what a job has.
+type files struct{ lease, ticket, dir, lock bool }
 
 // readers is how many jobs are read side by side: a node may have a thousand jobs with two files each.
 const readers = 4
 
-func (r *Reader) readJobs(all []files) []Job {
+// readJobs reads the jobs of lists that are in order. A job with only a lock is left out: its prolog has not written
+// anything yet.
+func (r *Reader) readJobs(leased, tickets, dirs, locked []uint32) []Job {
+	all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(leased, tickets, dirs))))
+	in := func(list []uint32, job uint32) bool {
+		_, found := slices.BinarySearch(list, job)
+		return found
+	}
 	jobs := make([]Job, len(all))
 	_ = wait.Each(readers, func(first int) error {
 		for i := first; i < len(all); i += readers {
-			jobs[i] = r.readJob(all[i])
+			id := all[i]
+			jobs[i] = r.readJob(id, files{in(leased, id), in(tickets, id), in(dirs, id), in(locked, id)})
 		}
 		return nil
 	})
@@ -141,13 +109,17 @@ func (r *Reader) readJobs(all []files) []Job {
 }
 
 // readJob reads the records of one job. Without root it reads the ticket instead of the lease.
-func (r *Reader) readJob(has files) Job {
+func (r *Reader) readJob(id uint32, has files) Job {
 	j := Job{
-		ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{},
+		ID: id, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{},
 		ticketErr: lease.ErrNotFound, err: lease.ErrNotFound,
 	}
 	if has.ticket {
-		r.readTicket(&j)
+		ticket, err := r.Store.ReadTicket(id)
+		if j.ticketErr = err; err == nil {
+			j.ticket = &ticket
+			j.granted(ticket)
+		}
 	}
 	if has.lock {
 		if holder, acting := r.Store.LockHolder(j.ID); acting {
@@ -155,7 +127,11 @@ func (r *Reader) readJob(has files) Job {
 		}
 	}
 	if has.lease {
-		r.readLease(&j)
+		l, err := r.Store.Read(id)
+		if j.err = err; err == nil {
+			j.obeys(l)
+			j.Guard = r.guardOf(l)
+		}
 	}
 	if j.ticket != nil && j.err != nil {
 		j.follows(*j.ticket, r.published(j.ID))
@@ -168,22 +144,6 @@ func (r *Reader) readJob(has files) Job {
 		j.Phase = Orphaned
 	}
 	return j
-}
-
-func (r *Reader) readTicket(j *Job) {
-	ticket, err := r.Store.ReadTicket(j.ID)
-	if j.ticketErr = err; err == nil {
-		j.ticket = &ticket
-		j.granted(ticket)
-	}
-}
-
-func (r *Reader) readLease(j *Job) {
-	l, err := r.Store.Read(j.ID)
-	if j.err = err; err == nil {
-		j.obeys(l)
-		j.Guard = r.guardOf(l)
-	}
 }
 
 // guardOf returns the guard that a lease names. Its state is for people, and empty if it cannot be read.
