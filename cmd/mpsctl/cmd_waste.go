@@ -137,35 +137,39 @@ type waste struct {
 	warn          func(error)
 }
 
-// wasteRow has the sums of some jobs. A mean has its GPU hours beside it, as dram_of.
+// wasteRow has the sums of some jobs. The answer has means in place of their sums, beside their hours.
 type wasteRow struct {
-	Name string             `json:"name"`
-	Line string             `json:"line,omitempty"` // to write into a script
-	Sums map[string]float64 `json:"sums"`
+	Name string     `json:"name"`
+	Line string     `json:"line,omitempty"` // to write into a script
+	Sums judge.Sums `json:"sums"`
 }
 
-// wasteColumns are the sums of a row: their keys in JSON and CSV, and their names for people.
-var wasteColumns = []struct{ key, name, unit string }{
-	{"jobs", "jobs", ""},
-	{"gpu_hours", "GPU hours", "h"},
-	{"never_used_hours", "never used", "h"}, // of GPUs on which the job never had a process
-	{"no_process_hours", "no process", "h"}, // of other GPUs, while the job had no process there
-	{"sm_active", "SM active", "%"},
-	{"dram", "DRAM", "%"},
-	{"memory", "memory", "%"}, // the mean of the maxima
-	{"more_fit", "more fit", ""},
-	{"pay", "pay", ""}, // each job is in one of these three
-	{"no_gain", "no gain", ""},
-	{"not_known", "not known", ""},
-	{"win_hours", "to win", "h"},
-	{"win_hours_low", "at least", "h"},
-	{"win_hours_high", "at most", "h"},
+// wasteColumns are the sums of a row: their keys in JSON and CSV, their names for people, and the sum, of a mean with
+// its hours.
+var wasteColumns = []struct {
+	key, name, unit string
+	of              func(*judge.Sums) []*float64
+}{
+	{"jobs", "jobs", "", func(s *judge.Sums) []*float64 { return []*float64{&s.Jobs} }},
+	{"gpu_hours", "GPU hours", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.GPUHours} }},
+	{"never_used_hours", "never used", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.NeverUsed} }},
+	{"no_process_hours", "no process", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.NoProcess} }},
+	{"sm_active", "SM active", "%", func(s *judge.Sums) []*float64 { return []*float64{&s.SMActive, &s.SMActiveOf} }},
+	{"dram", "DRAM", "%", func(s *judge.Sums) []*float64 { return []*float64{&s.DRAM, &s.DRAMOf} }},
+	{"memory", "memory", "%", func(s *judge.Sums) []*float64 { return []*float64{&s.Memory, &s.MemoryOf} }},
+	{"more_fit", "more fit", "", func(s *judge.Sums) []*float64 { return []*float64{&s.MoreFit} }},
+	{"pay", "pay", "", func(s *judge.Sums) []*float64 { return []*float64{&s.Pay} }},
+	{"no_gain", "no gain", "", func(s *judge.Sums) []*float64 { return []*float64{&s.NoGain} }},
+	{"not_known", "not known", "", func(s *judge.Sums) []*float64 { return []*float64{&s.NotKnown} }},
+	{"win_hours", "to win", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.Win} }},
+	{"win_hours_low", "at least", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.WinLow} }},
+	{"win_hours_high", "at most", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.WinHigh} }},
 }
 
 // finish puts the sums in order.
 func (a *waste) finish() {
 	total := map[string]wasteRow{}
-	sum(total, "all", "", nil)
+	sum(total, "all", "", judge.Sums{})
 	for _, row := range a.rows {
 		sum(total, "all", "", row.Sums)
 	}
@@ -174,8 +178,8 @@ func (a *waste) finish() {
 	all := a.All.Sums
 	a.Verdict = fmt.Sprintf("Of %.1f GPU hours, %.1f had no process: %.1f of these on GPUs that a job never used. More "+
 		"ranks a GPU would save about %.1f (%.1f to %.1f). Of %s, %.0f would not gain, and of %.0f it is not known.",
-		all["gpu_hours"], all["never_used_hours"]+all["no_process_hours"], all["never_used_hours"],
-		all["win_hours"], all["win_hours_low"], all["win_hours_high"], words.Count(int(all["jobs"]), "job"), all["no_gain"], all["not_known"])
+		all.GPUHours, all.NeverUsed+all.NoProcess, all.NeverUsed, all.Win, all.WinLow, all.WinHigh,
+		words.Count(int(all.Jobs), "job"), all.NoGain, all.NotKnown)
 	if len(a.Rows) == 0 {
 		a.Verdict = "No job that ended in this time has a report here that you can read."
 	}
@@ -190,14 +194,15 @@ func (a waste) table(exact bool) [][]string {
 		}
 		cells := []string{r.Name}
 		for _, c := range wasteColumns {
-			text := strconv.FormatFloat(r.Sums[c.key], 'f', -1, 64)
+			value := *c.of(&r.Sums)[0]
+			text := strconv.FormatFloat(value, 'f', -1, 64)
 			switch {
 			case exact:
 				text = strings.TrimPrefix(text, "-1")
 			case c.unit == "%":
-				text = usage.Percent(r.Sums[c.key])
+				text = usage.Percent(value)
 			case c.unit == "h":
-				text = fmt.Sprintf("%.1f", r.Sums[c.key])
+				text = fmt.Sprintf("%.1f", value)
 			}
 			if cells = append(cells, text); n == 0 {
 				lines[0] = append(lines[0], map[bool]string{true: c.key, false: c.name}[exact])
@@ -227,8 +232,8 @@ func (a waste) text(screen command.Screen) string {
 	}
 	b.WriteString("\n")
 	for _, c := range a.Changes[:min(len(a.Changes), maxChanges)] {
-		b.WriteString(screen.Wrap("", fmt.Sprintf("%s: %s: %.1f GPU hours of %s", c.Name, c.Line, c.Sums["gpu_hours"],
-			words.Count(int(c.Sums["jobs"]), "job"))))
+		b.WriteString(screen.Wrap("", fmt.Sprintf("%s: %s: %.1f GPU hours of %s", c.Name, c.Line, c.Sums.GPUHours,
+			words.Count(int(c.Sums.Jobs), "job"))))
 	}
 	for _, text := range slices.Sorted(maps.Keys(a.LeftOut)) {
 		b.WriteString(screen.Wrap("", fmt.Sprintf("%s: %d.", text, a.LeftOut[text])))
@@ -369,12 +374,12 @@ func (a *waste) add(reports []usage.Report) {
 		}
 	}
 	sums, lines := judge.Job{Report: all}.Waste(nodes)
-	if sums["gpu_hours"] == 0 {
+	if sums.GPUHours == 0 {
 		a.LeftOut["Jobs whose GPU hours are not known"]++
 	}
 	sum(a.rows, shortName(wasteBy[a.By](all)), "", sums)
 	for line, hours := range lines {
-		sum(a.changes, shortName(all.User)+", "+shortName(all.Name), line, map[string]float64{"jobs": 1, "gpu_hours": hours})
+		sum(a.changes, shortName(all.User)+", "+shortName(all.Name), line, judge.Sums{Jobs: 1, GPUHours: hours})
 	}
 }
 
@@ -385,33 +390,34 @@ func shortName(name string) string {
 }
 
 // sum adds sums to a row.
-func sum(rows map[string]wasteRow, name, line string, sums map[string]float64) {
-	key := name + "\n" + line
-	if rows[key].Sums == nil {
-		rows[key] = wasteRow{name, line, map[string]float64{}}
+func sum(rows map[string]wasteRow, name, line string, sums judge.Sums) {
+	row := rows[name+"\n"+line]
+	row.Name, row.Line = name, line
+	for _, c := range wasteColumns {
+		for n, to := range c.of(&row.Sums) {
+			*to += *c.of(&sums)[n]
+		}
 	}
-	for column, value := range sums {
-		rows[key].Sums[column] += value
-	}
+	rows[name+"\n"+line] = row
 }
 
 // sorted returns the rows with the most GPU hours first, with means in place of their sums, and with three decimals.
 func sorted(rows map[string]wasteRow) []wasteRow {
+	all := []wasteRow{}
 	for _, row := range rows {
 		for _, c := range wasteColumns {
-			value, of := row.Sums[c.key], row.Sums[c.key+"_of"]
-			switch {
-			case c.unit == "%" && of > 0:
-				value /= of
-			case c.unit == "%":
-				value = usage.Unknown
+			switch values := c.of(&row.Sums); {
+			case len(values) > 1 && *values[1] > 0:
+				*values[0] /= *values[1]
+			case len(values) > 1:
+				*values[0] = usage.Unknown
 			}
-			row.Sums[c.key] = math.Round(value*1000) / 1000
+			*c.of(&row.Sums)[0] = math.Round(*c.of(&row.Sums)[0]*1000) / 1000
 		}
+		all = append(all, row)
 	}
-	all := slices.AppendSeq([]wasteRow{}, maps.Values(rows))
 	slices.SortFunc(all, func(a, b wasteRow) int {
-		return cmp.Or(cmp.Compare(b.Sums["gpu_hours"], a.Sums["gpu_hours"]), strings.Compare(a.Name+a.Line, b.Name+b.Line))
+		return cmp.Or(cmp.Compare(b.Sums.GPUHours, a.Sums.GPUHours), strings.Compare(a.Name+a.Line, b.Name+b.Line))
 	})
 	return all
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"os/user"
@@ -24,6 +25,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
 
 // played is a report of a job that began at a time, with GPUs whose samples the functions give, one a minute.
@@ -143,16 +145,34 @@ func TestWasteOfEachKind(t *testing.T) {
 			if c.key == "jobs" {
 				expect = 1
 			}
-			if !strings.HasPrefix(c.key, "win") && c.key != "more_fit" && !near(a.All.Sums[c.key], expect) {
-				t.Errorf("job %d: %s is %v, want %v", n+1, c.key, a.All.Sums[c.key], expect)
+			got := *c.of(&a.All.Sums)[0]
+			if !strings.HasPrefix(c.key, "win") && c.key != "more_fit" && !near(got, expect) {
+				t.Errorf("job %d: %s is %v, want %v", n+1, c.key, got, expect)
 			}
 		}
-		if fits := a.All.Sums["more_fit"]; want["more_fit"] > 0 && fits != 1 || n == 4 && fits != 0 {
+		if fits := a.All.Sums.MoreFit; want["more_fit"] > 0 && fits != 1 || n == 4 && fits != 0 {
 			t.Errorf("job %d: more fit of %v jobs", n+1, fits)
 		}
-		if won := a.All.Sums["win_hours"]; (won > 0) != (want["pay"] > 0) {
+		if won := a.All.Sums.Win; (won > 0) != (want["pay"] > 0) {
 			t.Errorf("job %d wins %v hours", n+1, won)
 		}
+	}
+}
+
+// Each sum is in one column, which has its key in JSON.
+func TestWasteColumns(t *testing.T) {
+	var sums judge.Sums
+	want := map[string]float64{}
+	for _, c := range wasteColumns {
+		for n, value := range c.of(&sums) {
+			*value = float64(len(want) + 1)
+			want[c.key+[]string{"", "_of"}[n]] = *value
+		}
+	}
+	content, err := json.Marshal(sums)
+	got := map[string]float64{}
+	if err = errors.Join(err, json.Unmarshal(content, &got)); err != nil || !maps.Equal(got, want) {
+		t.Errorf("got  %v, %v\nwant %v", got, err, want)
 	}
 }
 
@@ -162,8 +182,8 @@ func TestHoursToWin(t *testing.T) {
 	p := answerOf([]usage.Report{small}, small.End).Packing
 	a := wasteOf(t, keep(t, month()...)...)
 	saves := func(gain float64) float64 { return (2 + 2) * (1 - 1/gain) } // of jobs 1 and 8, 2 hours with a process each
-	if s := a.All.Sums; p.Low <= 1 || !near(s["win_hours"], saves(p.Gain)) || !near(s["win_hours_low"], saves(p.Low)) ||
-		!near(s["win_hours_high"], saves(p.High)) {
+	if s := a.All.Sums; p.Low <= 1 || !near(s.Win, saves(p.Gain)) || !near(s.WinLow, saves(p.Low)) ||
+		!near(s.WinHigh, saves(p.High)) {
 		t.Errorf("%+v, %v", p, s)
 	}
 }
@@ -173,9 +193,9 @@ func TestHoursToWinOfRanksThatWait(t *testing.T) {
 	r := played(1, wasteTime.AddDate(0, 0, -3), 60, steady(3, 1, 5, 1))
 	p := answerOf([]usage.Report{r}, r.End).Packing
 	a := wasteOf(t, keep(t, r)...)
-	for _, key := range []string{"win_hours", "win_hours_low", "win_hours_high"} {
-		if p.Gain != 0 || p.Low <= 1 || !near(a.All.Sums[key], 1-1/p.Low) {
-			t.Errorf("%s is %v: %+v", key, a.All.Sums[key], p)
+	for _, won := range []float64{a.All.Sums.Win, a.All.Sums.WinLow, a.All.Sums.WinHigh} {
+		if p.Gain != 0 || p.Low <= 1 || !near(won, 1-1/p.Low) {
+			t.Errorf("%v hours to win: %+v", won, p)
 		}
 	}
 }
@@ -206,11 +226,11 @@ func TestWasteOfATimeAndAUser(t *testing.T) {
 	running := played(4, wasteTime.Add(-time.Hour), 60, fullGPU)
 	running.End = time.Time{}
 	folders := keep(t, early, late, in, running)
-	if a := wasteOf(t, folders...); a.All.Sums["jobs"] != 1 || a.LeftOut["Jobs that still run"] != 1 {
+	if a := wasteOf(t, folders...); a.All.Sums.Jobs != 1 || a.LeftOut["Jobs that still run"] != 1 {
 		t.Errorf("%+v", a)
 	}
 	a := wasteOf(t, append(folders, "--user", "hpc1")...)
-	if a.All.Sums["jobs"] != 0 || !strings.HasPrefix(a.Verdict, "No job") {
+	if a.All.Sums.Jobs != 0 || !strings.HasPrefix(a.Verdict, "No job") {
 		t.Errorf("%+v", a)
 	}
 }
@@ -248,7 +268,7 @@ func TestAJobCountsOnce(t *testing.T) {
 	writeReport(t, filepath.Join(folders[1], "9.gpu01.json"), first)
 	a := wasteOf(t, append(folders, folders...)...)
 	s := a.All.Sums
-	if s["jobs"] != 1 || s["gpu_hours"] != 2 || a.LeftOut["Reports of earlier runs of requeued jobs"] == 0 {
+	if s.Jobs != 1 || s.GPUHours != 2 || a.LeftOut["Reports of earlier runs of requeued jobs"] == 0 {
 		t.Errorf("%+v", a)
 	}
 }
@@ -362,8 +382,8 @@ func TestWhoseReportsCount(t *testing.T) {
 		}
 		_, out, _ := runWaste(t, filepath.Dir(path), "--json")
 		var a waste
-		if err := json.Unmarshal([]byte(out), &a); err != nil || a.All.Sums["jobs"] != c.jobs {
-			t.Errorf("%s: %v jobs, want %v: %v %v", name, a.All.Sums["jobs"], c.jobs, a.LeftOut, err)
+		if err := json.Unmarshal([]byte(out), &a); err != nil || a.All.Sums.Jobs != c.jobs {
+			t.Errorf("%s: %v jobs, want %v: %v %v", name, a.All.Sums.Jobs, c.jobs, a.LeftOut, err)
 		}
 		if copies := a.LeftOut["Reports that their users could have changed"]; (copies == 1) != (name == "a copy") {
 			t.Errorf("%s: %d copies", name, copies)
@@ -402,7 +422,7 @@ func TestACopyDoesNotReplaceRootsReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := wasteOf(t, append(keep(t, idle), filepath.Dir(path))...)
-	if s := a.All.Sums; s["jobs"] != 1 || s["never_used_hours"] != 1 {
+	if s := a.All.Sums; s.Jobs != 1 || s.NeverUsed != 1 {
 		t.Errorf("%+v", a)
 	}
 }

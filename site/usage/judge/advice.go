@@ -21,8 +21,8 @@ const (
 	useMemory   = 0.9         // the part of the memory that the ranks may fill
 )
 
-// Advice returns a sentence about how ranks were started, or about their number, or "" if nothing justifies one.
-func (r Job) Advice() string {
+// advice returns a sentence about how ranks were started, or about their number, or "" if nothing justifies one.
+func (r Job) advice() string {
 	_, why := r.advise()
 	return cmp.Or(r.unplaced(), why)
 }

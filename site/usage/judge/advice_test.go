@@ -40,7 +40,7 @@ func TestAdvice(t *testing.T) {
 		"a job with little GPU":                       {[]GPU{brief}, ""},
 		"no samples":                                  {[]GPU{{UUID: "GPU-1"}}, ""},
 	} {
-		got := Job{Report{Begin: began, GPUs: c.gpus}}.Advice()
+		got := Job{Report{Begin: began, GPUs: c.gpus}}.advice()
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
@@ -82,7 +82,7 @@ func TestUnplaced(t *testing.T) {
 	} {
 		r := Report{Share: c.share, Clients: c.clients, GPUs: []GPU{{Index: 4, SMs: 132}}}
 		r.OutsideSeen = c.seen
-		if got := (Job{r}).Advice(); got != c.want {
+		if got := (Job{r}).advice(); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

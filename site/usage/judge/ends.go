@@ -87,9 +87,9 @@ type incident struct {
 	Text string    `json:"text"`
 }
 
-// Incidents returns all incidents, the worst first: the daemon's end, fatal GPU errors, then bad ends in the order of
+// incidents returns all incidents, the worst first: the daemon's end, fatal GPU errors, then bad ends in the order of
 // time, then clients that outlived the job. Clients of one step and program that ended alike are one incident.
-func (r Job) Incidents() []incident {
+func (r Job) incidents() []incident {
 	all := []incident{}
 	if !r.DaemonGone.IsZero() {
 		all = append(all, incident{r.DaemonGone, "The job's MPS daemon ended before the job, so its clients got CUDA error 806 and " +
@@ -306,7 +306,7 @@ type Judged struct {
 
 // Judge returns the report with its judgements. now counts for a job that runs.
 func (r Job) Judge(now time.Time) Judged {
-	return Judged{r.Report, r.Verdict(), r.Advice(), r.Packing(), r.Incidents(), r.GPUHours(now), r.Mean()}
+	return Judged{r.Report, r.Verdict(), r.advice(), r.Packing(), r.incidents(), r.GPUHours(now), r.Mean()}
 }
 
 // PauseText returns a sentence about the pauses, or "" if there was none.

@@ -58,7 +58,7 @@ func TestIncidents(t *testing.T) {
 		{PID: 7, GPU: 1, Rank: -1, Begin: began, End: after(5), Exit: "status 1", Ending: Faulted},
 	}}
 	var got []string
-	for _, i := range (Job{r}).Incidents() {
+	for _, i := range (Job{r}).incidents() {
 		got = append(got, i.Text)
 	}
 	want := []string{
@@ -73,7 +73,8 @@ func TestIncidents(t *testing.T) {
 	}
 	held := Report{Begin: began, GPUs: []GPU{{}}, Clients: []Client{{PID: 2, Rank: -1, Begin: began, End: after(1),
 		Exit: "signal 9"}}}
-	if text := (Job{held}).Incidents()[0].Text; text != "pid 2 ended by signal 9 (SIGKILL). The guard holds its files." {
+	text := (Job{held}).incidents()[0].Text
+	if text != "pid 2 ended by signal 9 (SIGKILL). The guard holds its files." {
 		t.Errorf("of a job that runs: %s", text)
 	}
 }

@@ -46,7 +46,7 @@ func TestFiguresOfParts(t *testing.T) {
 	} {
 		r := busyHour(c.part, c.others)
 		j, memory := Job{r}, r.Text(All[3], r.GPUs[0], Sample{})
-		hours, advice := j.GPUHours(r.End), j.Advice()
+		hours, advice := j.GPUHours(r.End), j.advice()
 		if hours != c.hours || memory != c.memory || r.Whole() != c.whole || (advice != "") != c.whole {
 			t.Errorf("%s: %v GPU hours, %s, whole %t, advice %q", name, hours, memory, r.Whole(), advice)
 		}
