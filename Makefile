@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -317,6 +317,16 @@ gpu-left: gpu-left-pack ## what was not yet run on a GPU, in two calls
 # docs/packing.md.
 gpu-packing: gpu-codes-pack ## what more ranks gain, beside the figures of a report, on a GPU
 	site/lab/gpu-packing.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
+
+# Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms, and a month.
+SOAK_SUITES := trixie forky
+soaks-pack: gpu-pack ## the files for site/lab/soaks.sh, in one file
+	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/soaks/slurms
+	cp -r $(BUILT)/gpu/bin $(BUILT)/sim $(BUILT)/slurm-bundle.tar.xz $(BUILT)/small/soaks/
+	for suite in $(SOAK_SUITES); do site/lab/bundle.sh /tmp/soak-$$suite $$suite && mv /tmp/soak-$$suite $(BUILT)/small/soaks/slurms/ || exit; done
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/program ./cmd/e2e/own
+	strip $(BUILT)/small/soaks/bin/* $(BUILT)/small/soaks/sim/bin/nvidia-cuda-mps-*
+	tar -C $(BUILT)/small -cf - soaks | xz -T0 -2 >$(BUILT)/soaks.tar.xz && rm -rf $(BUILT)/small
 
 # Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).
 gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
