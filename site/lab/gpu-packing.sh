@@ -23,7 +23,8 @@ quarter() {
         FIRST_CORE=$((16 * $2)) "$here/gpu-codes.sh" "$pack" "$folder" >"$folder.log" 2>&1
     local failed=$?
     grep -hE '^(# share|pack) ' "$folder/codes.txt" >>"$results/packing.txt"
-    grep -hE '^ *python.py:|FAIL|has no result' "$folder.log" | tee -a "$results/packing-log.txt"
+    grep -hvE '^ *(# share|pack) ' "$folder.log" >>"$results/packing-log.txt"
+    grep -hE '^ *python.py:|FAIL|has no result' "$folder.log"
     return $failed
 }
 
