@@ -74,9 +74,6 @@ func (g GPU) partSMs() int {
 	return g.SMsAt(g.Part)
 }
 
-// most returns the maximum share of a rank under a ceiling.
-func (g GPU) most(ceiling Percent) int { return min(g.SMsAt(ceiling), g.partSMs()) }
-
 const wholeGPU Percent = 100 * one
 
 // PartOf returns units of count as a percentage, rounded up, so that 1 of 3 is a third of the TPCs. It is 100 % if count

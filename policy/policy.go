@@ -170,9 +170,6 @@ type Decision struct {
 // Granted reports whether there is a grant.
 func (d Decision) Granted() bool { return d.Requested && d.Denied == "" }
 
-// noRule is the denial of a job that asks for MPS if no rule matches it.
-const noRule = "no rule of this site's policy is for this job"
-
 // Requested reports whether the request asks for MPS, and how. It does not need the rules. If the request does not
 // ask, the second result lists the ways to ask.
 func (p Policy) Requested(r Request) (how string, asks bool) {
@@ -203,7 +200,7 @@ func (p Policy) Decide(r Request) Decision {
 	if p.Trigger == nil {
 		return Decision{}
 	}
-	return Decision{Requested: true, Denied: noRule}
+	return Decision{Requested: true, Denied: "no rule of this site's policy is for this job"}
 }
 
 // undecided is the answer to a request for which a rule fails. The node is not at fault, so the job is denied.

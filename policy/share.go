@@ -23,7 +23,7 @@ type ShareRule struct {
 type shareKind int
 
 const (
-	shareUnsaid shareKind = iota
+	_ shareKind = iota // the zero rule
 	shareNone
 	shareEven
 	shareOverlap
@@ -54,7 +54,7 @@ func ParseShare(s string) (ShareRule, error) {
 	case overlap:
 		want := "a factor from 1 to 48, with at most six decimals, like overlap:2"
 		return shareNumber(s, factor, shareOverlap, one, maxOverlap*one, want)
-	case isList(s):
+	case s != "" && s[0] >= '0' && s[0] <= '9' && strings.ContainsAny(s, ":,"):
 		return shareList(s)
 	case percentage:
 		want := "a percentage above 0 and up to 100, with at most six decimals, like 12.5%"
@@ -79,11 +79,6 @@ func shareNumber(s, number string, kind shareKind, least, most int64, want strin
 		return ShareRule{}, fmt.Errorf("cannot read share %q: want %s", s, want)
 	}
 	return ShareRule{kind: kind, amount: amount}, nil
-}
-
-// isList reports whether a share is meant as a list: it begins with a digit and has a separator.
-func isList(s string) bool {
-	return s != "" && s[0] >= '0' && s[0] <= '9' && strings.ContainsAny(s, ":,")
 }
 
 // shareList reads a list. A colon and a comma mean the same.
@@ -188,7 +183,7 @@ func SplitSMs(g GPU, rule ShareRule, ranks int, ceiling Percent) ([]Share, error
 	if err := splittable(g, rule, ranks, ceiling); err != nil {
 		return nil, err
 	}
-	shares, most := make([]Share, ranks), g.most(ceiling)
+	shares, most := make([]Share, ranks), min(g.SMsAt(ceiling), g.partSMs())
 	if weights, units := g.division(rule, ranks); weights != nil {
 		for i, n := range apportion(weights, units, int64(g.minShare()/g.SMsPerTPC)) {
 			shares[i] = g.share(int(n)*g.SMsPerTPC, most)

@@ -62,9 +62,6 @@ func (b builtin) fits(args int) bool {
 	return args == len(b.takes) || b.more && args >= len(b.takes)
 }
 
-// taken returns the type of argument number i.
-func (b builtin) taken(i int) cty.Type { return b.takes[min(i, len(b.takes)-1)] }
-
 // wants returns the number of arguments in words.
 func (b builtin) wants() string {
 	words := fmt.Sprint(len(b.takes))

@@ -137,7 +137,11 @@ func (b *builder) read(f *file) {
 		case "locals":
 			b.readLocals(block)
 		case "defaults":
-			b.readDefaults(block)
+			if b.defaults == nil {
+				b.defaults = block
+				continue
+			}
+			b.twice(block, "defaults", b.defaults.DefRange)
 		case "rule":
 			b.blocks = append(b.blocks, block)
 		}
@@ -186,14 +190,6 @@ func (b *builder) readRecord(attr *hcl.Attribute) {
 		detail := strings.TrimSuffix("record: want mps or all."+suggest(v.AsString(), words), ".")
 		b.mistake(attr.Expr.Range(), "Unusable value", "%s", detail)
 	}
-}
-
-func (b *builder) readDefaults(block *hcl.Block) {
-	if b.defaults != nil {
-		b.twice(block, "defaults", b.defaults.DefRange)
-		return
-	}
-	b.defaults = block
 }
 
 func (b *builder) readLocals(block *hcl.Block) {

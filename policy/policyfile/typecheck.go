@@ -344,7 +344,7 @@ func (c *typeChecker) call(e *hclsyntax.FunctionCallExpr) cty.Type {
 	before := len(c.wrong)
 	args := make([]cty.Type, len(e.Args))
 	for i, arg := range e.Args {
-		args[i] = c.operand(arg, f.taken(i), e.Name)
+		args[i] = c.operand(arg, f.takes[min(i, len(f.takes)-1)], e.Name)
 	}
 	if f.check == nil || len(c.wrong) > before {
 		return f.gives

@@ -34,7 +34,8 @@ func TestFaultsAreBounded(t *testing.T) {
 	const line = "[2026-11-21 05:26:29.822 Server   829] Server is handling a fatal GPU error.\n"
 	ticket := lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-1"}}}}
 	r := newRecorder(options{ticket: ticket, read: nothing, interval: time.Second})
-	r.readLog(0, serverLog(t, bytes.Repeat([]byte(line), 3*usage.MaxFaults)))
+	r.logs = []*log{serverLog(t, bytes.Repeat([]byte(line), 3*usage.MaxFaults))}
+	r.readLogs()
 	if len(r.report.Faults) != usage.MaxFaults || usage.MaxFaults != 64 {
 		t.Errorf("%d faults, want %d", len(r.report.Faults), usage.MaxFaults)
 	}

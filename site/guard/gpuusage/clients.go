@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -260,8 +259,11 @@ func (cs *clients) rows(job uint32, gpus []lease.TicketDevice, ceiling policy.Pe
 			}
 			row := c.row(n)
 			if c.environment.Unknown == "" {
-				row.SMs = shareOf(c.environment, gpu.Device, ceiling)
+				row.SMs = c.environment.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling)
 				row.LimitMiB, _ = c.environment.MemoryMiB(gpu.UUID)
+			}
+			if row.SMs >= gpu.SMs {
+				row.SMs = 0 // the whole GPU
 			}
 			rows = append(rows, row)
 		}
@@ -275,12 +277,4 @@ func (c *client) row(gpu int) usage.Client {
 		PID: c.Proc.PID, GPU: gpu, Rank: c.environment.Rank, Step: c.environment.Step, Program: c.program, Outside: c.outside,
 		PeakMiB: c.peaks[gpu], Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
 	}
-}
-
-// shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.
-func shareOf(environment clientenv.Environment, gpu site.Device, ceiling policy.Percent) int {
-	if sms := environment.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling); sms < gpu.SMs {
-		return sms
-	}
-	return 0
 }

@@ -94,22 +94,17 @@ func (r *recorder) sampleMember(m *member, gpu int, memory map[int]int, e energy
 	if !r.lease.Part.Shared() {
 		return
 	}
-	g, s := &m.GPUs[gpu], usage.NoSample(e.now)
-	used, clients := r.clients.memory(r.filterOf(m), memory)
+	g, s, job := &m.GPUs[gpu], usage.NoSample(e.now), m.Job
+	if m == r.own { // all clients of a lease's own daemon are its job's
+		job = anyJob
+	}
+	used, clients := r.clients.memory(job, memory)
 	s.UsedMiB, s.Clients = float64(used), clients
 	g.Add(m.Begin, s)
 	m.joules[gpu] += e.after(m.Begin)
 	if r.others != nil {
 		g.Others = max(g.Others, r.others(g.UUID, m.Job))
 	}
-}
-
-// filterOf returns the job whose clients a member's report has. All clients of a lease's own daemon are its job's.
-func (r *recorder) filterOf(m *member) uint32 {
-	if m == r.own {
-		return anyJob
-	}
-	return m.Job
 }
 
 // part returns a job's part. The clients know the shards of a job. One without shards has whole GPUs.

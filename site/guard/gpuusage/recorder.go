@@ -229,23 +229,19 @@ func (r *recorder) sampleAll(now time.Time) {
 	}
 }
 
+// readLogs reads the fatal errors of the daemons and marks the clients that they concern.
 func (r *recorder) readLogs() {
 	for n, l := range r.logs {
-		r.readLog(n, l)
-	}
-}
-
-// readLog reads the fatal errors of the n-th daemon and marks the clients that they concern.
-func (r *recorder) readLog(n int, l *log) {
-	for _, f := range l.read() {
-		gpus := r.servedBy(n)
-		c := r.clients.find(func(c *client) bool { return c.Proc.PID == f.pid && c.gpus()&gpus != 0 })
-		if c != nil {
-			gpus &= c.gpus()
-		}
-		r.clients.fault(gpus, f.at)
-		if first := bits.TrailingZeros64(gpus); first < len(r.report.GPUs) && len(r.report.Faults) < usage.MaxFaults {
-			r.report.Faults = append(r.report.Faults, usage.Fault{At: f.at, GPU: first, PID: f.pid})
+		for _, f := range l.read() {
+			gpus := r.servedBy(n)
+			c := r.clients.find(func(c *client) bool { return c.Proc.PID == f.pid && c.gpus()&gpus != 0 })
+			if c != nil {
+				gpus &= c.gpus()
+			}
+			r.clients.fault(gpus, f.at)
+			if first := bits.TrailingZeros64(gpus); first < len(r.report.GPUs) && len(r.report.Faults) < usage.MaxFaults {
+				r.report.Faults = append(r.report.Faults, usage.Fault{At: f.at, GPU: first, PID: f.pid})
+			}
 		}
 	}
 }
