@@ -128,3 +128,34 @@ func TestCompare(t *testing.T) {
 		}
 	}
 }
+
+// A user who was given a control group makes any number of groups there: some of them are read. Of a usual group, all
+// are, beside the kernel's files.
+func TestMembersOfManyGroups(t *testing.T) {
+	usual, many := t.TempDir(), t.TempDir()
+	for n := range 4000 {
+		folders := []string{filepath.Join(many, fmt.Sprint(n))}
+		if n < maxGroups-1 {
+			folders = append(folders, filepath.Join(usual, fmt.Sprint(n)))
+		}
+		for _, folder := range folders {
+			err := os.Mkdir(folder, 0o755)
+			if n < maxGroups && err == nil {
+				err = os.WriteFile(filepath.Join(folder, "cgroup.procs"), fmt.Appendln(nil, n+1), 0o600)
+			}
+			if n < 100 && err == nil {
+				err = os.WriteFile(filepath.Join(usual, fmt.Sprint("memory.", n)), nil, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if pids := slices.Compact(slices.Sorted(members(usual))); len(pids) != maxGroups-1 {
+		t.Errorf("%d processes of %d", len(pids), maxGroups-1)
+	}
+	allocated := testing.AllocsPerRun(1, func() { _ = slices.Collect(members(many)) })
+	if allocated > 9000 {
+		t.Errorf("%.0f allocations for 4,000 groups", allocated)
+	}
+}

@@ -128,13 +128,17 @@ func (k *kernel) isInhabited(group string, uid uint32) bool {
 	return *m.inhabited
 }
 
-// maxGroups limits how many control groups below a group are read.
-const maxGroups = 256
+// These limit how many control groups below a group are read, and how many entries of each: a user who was given a group
+// makes any number there.
+const (
+	maxGroups  = 256
+	maxEntries = 1024
+)
 
 // members returns the processes of a control group and of the groups below it.
 func members(group string) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		for next, scanned := []string{group}, 0; len(next) > 0 && scanned < maxGroups; scanned++ {
+		for next, scanned := []string{group}, 0; len(next) > 0; scanned++ {
 			folder := next[0]
 			next = next[1:]
 			pids, _ := cgroup.Members(folder)
@@ -143,9 +147,14 @@ func members(group string) iter.Seq[int] {
 					return
 				}
 			}
-			entries, _ := os.ReadDir(folder)
+			dir, err := os.Open(folder)
+			if err != nil {
+				continue
+			}
+			entries, _ := dir.ReadDir(maxEntries)
+			dir.Close()
 			for _, entry := range entries {
-				if entry.IsDir() {
+				if entry.IsDir() && scanned+len(next) < maxGroups-1 {
 					next = append(next, filepath.Join(folder, entry.Name()))
 				}
 			}

@@ -5,6 +5,7 @@ package lease
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -272,13 +273,21 @@ func (t *tree) moveToTop(path string) error {
 	}
 }
 
+// maxListed is how many entries are listed at once, because a user may have made millions.
+const maxListed = 1024
+
+// list lists a part of a folder, none if it is empty.
 func (t *tree) list(name string) ([]fs.DirEntry, error) {
 	dir, err := t.top.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	return dir.ReadDir(-1)
+	entries, err := dir.ReadDir(maxListed)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return entries, err
 }
 
 // A job file names the job of a GPU for dcgm-exporter: its name is the GPU's number, and it has a job on each line.
