@@ -156,7 +156,7 @@ func join(ctx context.Context, step step) (*member, error) {
 	return m, nil
 }
 
-// enter takes the rank's lock and waits for the ticket.
+// enter takes the rank's lock and waits for the ticket. Pauses grow with the wait: many ranks would delay the daemon.
 func (m *member) enter(ctx context.Context, step step) error {
 	switch err := unix.Flock(int(m.alive.Fd()), unix.LOCK_SH|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
@@ -166,7 +166,7 @@ func (m *member) enter(ctx context.Context, step step) error {
 	case !isAt(m.alive): // the folder was removed before the lock
 		return errEnding
 	}
-	for pause := time.Millisecond; ; pause = min(2*pause, 10*time.Millisecond) {
+	for pause := time.Millisecond; ; pause = min(pause+pause/8, 100*time.Millisecond) {
 		if err := m.keep(step); err != nil {
 			return err
 		}

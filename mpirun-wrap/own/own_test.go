@@ -141,6 +141,35 @@ func TestADaemonThatQuits(t *testing.T) {
 	}
 }
 
+// A rank that waits for its daemon uses little of a processor: 48 of them would delay the daemon that they wait for.
+func TestWhatAJoinCosts(t *testing.T) {
+	dir := base(t)
+	boot, err1 := proc.BootID()
+	_, err2 := lease.OpenPrivate(dir, boot, 7)
+	alive, err3 := openLock(dir, aliveLock)
+	keeper, err4 := openLock(dir, keeperLock)
+	if err := errors.Join(err1, err2, err3, err4, unix.Flock(int(keeper.Fd()), unix.LOCK_EX)); err != nil {
+		t.Fatal(err)
+	}
+	defer alive.Close()
+	defer keeper.Close()
+	used := func() time.Duration {
+		var usage unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	before := used()
+	err := (&member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}).enter(ctx, step{Job: 7})
+	// It is 30 ms, and 180 ms if each look comes after 10 ms.
+	if cost := used() - before; err == nil || cost > 100*time.Millisecond {
+		t.Errorf("a wait of 5 s uses %v of a processor: %v", cost, err)
+	}
+}
+
 // The user's own other server is named before another user's.
 func TestOthersError(t *testing.T) {
 	theirs := mps.Process{Process: proc.Process{PID: 1}, UID: 2002}
