@@ -71,10 +71,10 @@ func TestTooManyClients(t *testing.T) {
 	n.clean()
 	var all []*process
 	for range 48 {
-		all = append(all, n.start(nil, n.spin("60")...))
+		all = append(all, n.start(nil, n.spin("600")...))
 	}
 	ready(all...)
-	last := n.start(nil, n.spin("60")...)
+	last := n.start(nil, n.spin("600")...)
 	if last.end() == 0 || !strings.Contains(last.Text(), "err=") {
 		t.Errorf("the 49th client prints %s", last.Text())
 	}

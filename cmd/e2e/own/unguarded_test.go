@@ -143,7 +143,7 @@ open STDIN, "</dev/null"; open STDOUT, ">", shift; open STDERR, ">&STDOUT"; exec
 func TestADaemonOfTheUsers(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	out := filepath.Join(n.home, "out")
-	line := n.CudaClient() + " spin -ms 1 -for 60 -exit-idle"
+	line := n.CudaClient() + " spin -ms 1 -for 600 -exit-idle"
 	if err := unix.Mkfifo(out+".go", 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -151,8 +151,8 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	ends(0, rank)
 	keeper := n.one("--own-keep")
 	wait.Sleep(n.Ctx, time.Second)
-	if !e2e.Alive(keeper) || len(n.daemons()) != 2 {
-		t.Fatalf("the keeper has ended\n%s", n.state())
+	if daemons := n.serving(2); !e2e.Alive(keeper) || daemons != 2 {
+		t.Fatalf("the keeper has ended, or there are %d processes of MPS, not 2\n%s", daemons, n.state())
 	}
 	if err := os.WriteFile(out+".go", []byte("go\n"), 0); err != nil {
 		t.Fatal(err)
