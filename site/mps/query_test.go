@@ -45,6 +45,23 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A reader that has waited for others' questions to a daemon asks the daemon all the same.
+func TestAReaderThatWaits(t *testing.T) {
+	dir := t.TempDir()
+	program, pipe := filepath.Join(dir, "control"), filepath.Join(dir, "pipe")
+	lock, err1 := os.Create(filepath.Join(dir, "lock"))
+	err2 := os.WriteFile(program, []byte("#!/bin/sh\necho 100.0\n"), 0o700)
+	if err := errors.Join(err1, err2, unix.Flock(int(lock.Fd()), unix.LOCK_EX)); err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	state, err := ControlProgram{Path: program}.State(t.Context(), job, lease.Daemon{PipeDir: pipe})
+	if err != nil || state.Ceiling != 100 {
+		t.Errorf("%+v, %v", state, err)
+	}
+}
+
 // A question without an answer has a limit of five seconds. A question that the daemon drops is asked six times.
 //
 // Contract: D3

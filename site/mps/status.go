@@ -39,7 +39,7 @@ type ClientRow struct {
 	Command     string // printable
 }
 
-// readDeadline bounds all questions to one daemon, with the wait for the lock. It is shorter than other deadlines,
+// readDeadline bounds all questions to one daemon, after the wait for the lock. It is shorter than other deadlines,
 // because a reader must not delay an epilog: that waits 2 s for the lock and then asks without it.
 const readDeadline = 2 * time.Second
 
@@ -52,9 +52,9 @@ const maxServers = 8
 // State asks a daemon for its state, servers and clients, and changes nothing. The error wraps site.ErrDaemonDown, or
 // site.ErrNoAnswer if there was no answer within 2 s.
 func (c ControlProgram) State(ctx context.Context, job lease.Job, d lease.Daemon) (State, error) {
+	defer serialise(ctx, d, 0)()
 	ctx, cancel := context.WithTimeout(ctx, readDeadline)
 	defer cancel()
-	defer serialise(ctx, d, 0)()
 	for try := 1; ; try++ {
 		state, err := c.state(ctx, job, d)
 		if !errors.Is(err, errShape) || try == askTries || !wait.Sleep(ctx, 5*time.Millisecond) {
