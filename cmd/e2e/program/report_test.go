@@ -547,8 +547,10 @@ func TestAReportAtTheEndOfABatchScript(t *testing.T) {
 func TestRanksThatNoWrapperHasPlaced(t *testing.T) {
 	c := e2e.NewCluster(t, testnode.Default(`share = "overlap:2"`), lab.Options{PrologFlags: "Alloc"})
 	ranks := func(program string) string {
+		// They stay, also with an error, until their environments have been read.
 		return "export OMPI_COMM_WORLD_LOCAL_SIZE=3\n" +
-			"for i in 0 1 2; do OMPI_COMM_WORLD_RANK=$i OMPI_COMM_WORLD_LOCAL_RANK=$i " + program + c.Client() + " spin -ms 5 -for 1 & done; wait"
+			"for i in 0 1 2; do OMPI_COMM_WORLD_RANK=$i OMPI_COMM_WORLD_LOCAL_RANK=$i " + program + c.Client() +
+			" stay context 5 & done; wait"
 	}
 	const write = "start ranks by srun mpirun-wrap ./app or mpirun mpirun-wrap ./app."
 	for name, one := range map[string]struct{ script, want string }{
