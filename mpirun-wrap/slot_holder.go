@@ -87,12 +87,12 @@ type leftovers struct {
 	hidden uint64 // the latest start of a process of this user whose files cannot be seen: it may have any earlier slot
 }
 
-// searchTime limits a search for leftovers. A process in the middle of an exec can delay it.
-const searchTime = time.Second
+// searchTime limits a search for leftovers, also without --slots-wait. A process in the middle of an exec can delay it.
+const searchTime = 5 * time.Second
 
 // findLeftovers looks through the files of this user's processes.
-func findLeftovers(ctx context.Context, prefix string) (leftovers, error) {
-	ctx, cancel := context.WithTimeout(ctx, searchTime)
+func findLeftovers(prefix string) (leftovers, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), searchTime)
 	defer cancel()
 	return wait.Within(ctx, func() (leftovers, error) {
 		found := leftovers{all: map[string]leftover{}}
@@ -161,7 +161,7 @@ func isIdle(stat proc.Stat) bool {
 // A slot has two witnesses: the lock, which the program and its children inherit, and the process that took the slot.
 // The slot is taken while that process runs, because a program may close files that it has not opened. After its end,
 // the lock counts if a process that has it uses the GPU or may begin to, or if this is not known.
-func (t *slotTable) judge(ctx context.Context, slot int, taker proc.Process, known, locked bool) (slotHolder, bool) {
+func (t *slotTable) judge(slot int, taker proc.Process, known, locked bool) (slotHolder, bool) {
 	switch {
 	case known && t.lives(taker):
 		return slotHolder{Process: taker}, true
@@ -171,7 +171,7 @@ func (t *slotTable) judge(ctx context.Context, slot int, taker proc.Process, kno
 		return slotHolder{left: known}, true
 	}
 	if t.left == nil {
-		found, err := findLeftovers(ctx, t.path(0)[:len(t.path(0))-1])
+		found, err := findLeftovers(t.path(0)[:len(t.path(0))-1])
 		if err != nil {
 			found.hidden = ^uint64(0)
 		}

@@ -68,13 +68,13 @@ func TestWhichSlotIsTaken(t *testing.T) {
 	} {
 		table := slotTable{folder: t.TempDir(), gpus: []int{0, 1, 0, 1}, usable: c.usable}
 		for _, slot := range c.taken {
-			file, _, err := table.try(t.Context(), slot)
+			file, _, err := table.try(slot)
 			if err != nil || file == nil {
 				t.Fatal(err)
 			}
 			defer file.close()
 		}
-		if slot, ok, err := table.take(t.Context()); err != nil || ok != (c.want >= 0) || ok && slot != c.want {
+		if slot, ok, err := table.take(); err != nil || ok != (c.want >= 0) || ok && slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
 		}
 		closeKept(table.folder)
@@ -122,7 +122,7 @@ func TestWhoMayHaveASlot(t *testing.T) {
 		if c.left.PID != 0 {
 			table.left.all[table.path(0)] = c.left
 		}
-		if _, taken := table.judge(t.Context(), 0, c.taker, c.known, c.locked); taken != c.taken {
+		if _, taken := table.judge(0, c.taker, c.known, c.locked); taken != c.taken {
 			t.Errorf("%s: taken is %v", c.name, taken)
 		}
 	}
@@ -138,10 +138,10 @@ func TestProcessesAgreeOnTheNumberOfSlots(t *testing.T) {
 		lock, err := table.lock(t.Context())
 		must(t, err)
 		defer lock.close()
-		return table.agree(t.Context(), lock)
+		return table.agree(lock)
 	}
 	must(t, agree(4))
-	held, _, err := (&slotTable{folder: folder}).try(t.Context(), 3)
+	held, _, err := (&slotTable{folder: folder}).try(3)
 	must(t, err)
 	must(t, agree(4))
 	for _, n := range []int{1, 3, 5} {

@@ -64,10 +64,10 @@ func takeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func(ho
 	lock, err := table.lock(ctx)
 	if err == nil {
 		defer lock.close()
-		err = table.agree(ctx, lock)
+		err = table.agree(lock)
 	}
 	for pause := slotPause; err == nil; waits, pause = nil, min(2*pause, longestSlotPause) {
-		slot, ok, err := table.take(ctx)
+		slot, ok, err := table.take()
 		if ok || err != nil {
 			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), launch.SourceSlot
 			return rank, err
@@ -141,7 +141,7 @@ func flock(file *slotFile) error {
 
 // agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on
 // it.
-func (t *slotTable) agree(ctx context.Context, lock *slotFile) error {
+func (t *slotTable) agree(lock *slotFile) error {
 	content, err := lock.read()
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", lock.path, err)
@@ -152,7 +152,7 @@ func (t *slotTable) agree(ctx context.Context, lock *slotFile) error {
 	}
 	t.look()
 	for slot := range min(n, maxSlots) {
-		file, holder, err := t.try(ctx, slot)
+		file, holder, err := t.try(slot)
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (t *slotTable) agree(ctx context.Context, lock *slotFile) error {
 }
 
 // take takes the usable free slot whose GPU has the fewest taken ones. ok is false if there is none.
-func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
+func (t *slotTable) take() (slot int, ok bool, err error) {
 	t.look()
 	taken := make(map[int]int) // by GPU
 	free := make(map[int]*slotFile)
@@ -176,7 +176,7 @@ func (t *slotTable) take(ctx context.Context) (slot int, ok bool, err error) {
 		}
 	}()
 	for slot, gpu := range t.gpus {
-		file, holder, err := t.try(ctx, slot)
+		file, holder, err := t.try(slot)
 		switch {
 		case err != nil:
 			return 0, false, err
@@ -226,13 +226,13 @@ func (t *slotTable) look() {
 
 // try locks a slot's file. If the slot is taken, it returns who has it. A slot that only an idle process of an ended
 // program has gets a new file, whose lock is free.
-func (t *slotTable) try(ctx context.Context, slot int) (*slotFile, slotHolder, error) {
+func (t *slotTable) try(slot int) (*slotFile, slotHolder, error) {
 	file, locked, err := t.openSlot(slot)
 	if err != nil {
 		return nil, slotHolder{}, err
 	}
 	taker, known := readTaker(file, namespaces())
-	holder, taken := t.judge(ctx, slot, taker, known, locked)
+	holder, taken := t.judge(slot, taker, known, locked)
 	if taken || locked {
 		file.close()
 	}
