@@ -177,7 +177,13 @@ func ready(all ...*process) {
 		p.n.T.Helper()
 		p.n.Until("client that computes", func() bool { return p.pid() != 0 || p.over() })
 		if p.pid() == 0 {
-			p.n.T.Fatalf("%q does not compute: it prints %s\n%s", p.cmd.Args, p.Text(), p.n.state())
+			p.n.T.Errorf("%q ends with %d and has not computed: it prints\n%s", p.cmd.Args, p.end(), p.Text())
+			for _, other := range all { // one of several ranks prints the reason of all
+				if other != p && other.pid() == 0 && other.over() {
+					p.n.T.Errorf("another one ends with %d: it prints\n%s", other.end(), other.Text())
+				}
+			}
+			p.n.T.Fatal(p.n.state())
 		}
 	}
 }

@@ -29,7 +29,7 @@ import (
 // Many ranks start at once. One of them starts the daemon, and the others wait until it serves.
 func TestStartRace(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	all := n.step(7, 0, 48, n.spin("60")...)
+	all := n.step(7, 0, 48, n.spin("600")...) // the first computes until the last is ready
 	ready(all...)
 	if got := n.serving(2); got != 2 {
 		t.Errorf("%d processes of MPS, want a daemon and its server\n%s", got, n.state())
