@@ -19,7 +19,7 @@ build() { # only packages with a chosen fuzzer, because a build for fuzzing comp
 one() {
 	local folder=$1 dir=$2 name=$3 log=$1/$3.log
 	if (cd "$dir" && "$folder/${dir//\//-}" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "${FUZZTIME:-20s}" \
-		-test.fuzzminimizetime 5s -test.parallel "${WORKERS:-1}" -test.fuzzcachedir "$folder/cache/$name") >"$log" 2>&1; then
+		-test.fuzzminimizetime 1000x -test.parallel "${WORKERS:-1}" -test.fuzzcachedir "$folder/cache/$name") >"$log" 2>&1; then
 		echo "$name: $(grep -o 'elapsed.*' "$log" | tail -1)"
 	elif grep -q '^ *context deadline exceeded$' "$log" && ! grep -q -e 'Failing input' -e 'fuzzing process hung' -e 'terminated unexpectedly' "$log"; then
 		# Go's fuzzing met the end of the time between two answers of a worker. It found no failing input.
