@@ -79,6 +79,8 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 			switch {
 			case err != nil:
 				return err
+			case line && (html != "" || call.JSON) || html != "" && call.JSON:
+				return errors.New("cannot print in several forms: give one of --html, --json and --line")
 			case share:
 				return command.WriteError("report", shareReports(call.Paths))
 			case job == "" && (html+from != "" || line):
@@ -90,15 +92,14 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 			if err != nil {
 				return cli.RuntimeError{Err: fmt.Errorf("cannot report job %s: %w", job, err)}
 			}
-			if line {
-				_, err := fmt.Fprintf(call.Out, "job %s: %s\n", nameOf(nodes[0]), judge.Job{Report: together(nodes)}.Verdict())
+			of, now := judge.Job{Report: together(nodes)}, time.Now()
+			switch {
+			case line:
+				_, err := fmt.Fprintf(call.Out, "job %s: %s\n", nameOf(nodes[0]), of.Verdict())
 				return command.WriteError("report", err)
+			case html != "":
+				return writePage(html, func(w io.Writer) error { return page.Write(w, of, now) })
 			}
-			if html != "" {
-				of := judge.Job{Report: together(nodes)}
-				return writePage(html, func(w io.Writer) error { return page.Write(w, of, time.Now()) })
-			}
-			now := time.Now()
 			a := answerOf(nodes, now)
 			return call.Print("report", a, func(s command.Screen) string { return reportText(a, s, now) })
 		},

@@ -67,11 +67,15 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 			from, err1 := sacctTime("since", since, now)
 			to, err2 := sacctTime("until", until, now)
 			err := errors.Join(err1, err2)
-			if err == nil && wasteBy[by] == nil {
-				err = fmt.Errorf("cannot add up by %.40q: --by is user, account, name or partition", by)
-			}
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
+			case wasteBy[by] == nil:
+				return fmt.Errorf("cannot add up by %.40q: --by is user, account, name or partition", by)
+			case asCSV && (html != "" || call.JSON) || html != "" && call.JSON:
+				return errors.New("cannot print in several forms: give one of --csv, --html and --json")
+			case !from.Before(to):
+				return fmt.Errorf("cannot count from %s to %s: give --since an earlier time", since, until)
 			}
 			if len(folders) == 0 {
 				folders = []string{call.Paths.Reports()}
@@ -181,7 +185,7 @@ func (a *waste) finish() {
 		all.GPUHours, all.NeverUsed+all.NoProcess, all.NeverUsed, all.Win, all.WinLow, all.WinHigh,
 		words.Count(int(all.Jobs), "job"), all.NoGain, all.NotKnown)
 	if len(a.Rows) == 0 {
-		a.Verdict = "No job that ended in this time has a report here that you can read."
+		a.Verdict = "No such job has a report here that you can read: name folders of reports, or an earlier --since."
 	}
 }
 
@@ -250,7 +254,7 @@ type kept struct {
 
 const (
 	maxKept    = 100_000 // files of a folder, which a user can fill
-	wrongFiles = "Files that are no good reports"
+	wrongFiles = "Files and folders without good reports"
 )
 
 // read reads the reports in folders. One job's are in memory at a time: its number is in the names of its files.

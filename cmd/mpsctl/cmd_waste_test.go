@@ -230,7 +230,7 @@ func TestWasteOfATimeAndAUser(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	a := wasteOf(t, append(folders, "--user", "hpc1")...)
-	if a.All.Sums.Jobs != 0 || !strings.HasPrefix(a.Verdict, "No job") {
+	if a.All.Sums.Jobs != 0 || !strings.HasPrefix(a.Verdict, "No such job") {
 		t.Errorf("%+v", a)
 	}
 }
@@ -251,9 +251,14 @@ func TestSacctTime(t *testing.T) {
 			t.Errorf("%q: %v", text, got)
 		}
 	}
-	for _, args := range [][]string{{"--since", "x"}, {"--until", "x"}, {"--by", "x"}} {
-		if code, _, complaint := runWaste(t, args...); code != 2 || !strings.Contains(complaint, "cannot") {
-			t.Errorf("%q: code %d, %s", args, code, complaint)
+	for args, want := range map[string]string{
+		"--since x": "cannot read --since", "--until x": "cannot read --until", "--by x": "cannot add up by",
+		"--since 2026-04-01": "give --since an earlier time",
+		"--csv --json":       "cannot print in several forms", "--csv --html x": "cannot print in several forms",
+		"--json --html x": "cannot print in several forms",
+	} {
+		if code, _, complaint := runWaste(t, strings.Fields(args)...); code != 2 || !strings.Contains(complaint, want) {
+			t.Errorf("%s: code %d, %s, want %s", args, code, complaint, want)
 		}
 	}
 }
@@ -348,7 +353,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 		strings.Contains(complaint, "\x1b") {
 		t.Errorf("code %d:\n%s", code, complaint)
 	}
-	if !strings.Contains(out, fmt.Sprintf("Files that are no good reports: %d.", bad)) ||
+	if !strings.Contains(out, fmt.Sprintf("Files and folders without good reports: %d.", bad)) ||
 		!strings.HasPrefix(out, "Of 1.0 GPU hours, 0.0 had no process") {
 		t.Errorf("want %d bad files:\n%s", bad, out)
 	}

@@ -77,11 +77,8 @@ func nodesOf(paths site.Paths, job, from string) ([]usage.Report, error) {
 }
 
 // latestRun reads the reports of a job in a folder, which are this user's own, one of each node.
-func latestRun(folder, job string) (nodes []usage.Report, failed error) {
-	entries, err := os.ReadDir(folder)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+func latestRun(folder, job string) (nodes []usage.Report, _ error) {
+	entries, failed := os.ReadDir(folder)
 	for _, e := range entries {
 		r, err := usage.ReadOwn(filepath.Join(folder, e.Name()), uint32(os.Geteuid()))
 		switch {
@@ -94,8 +91,11 @@ func latestRun(folder, job string) (nodes []usage.Report, failed error) {
 	if nodes = lastRun(nodes); len(nodes) > 0 {
 		return nodes, nil
 	}
-	const neither = "neither this node nor %s has a report of it: it comes at the job's end"
-	return nil, cmp.Or(failed, fmt.Errorf(neither, folder))
+	err := fmt.Errorf("%s has no copy of its report that is your own: it comes at the job's end", folder)
+	if failed != nil {
+		err = fmt.Errorf("%w; %w", err, failed)
+	}
+	return nil, err
 }
 
 // lastRun returns the latest report of each node. A requeued job may have run on other nodes before: a report that
@@ -184,7 +184,7 @@ func shareReports(paths site.Paths) error {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot share reports: an earlier process does not end: %w", err)
+		return fmt.Errorf("cannot share reports, as one process of root can at a time: %w", err)
 	}
 	byUser := map[string][]usage.Report{}
 	for _, path := range latestFirst(paths.Reports()) {
@@ -343,8 +343,7 @@ func reportsText(all []usage.Report, screen command.Screen) string {
 			took = age(r.End.Sub(r.Begin))
 		}
 		fmt.Fprintf(&b, row+"\n", nameOf(r), r.User, r.Name, r.Begin.Local().Format("01-02 15:04"), took, len(r.GPUs),
-			r.ClientsSeen, r.BadEnds,
-			usage.Percent(active.Of(r.Mean())))
+			r.ClientsSeen, r.BadEnds, usage.Percent(active.Of(r.Mean())))
 	}
 	return b.String() + "\n" + screen.Wrap("", "mpsctl report JOB prints one of them.")
 }

@@ -127,7 +127,16 @@ func TestTheLatestRun(t *testing.T) {
 		}
 	}
 	none := filepath.Join(folder, "none")
-	for folder, want := range map[string]string{folder: "cannot read", none: "neither this node nor"} {
+	later := filepath.Join(t.TempDir(), "later")
+	other.Schema = usage.Schema + 1
+	writeReport(t, later, other)
+	const lacks = " has no copy of its report that is your own: it comes at the job's end; "
+	for folder, want := range map[string]string{
+		folder: folder + lacks + "cannot read ",
+		none:   none + lacks + "open " + none + ": no such file or directory",
+
+		filepath.Dir(later): later + ": a newer slurm-mps has written it: use its mpsctl",
+	} {
 		if _, err := latestRun(folder, "47"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -245,7 +254,7 @@ func TestWhatIsNotCopied(t *testing.T) {
 	if err := errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX)); err != nil {
 		t.Fatal(err)
 	}
-	if err := shareReports(paths); err == nil || !strings.Contains(err.Error(), "an earlier process does not end") {
+	if err := shareReports(paths); err == nil || !strings.Contains(err.Error(), "one process of root") {
 		t.Errorf("beside another one: %v", err)
 	}
 	kept.Close()

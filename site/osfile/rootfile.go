@@ -25,8 +25,7 @@ const maxOwned = 4 << 20
 // wraps fs.ErrNotExist if there is no file, and ErrNotRootOwned if another user could have written the file.
 func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, 0, false) }
 
-// ReadOwn is ReadRootOwned for a file of any user. The error wraps ErrNotRootOwned if another user could have written
-// the file.
+// ReadOwn is ReadRootOwned for a file of any user.
 func ReadOwn(path string, owner uint32) ([]byte, error) { return readOwned(path, owner, false) }
 
 // ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without the node's
@@ -41,8 +40,9 @@ const Unmapped = 65534
 
 func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	whose := map[bool]error{true: ErrNotRootOwned, false: fmt.Errorf("not uid %d's own", owner)}[owner == 0]
 	if err == unix.ELOOP {
-		return nil, fmt.Errorf("cannot read %s: %w: it is a symbolic link", path, ErrNotRootOwned)
+		return nil, fmt.Errorf("cannot read %s: %w: it is a symbolic link", path, whose)
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "cannot read", Path: path, Err: err}
@@ -60,7 +60,7 @@ func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 		why = "it is not a regular file"
 	}
 	if why != "" {
-		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrNotRootOwned, why)
+		return nil, fmt.Errorf("cannot read %s: %w: %s", path, whose, why)
 	}
 	content, err := proc.ReadOpen(make([]byte, 0, 2048), fd, maxOwned+1)
 	if err != nil {

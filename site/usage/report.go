@@ -5,7 +5,6 @@ package usage
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -226,10 +225,7 @@ func RunningOf(job, joined uint32) string {
 	return fmt.Sprintf("report-%d.json", job)
 }
 
-// errInvalid means that a file is not a report that this program knows.
-var errInvalid = errors.New("not a report of this version")
-
-// Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
+// Read reads a report that only root could write. The error may wrap fs.ErrNotExist or fs.ErrPermission.
 func Read(path string) (Report, error) { return read(path, osfile.ReadRootOwnedInContainer) }
 
 // ReadOwn reads a copy of a report, which is a user's own.
@@ -242,11 +238,11 @@ func read(path string, readFile func(string) ([]byte, error)) (r Report, err err
 	if err != nil {
 		return Report{}, err
 	}
-	if err := json.Unmarshal(content, &r); err != nil {
-		return Report{}, fmt.Errorf("cannot read %s: %w: %w", path, errInvalid, err)
-	}
-	if !r.sound() {
-		return Report{}, fmt.Errorf("cannot read %s: %w", path, errInvalid)
+	switch err = json.Unmarshal(content, &r); {
+	case r.Schema > Schema:
+		return Report{}, fmt.Errorf("cannot read %s: a newer slurm-mps has written it: use its mpsctl", path)
+	case err != nil || !r.sound():
+		return Report{}, fmt.Errorf("cannot read %s: it is not a report of slurm-mps", path)
 	}
 	return r, nil
 }

@@ -210,9 +210,10 @@ func TestWhoReadsAReport(t *testing.T) {
 	expect(e2e.UID+1, "", 0, "no report that you may read")
 	expect(e2e.UID, "", 2, `cannot report job "x"`, "x")
 	expect(e2e.UID, "", 2, "takes one job", "7", "8")
+	expect(e2e.UID, "", 2, "cannot print in several forms", "7", "--line", "--json")
 	expect(e2e.UID, "", 1, "this node has no report of it", "8")
 	p.Write(p.keptReport(), "{}")
-	expect(0, "", 1, "not a report of this version", "7")
+	expect(0, "", 1, "it is not a report of slurm-mps", "7")
 	p.Quiet()
 }
 

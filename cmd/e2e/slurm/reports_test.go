@@ -123,7 +123,7 @@ func TestReportsOfTwoNodes(t *testing.T) {
 			return strings.Contains(string(content), "FLOCK")
 		})
 	})
-	if out, err := shares(c.First()); err == nil || !strings.Contains(out, "an earlier process does not end") {
+	if out, err := shares(c.First()); err == nil || !strings.Contains(out, "as one process of root can at a time") {
 		t.Errorf("a second process: %v, %s", err, out)
 	}
 	run()

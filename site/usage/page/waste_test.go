@@ -34,7 +34,7 @@ func wasteJSON(rows int) map[string]any {
 	return map[string]any{"since": "2026-11-01T00:00:00+01:00", "until": "2026-12-01T00:00:00+01:00", "by": "user",
 		"verdict": "Of 271,350 GPU hours, 101,756 had no process.", "all": row("all", 271_350), "rows": all,
 		"changes":  changes,
-		"left_out": map[string]int{"Files that are no good reports": 3}}
+		"left_out": map[string]int{"Files and folders without good reports": 3}}
 }
 
 func wastePage(t *testing.T, answer any) string {
@@ -89,7 +89,7 @@ func TestWasteInABrowser(t *testing.T) {
 		if strings.Contains(dom, "\u202e") && strings.Contains(dom[:strings.Index(dom, "</main>")], "\u202e") {
 			t.Error("a user's name turns a line round")
 		}
-		for _, want := range []string{"Of 271,350 GPU hours, 101,756 had no process.", "Files that are no good reports: 3."} {
+		for _, want := range []string{"Of 271,350 GPU hours, 101,756 had no process.", "Files and folders without good reports: 3."} {
 			if _, drawn, _ := strings.Cut(dom, "<main>"); !strings.Contains(drawn, want) {
 				t.Errorf("%d rows: the page lacks %q", rows, want)
 			}
