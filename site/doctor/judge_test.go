@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -24,6 +25,14 @@ func sound() node {
 func onDriver(version string) func(*node) {
 	return func(n *node) {
 		n.Driver = &driverState{Version: version, GPUs: []device{{Major: 9, Persistent: true}}}
+	}
+}
+
+// docs/operator.md shows a healthy node, with all checks.
+func TestTheDocumentCountsTheChecks(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operator.md")
+	if want := fmt.Sprintf("  %d checks: ", len(checks)); err != nil || !strings.Contains(string(page), want) {
+		t.Errorf("docs/operator.md lacks %q, %v", want, err)
 	}
 }
 
