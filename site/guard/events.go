@@ -100,9 +100,6 @@ func (e *events) watch(path string, mask uint32) error {
 	return nil
 }
 
-// watches reports whether inotify reports openings.
-func (e *events) watches() bool { return len(e.watched) > 0 }
-
 // wait waits for an event, until a given time.
 func (e *events) wait(until time.Time) seen {
 	s := e.early
@@ -125,10 +122,8 @@ func (e *events) anyDied() bool {
 // collect adds the events of some milliseconds at most.
 func (e *events) collect(s *seen, timeout int) {
 	var ready [512]unix.EpollEvent // as many deaths in one turn
-	n, err := unix.EpollWait(e.epoll, ready[:], timeout)
-	if err != nil {
-		n = 0 // EINTR
-	}
+	n, _ := unix.EpollWait(e.epoll, ready[:], timeout)
+	n = max(n, 0) // EINTR
 	s.any = s.any || n > 0
 	for _, event := range ready[:n] {
 		switch int(event.Fd) {

@@ -335,7 +335,7 @@ func (g *Guard) scan(began time.Time) {
 	g.budget.measure()
 	took := g.budget.turn
 	g.budget.turn = before
-	g.scans.end(ended, g.budget.scanned(took-before, ended), g.events.watches())
+	g.scans.end(ended, g.budget.scanned(took-before, ended), len(g.events.watched) > 0)
 }
 
 // save saves the state, once a second at most except for the last state.

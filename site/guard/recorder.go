@@ -14,10 +14,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
-// recorderWait limits both waits for the recorder at the guard's end: for its last report, and after its kill. It is
-// short, because an epilog waits for the guard's end. The recorder writes its last sample earlier, when the epilog
-// withdraws the ticket.
-const recorderWait = 2 * time.Millisecond
+const (
+	// reportWait limits the wait for the recorder's last report at the guard's end, which an epilog awaits. Usually it is
+	// written by then: the recorder begins when the epilog withdraws the ticket. recorderWait limits all other waits.
+	reportWait   = 200 * time.Millisecond
+	recorderWait = 2 * time.Millisecond
+)
 
 // maxEvents limits the events that wait for the recorder.
 const maxEvents = 1024
@@ -27,6 +29,7 @@ const maxEvents = 1024
 type recorder struct {
 	events  chan usage.Event
 	started chan *proc.Child // one element: nil if the start has failed
+	wait    time.Duration    // for the last report
 }
 
 // ticketCheck is the time between two looks for the job's ticket.
@@ -38,7 +41,7 @@ func (g *Guard) startRecorder() {
 	if len(g.Recorder) == 0 {
 		return
 	}
-	r := &recorder{make(chan usage.Event, maxEvents), make(chan *proc.Child, 1)}
+	r := &recorder{make(chan usage.Event, maxEvents), make(chan *proc.Child, 1), reportWait}
 	g.recorder = r
 	go func() {
 		for !g.Record.Published() {
@@ -83,7 +86,7 @@ func (r *recorder) close() {
 	}
 }
 
-// end ends the recorder. Usually it has ended already, because its stdin is closed.
+// end ends the recorder, which closes its stdout after its last report.
 func (r *recorder) end() {
 	if r == nil {
 		return
@@ -96,13 +99,12 @@ func (r *recorder) end() {
 	if p == nil {
 		return
 	}
-	for range 2 {
-		select {
-		case <-p.Ended:
-			return
-		case <-time.After(recorderWait):
-			p.End()
-		}
+	_ = p.Out.SetReadDeadline(time.Now().Add(r.wait))
+	_, _ = io.Copy(io.Discard, p.Out)
+	p.End()
+	select {
+	case <-p.Ended:
+	case <-time.After(recorderWait):
 	}
 }
 

@@ -148,7 +148,7 @@ func (l line) recordJob(log zerolog.Logger) error {
 	}
 	o.samplers = samplers(driver, o.ticket.Devices)
 	newRecorder(o).run(events, withdrawn)
-	return nil
+	return os.Stdout.Close() // the guard waits for no more
 }
 
 // readerOf returns a function that reads the environment of a client of a lease's job.

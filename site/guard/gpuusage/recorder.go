@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -167,8 +168,9 @@ func (r *recorder) tell(e usage.Event) {
 	}
 }
 
-// end takes the last sample. A client that still lives has outlived the job.
+// end takes the last sample, for which the epilog waits. A client that still lives has outlived the job.
 func (r *recorder) end(now time.Time) {
+	proc.SetNice(os.Getpid(), 0)
 	r.report.End = now
 	r.clients.endGone(now)
 	r.clients.stay()
