@@ -313,8 +313,7 @@ gpu-left-pack: gpu-codes-pack site-check ## the files for gpu-left, in one file
 gpu-left: gpu-left-pack ## what was not yet run on a GPU, in two calls
 	LEFT=$(LEFT) site/lab/gpu-left.sh $(BUILT)/gpu-left.tar.xz $(BUILT)/gpu-results
 
-# What 1, 2, 4 and 8 equal ranks do, in four quarters of 8 minutes (PACKING_PART=1, or "1 2" on two GPUs): the data of
-# docs/packing.md.
+# What 1, 2, 4 and 8 equal ranks do, in four quarters of 5 minutes (PACKING_PART=1): the data of docs/packing.md.
 gpu-packing: gpu-codes-pack ## what more ranks gain, beside the figures of a report, on a GPU
 	site/lab/gpu-packing.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
 

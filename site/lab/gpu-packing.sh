@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # gpu-packing.sh PACK RESULTS: measures what 1, 2, 4 and 8 equal ranks do on a GPU, beside GPM's figures and the
 # recorder's (codes/packing.py), as the test TestLeaveOneOut of site/usage/judge reads it. PACK is the output of make
-# gpu-codes-pack. PACKING_PART has the quarters of the programs, "1" or with two GPUs "1 2", because a quarter takes 8
-# minutes with the build of LAMMPS, and 7 later. Each adds to the file RESULTS/packing.txt. Name it
-# testdata/packing-GPU.txt.
+# gpu-codes-pack. PACKING_PART has the quarters of the programs, which the GPUs take in turn: a quarter takes 5 minutes,
+# and the build of LAMMPS 2. Each adds to the file RESULTS/packing.txt. Name it testdata/packing-GPU.txt.
 . "$(dirname "$0")/gpu-pack.sh"
 here=$(cd "$(dirname "$0")" && pwd)
 modes | tee "$results/packing-machine.txt"
@@ -28,10 +27,20 @@ quarter() {
     return $failed
 }
 
-gpu=0 quarters=()
-for part in ${PACKING_PART:-1}; do
-    quarter "$part" $((gpu++)) &
-    quarters+=($!)
+read -ra parts <<<"${PACKING_PART:-1}"
+gpus=$(modes | wc -l)
+
+# lane GPU: the quarters of a GPU, one after the other.
+lane() {
+    local i failed=0
+    for ((i = $1; i < ${#parts[@]}; i += gpus)); do quarter "${parts[i]}" "$1" || failed=1; done
+    return $failed
+}
+
+lanes=()
+for ((i = 0; i < gpus; i++)); do
+    lane "$i" &
+    lanes+=($!)
 done
-for quarter in "${quarters[@]}"; do wait "$quarter" || failed=1; done
+for lane in "${lanes[@]}"; do wait "$lane" || failed=1; done
 leave "$results/packing-machine.txt" '/lmp -(in|nonbuf) |codes/packing'

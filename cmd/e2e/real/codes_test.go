@@ -55,7 +55,7 @@ func TestRealCodes(t *testing.T) {
 				args = append(args, "--constraint=mps")
 			}
 			script := "export CODES=" + codes
-			for _, name := range []string{"RANKS", "PYTHON", "FIRST_CORE", "ONLY_GPU", "FEEL", "PACKING_PART", "PACKING_SECONDS"} {
+			for _, name := range []string{"RANKS", "PYTHON", "FIRST_CORE", "ONLY_GPU", "FEEL", "PACKING_PART", "PACKING_ONLY", "PACKING_SECONDS"} {
 				script += fmt.Sprintf(" %s=%q", name, os.Getenv(name))
 			}
 			script += fmt.Sprintf("\n%s/%s %s %d", codes, os.Getenv("CODES_SCRIPT"), mode, turn)

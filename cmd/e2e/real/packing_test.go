@@ -4,12 +4,14 @@ package real_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -111,5 +113,45 @@ func TestPackingJoins(t *testing.T) {
 	}
 	if err != nil || string(out) != want {
 		t.Errorf("%v\n%swant\n%s", err, out, want)
+	}
+}
+
+// LAMMPS writes its lines in blocks if its script does not say otherwise, so that their times would say nothing of the
+// steps.
+func TestPackingLammps(t *testing.T) {
+	p := pythonLab(t)
+	codes := filepath.Join(t.TempDir(), "codes")
+	lammps := fmt.Sprintf(`#!%s
+import sys, time
+flush = "thermo_modify flush yes" in open(sys.argv[sys.argv.index("-in") + 1]).read()
+print("Step Temp", flush=True)
+block = ""
+for step in range(0, 10**8, 100):
+    block += f"{step} 0.7\n"
+    if flush or len(block) > 4096:
+        print(end=block, flush=True)
+        block = ""
+    time.sleep(0.01)
+`, p.python)
+	err := os.CopyFS(codes, os.DirFS(filepath.Join(p.folder, "codes")))
+	for name, text := range map[string]string{"lmp": lammps, "in.lj": "run 100\n", "data.rhodo": "", "Cu_u3.eam": ""} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(codes, name), []byte(text), 0o755))
+	}
+	if err := errors.Join(err, os.Chmod(filepath.Join(codes, "packing.sh"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	out := p.run(t, filepath.Join(codes, "packing.sh"), []string{"slices", "1"}, "CODES="+codes, "FIRST_CORE=0", "ONLY_GPU=",
+		"PACKING_PART=1", "PACKING_WINDOW=1", "PACKING_ONLY=lammps_.* [12]")
+	for n := 1; n <= min(runtime.NumCPU(), 2); n++ {
+		m := regexp.MustCompile(fmt.Sprintf(`(?m)^pack lammps_lj n=%d r=0 rate (\S+)`, n)).FindStringSubmatch(out)
+		if m == nil {
+			t.Fatalf("no line of %d ranks in\n%s", n, out)
+		}
+		if rate, err := strconv.ParseFloat(m[1], 64); err != nil || rate > 10_000 {
+			t.Errorf("%d ranks: %s steps a second, and at most 10,000 are made", n, m[1])
+		}
+	}
+	if strings.Contains(out, "resnet18") || strings.Contains(out, "n=4") {
+		t.Errorf("more is measured than is wanted:\n%s", out)
 	}
 }

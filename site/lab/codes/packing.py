@@ -14,7 +14,8 @@ SM-UTIL USED-MIB CLIENTS SAMPLES" from the samples that lie in the window.
 
 The programs are those of python.py and more, and LAMMPS on three inputs, if CODES has it. Each rank is a run of its
 own, with a core of its own. A line "# share SHARE" stands before the trials with a share: 1, 2 and 4 ranks have none, as
-in packing-h200.txt, and 8 ranks have overlap:2. No number of ranks begins after SECONDS.
+in packing-h200.txt, and 8 ranks have overlap:2. No number of ranks begins after SECONDS. PACKING_ONLY is a pattern of
+what is measured, such as "lammps_.* [24]".
 """
 
 import ctypes
@@ -233,7 +234,7 @@ class Lammps:
         first = int(os.environ.get("FIRST_CORE") or 0)
         with open(f"{CODES}/in.{self.name}") as source, open(f"run.{self.name}", "w") as script:
             script.write(re.sub(r"(?m)^(thermo(_style|_modify)?|run)\s.*", "", source.read()))
-            script.write(f"\nthermo {self.every}\nrun 100000000\n")
+            script.write(f"\nthermo {self.every}\nthermo_modify flush yes\nrun 100000000\n")
         command = [*([*wrapper, f"--slots={n}"] if wrapper else []), f"{CODES}/lmp", "-nonbuf", "-in",
                    f"run.{self.name}", "-sf", "gpu", "-pk", "gpu", "1", "-log", "none"]
         env = dict(os.environ, OMPI_MCA_ess_singleton_isolated="1")
@@ -387,7 +388,12 @@ def measure(part, window, seconds, *wrapper):
     began = time.monotonic()
     python.WINDOW = float(window)
     codes = [Lammps("lj", 100), Lammps("eam", 50), Lammps("rhodo", 5)] if os.path.exists(f"{CODES}/lmp") else []
-    python.known[:] = python.known[int(part) - 1::4]
+    only = re.compile(os.environ.get("PACKING_ONLY") or ".*")
+
+    def wanted(name, n):
+        return only.fullmatch(f"{name} {n}")
+
+    python.known[:] = [make for make in python.known[int(part) - 1::4] if any(wanted(make.__name__, n) for _, n in GROUPS)]
     codes = codes[int(part) - 1::4]
     sys.addaudithook(python.watch)
     host, dirty = python.prepare()
@@ -407,9 +413,9 @@ def measure(part, window, seconds, *wrapper):
         print("# share", share, flush=True)
         shared = [*wrapper, f"--share={share}"] if wrapper else []
         for some, made in (names, host), (dirty, None):
-            if some:
-                group(n, some, made, shared, sampler)
-        for code in codes:
+            if some := [name for name in some if wanted(name, n)]:
+                group(n, some, made and {name: made[name] for name in some}, shared, sampler)
+        for code in (code for code in codes if wanted(f"lammps_{code.name}", n)):
             try:
                 show(f"lammps_{code.name}", n, *code.measure(n, shared, python.WINDOW, sampler))
             except (EOFError, IndexError, ZeroDivisionError) as error:
