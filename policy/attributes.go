@@ -170,7 +170,7 @@ func priority() Attribute {
 	words := []string{"low", "normal"}
 	return Attribute{
 		Name: "priority", Kind: word, Words: words,
-		text: func(g Grant) string { return priorityText(g.Low) },
+		text: func(g Grant) string { return map[bool]string{true: "low", false: "normal"}[g.Low] },
 		read: func(value string, g *Grant) error {
 			if !slices.Contains(words, value) {
 				return errors.New("want low or normal")
@@ -180,13 +180,6 @@ func priority() Attribute {
 		},
 		exceeds: func(g, given Grant) bool { return given.Low && !g.Low },
 	}
-}
-
-func priorityText(low bool) string {
-	if low {
-		return "low"
-	}
-	return "normal"
 }
 
 // readShare reads a share. overlap:1 is even, so that equal grants are written alike.

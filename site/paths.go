@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 // Paths names this project's files. Tests and the demo set Root, which is put before each path.
@@ -102,7 +104,7 @@ func (p Paths) Flag() string {
 	if p.Root == "" {
 		return ""
 	}
-	return " --root " + p.Root
+	return " " + words.Step("--root", p.Root)
 }
 
 // ReapCommand returns the command that reaps one job.

@@ -31,6 +31,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
 
@@ -94,7 +95,7 @@ func replaceMetrics(path, text string) error {
 		return osfile.File{Content: []byte(text), Mode: 0o644, Sync: true}.Write(dir, filepath.Base(path))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: make the folder: mkdir -p %s", err, filepath.Dir(path))
+		err = fmt.Errorf("%w: make the folder: %s", err, words.Shell("mkdir", "-p", filepath.Dir(path)))
 	}
 	return err
 }

@@ -93,7 +93,7 @@ func applyFile(call *command.Invocation, file string, dryRun bool) error {
 			return cli.RuntimeError{Err: fmt.Errorf("cannot keep the replaced policy: %w", err)}
 		}
 		if _, err := policyfile.LoadWith(path, kept); err == nil { // a broken one is kept, and is no way back
-			a.Back = "mpsctl policy apply " + kept + call.Paths.Flag()
+			a.Back = words.Shell("mpsctl", "policy", "apply", kept) + call.Paths.Flag()
 		}
 	}
 	if err := replaceFile(path, []byte(updated), osfile.OpenFolder); err != nil {

@@ -364,8 +364,8 @@ func findingsText(found []state.Finding, screen command.Screen) string {
 
 // findingText prints a finding for people: kind and place, then the fault, then the repair.
 func findingText(f state.Finding, screen command.Screen) string {
-	head := fmt.Sprintf("%s %s  %s\n", mark(f.Level, screen), screen.Bold(string(f.Kind)), f.Where)
-	return head + screen.Wrap("    ", f.What) + fixText(f.Fix)
+	head := fmt.Sprintf("%s %s  %s\n", mark(f.Level, screen), screen.Bold(string(f.Kind)), words.Printable(f.Where))
+	return head + screen.Wrap("    ", words.Printable(strings.Join(strings.Fields(f.What), " "))) + fixText(f.Fix)
 }
 
 func mark(level state.Level, screen command.Screen) string {

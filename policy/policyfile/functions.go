@@ -62,15 +62,6 @@ func (b builtin) fits(args int) bool {
 	return args == len(b.takes) || b.more && args >= len(b.takes)
 }
 
-// wants returns the number of arguments in words.
-func (b builtin) wants() string {
-	words := fmt.Sprint(len(b.takes))
-	if b.more {
-		words += " or more"
-	}
-	return words
-}
-
 // newFunction makes a function with a fixed number of arguments.
 func newFunction(gives cty.Type, run func(args []cty.Value) (cty.Value, error), takes ...cty.Type) function.Function {
 	spec := &function.Spec{

@@ -339,7 +339,9 @@ func (c *typeChecker) call(e *hclsyntax.FunctionCallExpr) cty.Type {
 	case e.ExpandFinal:
 		return c.notHere(e, "the arguments of a function are written out, not expanded by ...")
 	case !f.fits(len(e.Args)):
-		return c.mistake(e.Range(), "Wrong number of arguments", "%s takes %s, not %d", e.Name, f.wants(), len(e.Args))
+		more := map[bool]string{true: " or more"}[f.more]
+		return c.mistake(e.Range(), "Wrong number of arguments", "%s takes %d%s, not %d",
+			e.Name, len(f.takes), more, len(e.Args))
 	}
 	before := len(c.wrong)
 	args := make([]cty.Type, len(e.Args))

@@ -45,12 +45,18 @@ func gather(ctx context.Context, q Question) node {
 	if !n.Root {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
 	}
-	n.Policy = readPolicy(q.Paths)
+	compiled, status := policyfile.ReadPolicy(q.Paths)
+	if n.Policy.FileStatus = status; compiled != nil {
+		n.Policy.Trigger = compiled.Policy().Trigger
+	}
 	n.Own = []installed{look("the policy", q.Paths.Policy()), look("the site's file", q.Paths.ConfigFile())}
 	n.Config, n.ConfigErr = policyfile.ReadConfig(q.Paths)
 	n.Own = append(n.Own, look("NVML", n.Config.NVMLLibrary)) // without a path the loader finds it, by files of root's
 	if n.known() {
-		n.Helpers = helpers(n.Config)
+		n.Helpers = []installed{look("mps_control", n.Config.Control)}
+		for _, dir := range filepath.SplitList(n.Config.LibraryPath) {
+			n.Helpers = append(n.Helpers, look("library_path", dir))
+		}
 		n.Control = driverOf(n.Config.Control)
 	}
 	n.Slurm, n.SlurmErr = readSlurm(q, n.Config)
@@ -71,22 +77,6 @@ func gather(ctx context.Context, q Question) node {
 
 // known reports whether the site's settings are known: its file can be used, or a copy of it.
 func (n node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
-
-func readPolicy(paths site.Paths) policyResult {
-	compiled, status := policyfile.ReadPolicy(paths)
-	if compiled == nil {
-		return policyResult{FileStatus: status}
-	}
-	return policyResult{compiled.Policy().Trigger, status}
-}
-
-func helpers(config site.Config) []installed {
-	all := []installed{look("mps_control", config.Control)}
-	for _, dir := range filepath.SplitList(config.LibraryPath) {
-		all = append(all, look("library_path", dir))
-	}
-	return all
-}
 
 // programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this one or as packaged.
 func programs(ctx context.Context, s *slurmFiles) []program {

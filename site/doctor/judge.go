@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -143,10 +144,10 @@ func (d *diagnosis) programsThere() {
 		case errors.Is(p.Err, fs.ErrNotExist):
 			d.fault("program-missing", p.Path, reinstall, "%s is not there", p.Name)
 		case p.Err != nil:
-			d.fault("program-missing", p.Path, "look at it: ls -lL "+words.Shell(p.Path),
+			d.fault("program-missing", p.Path, "look at it: ls -lL "+words.Step(p.Path),
 				"%s cannot be looked at: %v", p.Name, p.Err)
 		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&bits != bits):
-			d.fault("program-mode", p.Path, "chmod 755 "+words.Shell(p.Path),
+			d.fault("program-mode", p.Path, "chmod 755 "+words.Step(p.Path),
 				"the mode of %s is %04o: %s", p.Name, p.Mode.Perm(), reason)
 		}
 	}
@@ -200,8 +201,8 @@ func (d *diagnosis) unpatched(what, version string) {
 	of := func(branch string) bool { return strings.HasPrefix(version, branch+".") }
 	for _, p := range known().Patched {
 		if p.What == what && slices.ContainsFunc(strings.Fields(p.Branches), of) && older(version, p.First) {
-			d.warning("unpatched", what+" "+version, "install "+p.First+" or later, and look again: mpsctl doctor",
-				"it lacks the fixes of known vulnerabilities (%s)", p.Source)
+			d.warning("unpatched", what+" "+version, "install "+p.First+" or later, and look again: mpsctl doctor"+
+				d.Paths.Flag(), "it lacks the fixes of known vulnerabilities (%s)", p.Source)
 		}
 	}
 }
@@ -231,7 +232,7 @@ func (d *diagnosis) policyLoads() {
 
 func (d *diagnosis) configLoads() {
 	d.unreadable("site-file", d.Paths.ConfigFile(), "correct it, as in the example: "+
-		words.Shell("diff", shipped+"site.hcl", d.Paths.ConfigFile()), d.ConfigErr, "the defaults hold")
+		words.Step("diff", shipped+"site.hcl", d.Paths.ConfigFile()), d.ConfigErr, "the defaults hold")
 }
 
 // These folders of the packages (site/pkg/nfpm.yaml) have files to copy.
@@ -243,10 +244,11 @@ const (
 // reinstall is the repair of our programs.
 const reinstall = "where the package is: dpkg -i slurm-mps_*.deb; or: rpm -U --force slurm-mps-*.rpm"
 
+var lineNumber = regexp.MustCompile(`:[0-9]+$`)
+
 // edit is a repair by hand, of FILE or FILE:LINE.
 func edit(what, where string) string {
-	file, _, _ := strings.Cut(where, ":")
-	return what + ": ${EDITOR:-vi} " + words.Shell(file)
+	return what + ": ${EDITOR:-vi} " + words.Step(lineNumber.ReplaceAllString(where, ""))
 }
 
 // unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning. A file
@@ -259,19 +261,19 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 	if !s.Kept.IsZero() {
 		level = state.Warning
 	}
-	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+words.Shell(path)
+	where, what, fix := path, strings.TrimSuffix(s.Err.Error(), "."), "look at it: ls -l "+words.Step(path)
 	bad, mistakes := errors.AsType[*policyfile.Error](s.Err)
 	switch {
 	case mistakes:
 		first := bad.Diagnostics()[0]
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist) && level == state.Warning: // only a policy can be missing
-		kept := words.Shell(filepath.Join(d.Paths.Kept(), "policy.json"))
+		kept := words.Step(filepath.Join(d.Paths.Kept(), "policy.json"))
 		what, fix = "it is not there", "mpsctl policy apply "+kept+d.Paths.Flag()
 	case errors.Is(s.Err, fs.ErrNotExist):
-		what, fix = "it is not there", words.Shell("install", "-D", "-m", "644", shipped+filepath.Base(path), path)
+		what, fix = "it is not there", words.Step("install", "-D", "-m", "644", shipped+filepath.Base(path), path)
 	case errors.Is(s.Err, osfile.ErrNotRootOwned):
-		dir := words.Shell(filepath.Dir(path)) // it may be a file of policy.d
+		dir := words.Step(filepath.Dir(path)) // it may be a file of policy.d
 		level, fix = state.Fault, fmt.Sprintf("chown -R root:root %s && chmod -R go-w %s", dir, dir)
 	}
 	d.add(level, kind, where, fix, "%s: %s", what, s.Instead(without))
@@ -297,7 +299,7 @@ func (d *diagnosis) onlyRootWrites() {
 			continue
 		}
 		found[f.Loose] = true
-		d.fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %[1]s", words.Shell(f.Loose)),
+		d.fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %[1]s", words.Step(f.Loose)),
 			"%s: someone except root can change what root runs or reads (%s)", f.LooseReason, f.Path)
 	}
 }
@@ -313,13 +315,13 @@ func (d *diagnosis) helpersThere() {
 		switch {
 		case f.Err != nil && f.Name == "mps_control":
 			d.fault("control-missing", f.Path, "install the driver's package that has it, or set mps_control in "+
-				d.Paths.ConfigFile()+" to its path: find / -xdev -name nvidia-cuda-mps-control",
+				words.Step(d.Paths.ConfigFile())+" to its path: find / -xdev -name nvidia-cuda-mps-control",
 				"the MPS control program cannot be found: %v", f.Err)
 		case f.Err != nil:
 			d.fault("library-path", f.Path, edit("set library_path to where it is, or take the line out", d.Paths.ConfigFile()),
 				"a folder of library_path cannot be found: %v", f.Err)
 		case f.Name == "mps_control" && (!f.Mode.IsRegular() || f.Mode&0o001 == 0):
-			d.fault("control-mode", f.Path, "chmod 755 "+words.Shell(f.Path),
+			d.fault("control-mode", f.Path, "chmod 755 "+words.Step(f.Path),
 				"its mode is %v, and the job's user executes it", f.Mode)
 		}
 	}
@@ -338,7 +340,7 @@ func (d *diagnosis) driverAnswers() {
 	switch {
 	case d.NVMLErr != nil:
 		d.fault("nvml", "NVML", "load the driver: modprobe nvidia && nvidia-smi -L; or set nvml_library in "+
-			d.Paths.ConfigFile()+" to one of these: find / -xdev -name libnvidia-ml.so.1", "%v", d.NVMLErr)
+			words.Step(d.Paths.ConfigFile())+" to one of these: find / -xdev -name libnvidia-ml.so.1", "%v", d.NVMLErr)
 	case d.Driver != nil && len(d.Driver.GPUs) == 0:
 		d.fault("no-gpu", "NVML", "see why: dmesg | grep -i nvrm", "driver %s shows no GPU", d.Driver.Version)
 	}
@@ -418,7 +420,7 @@ func (d *diagnosis) socketsFit() {
 	const longest = "jobs/4294967295/99/pipe" // the largest job number, and a daemon for each of up to 100 GPUs
 	if err := mps.CheckPath(filepath.Join(d.Paths.Run(), longest)); err != nil {
 		d.fault("socket-path", d.Paths.Run(),
-			"shorten --root where these start ours: grep -i log= "+words.Shell(d.Conf), "%v", err)
+			"shorten --root where these start ours: grep -i log= "+words.Step(d.Conf), "%v", err)
 	}
 }
 
@@ -437,9 +439,9 @@ func (d *diagnosis) stateOurs() {
 	s := d.State
 	switch {
 	case s.Err != nil:
-		d.fault("state-folder", s.Path, "look at it: ls -ld "+words.Shell(s.Path), "%v", s.Err)
+		d.fault("state-folder", s.Path, "look at it: ls -ld "+words.Step(s.Path), "%v", s.Err)
 	case s.Exists && (s.UID != 0 || s.Mode != fs.ModeDir|0o755):
-		d.fault("state-folder", s.Path, fmt.Sprintf("chown root:root %s && chmod 755 %[1]s", words.Shell(s.Path)),
+		d.fault("state-folder", s.Path, fmt.Sprintf("chown root:root %s && chmod 755 %[1]s", words.Step(s.Path)),
 			"its owner is uid %d and its mode %v: it is to be root's, 0755", s.UID, s.Mode)
 	}
 }
@@ -456,7 +458,7 @@ func (d *diagnosis) stateRoom() {
 		return
 	}
 	if s.Bytes < minRoom || s.Files < minNames {
-		dir := words.Shell(filepath.Dir(s.Path))
+		dir := words.Step(filepath.Dir(s.Path))
 		d.fault("state-room", s.Path, fmt.Sprintf("make room there: df -h %s; df -i %s", dir, dir),
 			"%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files)
 	}

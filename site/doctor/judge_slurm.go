@@ -58,11 +58,28 @@ func (s slurmFiles) value(name string) string {
 func (s slurmFiles) set(name, value, then string) string {
 	last, set := s.Value(name)
 	if !set {
-		return fmt.Sprintf(`%s: printf '\n%s=%s\n' >>%s%s`, everywhere, name, value, words.Shell(s.Path), then)
+		return everywhere + ": " + addLine(name+"="+value, s.Path) + then
 	}
-	file, line, _ := strings.Cut(last.From, ":")
-	const command = `%s: sed -i --follow-symlinks '%s s~\b%s\s*=\s*[^[:space:]#]*~%[3]s=%s~I' %s%s`
-	return fmt.Sprintf(command, everywhere, line, name, value, words.Shell(file), then)
+	colon := strings.LastIndex(last.From, ":")
+	old, changed := `[^[:space:]#]*`, strings.NewReplacer(`\`, `\\`, "&", `\&`, "~", `\~`).Replace(value)
+	if quoted(last.Value) != last.Value {
+		old = `"[^"]*"`
+	}
+	script := fmt.Sprintf(`%s s~\b%s\s*=\s*%s~%[2]s=%[4]s~I`, last.From[colon+1:], name, old, changed)
+	return everywhere + ": " + words.Step("sed", "-i", "--follow-symlinks", script, last.From[:colon]) + then
+}
+
+// addLine returns the command that adds a line to a file, of which the last line may have no end.
+func addLine(line, file string) string {
+	return `printf '\n%s\n' ` + words.Step(line) + " >>" + words.Step(file)
+}
+
+// quoted returns a value as Slurm's files have it.
+func quoted(value string) string {
+	if strings.ContainsAny(value, " \t#") {
+		return `"` + value + `"`
+	}
+	return value
 }
 
 // setNode returns the repair of a setting of the node's line.
@@ -83,9 +100,9 @@ func (d *diagnosis) setHook(h hook) string {
 		}
 	}
 	if slices.ContainsFunc(h.Scripts, func(s hookScript) bool { return s.Err == nil && s.Starts == "" }) {
-		return edit("let it start "+path+" too, or name that", h.Settings[len(h.Settings)-1].From) + reconfigure
+		return edit("let it start "+words.Step(path)+" too, or name that", h.Settings[len(h.Settings)-1].From) + reconfigure
 	}
-	return d.Slurm.set(h.Name, path, reconfigure)
+	return d.Slurm.set(h.Name, quoted(path), reconfigure)
 }
 
 // hooksOurs checks that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a
@@ -138,7 +155,7 @@ func (d *diagnosis) hooksRunnable() {
 				d.fault("hook-missing", s.Path, "put it there, or "+d.setHook(h),
 					"%s= names it and it cannot be found (%v): every job fails", h.Name, s.Err)
 			case s.By != s.Path && s.Mode&bits != bits:
-				d.fault("hook-mode", s.Path, "chmod 755 "+words.Shell(s.Path),
+				d.fault("hook-mode", s.Path, "chmod 755 "+words.Step(s.Path),
 					"%s= names it, and its mode is %04o: Slurm must be able to read and execute it", h.Name, s.Mode.Perm())
 			}
 		}
@@ -159,11 +176,11 @@ func (d *diagnosis) hookOrder() {
 		bare := strings.TrimLeft(base, "0123456789-_.") // without the number before it
 		switch {
 		case h.Name == "Prolog" && i < len(h.Scripts)-1:
-			d.warning("hook-order", path, "let its name sort first: "+words.Shell("mv", path, dir+"0-"+bare),
+			d.warning("hook-order", path, "let its name sort first: "+words.Step("mv", path, dir+"0-"+bare),
 				"Slurm runs prologs in the reverse order of their names, so %s runs after it, "+
 					"on GPUs that have a daemon by then", h.Scripts[i+1].Path)
 		case h.Name == "Epilog" && i > 0:
-			d.warning("hook-order", path, "let its name sort last: "+words.Shell("mv", path, dir+"zz-"+bare),
+			d.warning("hook-order", path, "let its name sort last: "+words.Step("mv", path, dir+"zz-"+bare),
 				"Slurm runs epilogs in the reverse order of their names and stops at the first that fails: "+
 					"if %s fails, ours never runs", h.Scripts[i-1].Path)
 		}
@@ -235,8 +252,8 @@ func (d *diagnosis) nodeLine() {
 	s := d.Slurm
 	switch {
 	case errors.Is(s.NodeErr, slurm.ErrNoNode):
-		line := fmt.Sprintf(`printf '\nNodeName=%s Gres=gpu:%d Feature=mps\n' >>%s`, d.Name, max(1, len(d.gpus())), words.Shell(s.Path))
-		d.warning("node-unknown", s.Path, "name the node by --node, if it is one of these: grep -i NodeName= "+words.Shell(s.Path)+
+		line := addLine(fmt.Sprintf("NodeName=%s Gres=gpu:%d Feature=mps", d.Name, max(1, len(d.gpus()))), s.Path)
+		d.warning("node-unknown", s.Path, "name the node by --node, if it is one of these: grep -i NodeName= "+words.Step(s.Path)+
 			"; or "+everywhere+": "+line+restart, "no NodeName= line names %s: a node that registers "+
 			"itself has no features and no count of GPUs that a prolog can read", d.Name)
 	case s.NodeErr != nil:
@@ -277,8 +294,8 @@ func (d *diagnosis) gresReads() {
 // slurmdReads checks that slurmd starts with these files. If slurmd refuses a file, no job comes to the node.
 func (d *diagnosis) slurmdReads() {
 	if d.Slurm.ListErr != nil && d.Slurm.GresErr == nil {
-		d.fault("slurmd-refuses", d.Slurm.Path, "correct what it complains of: slurmd -G",
-			"slurmd does not list its GPUs: %v", d.Slurm.ListErr)
+		d.fault("slurmd-refuses", d.Slurm.Path, "correct what it complains of: "+
+			words.Step("slurmd", "-G", "-N", d.Name, "-f", d.Conf), "slurmd does not list its GPUs: %v", d.Slurm.ListErr)
 	}
 }
 
@@ -325,7 +342,7 @@ func (d *diagnosis) gresAgrees() {
 	for position := range s.count() {
 		if err := s.match(position, devices); err != nil {
 			d.fault("gres-differs", s.Gres.Path, fmt.Sprintf("let these and %s agree, by Flags=env_uuid from "+
-				"Slurm 26.05 on: nvidia-smi -L && slurmd -G", s.Gres.Path)+edit("; in", s.lineOf("NodeName"))+restart,
+				"Slurm 26.05 on: nvidia-smi -L && slurmd -G", words.Step(s.Gres.Path))+edit("; in", s.lineOf("NodeName"))+restart,
 				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v",
 				s.count(), d.Name, position, err)
 			return
@@ -363,7 +380,7 @@ func (d *diagnosis) parts() {
 			continue
 		}
 		if _, err := s.Gres.SharedCount(name, 0); err != nil {
-			d.fault(state.Kind("gres-"+name), s.Gres.Path, edit("let it and Gres= of this node in "+s.Path+" agree", s.Gres.Path)+restart,
+			d.fault(state.Kind("gres-"+name), s.Gres.Path, edit("let it and Gres= of this node in "+words.Step(s.Path)+" agree", s.Gres.Path)+restart,
 				"jobs of gres/%s are refused MPS: %s", name, words.OneLine(err))
 		}
 	}
@@ -403,7 +420,7 @@ func (d *diagnosis) stateShared() {
 	for _, dir := range dirs {
 		if dir = filepath.Clean(dir); run == dir || strings.HasPrefix(run, strings.TrimSuffix(dir, "/")+"/") {
 			d.fault("state-private", from,
-				edit(fmt.Sprintf("take %s out of the folders of jobs, or give ours another --root", dir), d.Slurm.inFolder(file)),
+				edit("take "+words.Step(dir)+" out of the folders of jobs, or give ours another --root", d.Slurm.inFolder(file)),
 				"%s lies below %s, of which every job has its own: its ranks never see their daemon's sockets", run, dir)
 			return
 		}

@@ -110,7 +110,7 @@ func TestJudgeSlurm(t *testing.T) {
 	}{
 		{"the shipped lines", func(*slurmNode) {}, ""},
 		{"no PrologFlags=", func(n *slurmNode) { n.edit("PrologFlags=Alloc,Contain", "") },
-			"fault prolog-flags-alloc at slurm.conf: " + all + `printf '\nPrologFlags=Alloc,Contain\n' >>slurm.conf` + write},
+			"fault prolog-flags-alloc at slurm.conf: " + all + `printf '\n%s\n' PrologFlags=Alloc,Contain >>slurm.conf` + write},
 		{"Alloc without Contain", func(n *slurmNode) { n.edit("Alloc,Contain", "Alloc") },
 			"warning prolog-flags-contain at slurm.conf:7: " + all +
 				sed(7, "PrologFlags", "Alloc,Contain") + "slurm.conf" + write},
@@ -137,7 +137,7 @@ func TestJudgeSlurm(t *testing.T) {
 				sed(3, "GresTypes", "craynetwork,gpu") + "slurm.conf" + restart},
 		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
 			"warning node-unknown at slurm.conf: name the node by --node, if it is one of these: grep -i NodeName= slurm.conf; or " +
-				all + `printf '\nNodeName=gpu01 Gres=gpu:2 Feature=mps\n' >>slurm.conf` + restart},
+				all + `printf '\n%s\n' 'NodeName=gpu01 Gres=gpu:2 Feature=mps' >>slurm.conf` + restart},
 		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
 			"fault node-line at slurm.conf: correct that line: ${EDITOR:-vi} slurm.conf"},
 		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },
@@ -232,12 +232,12 @@ func TestJudgeHooks(t *testing.T) {
 		{"an epilog that is not the first", hook{Name: "Epilog", Ours: "epilog"},
 			"hook-order: let its name sort last: mv /h/50-ours /h/zz-ours", []hookScript{script("9", ""), script("50-ours", "epilog")}},
 		{"no prolog", hook{Name: "Prolog", Ours: "prolog"},
-			"hook-not-ours: " + everywhere + ": printf '\\nProlog=/usr/libexec/slurm-mps/prolog\\n' >>/s; then: scontrol reconfigure", nil},
+			"hook-not-ours: " + everywhere + ": printf '\\n%s\\n' Prolog=/usr/libexec/slurm-mps/prolog >>/s; then: scontrol reconfigure", nil},
 		{"an epilog at the prolog", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
-			"hook-not-ours: " + everywhere + ": printf '\\nProlog=/usr/libexec/slurm-mps/prolog\\n' >>/s", []hookScript{script("x", "epilog")}},
+			"hook-not-ours: " + everywhere + ": printf '\\n%s\\n' Prolog=/usr/libexec/slurm-mps/prolog >>/s", []hookScript{script("x", "epilog")}},
 		{"a script of the site's", hook{Name: "Prolog", Ours: "prolog", Settings: []slurm.ConfValue{{From: "/s:1"}}},
 			"hook-not-ours: let it start /usr/libexec/slurm-mps/prolog too, or name that: ${EDITOR:-vi} /s; then: scontrol reconfigure", []hookScript{script("x", "")}},
-		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or " + everywhere + ": printf '\\nProlog=",
+		{"a script that is gone", hook{Name: "Prolog", Ours: "prolog"}, "hook-missing: put it there, or " + everywhere + ": printf '\\n%s\\n' Prolog=",
 			[]hookScript{{installed: installed{Path: "/h/gone", Err: os.ErrNotExist}}}},
 		{"a script that slurmd may not read", hook{Name: "Prolog", Ours: "prolog"}, "hook-mode: chmod 755 /h/x",
 			[]hookScript{{installed: installed{Path: "/h/x", Mode: 0o111}, Starts: "prolog", By: "/usr/libexec/slurm-mps/prolog"}}},

@@ -37,7 +37,7 @@ func diagnose(n Node) []Finding {
 	d.judgeTakers()
 	for _, h := range d.held {
 		d.add(Finding{Kind: MemoryHeld, Job: h.Job, Where: fmt.Sprintf("uid %d", h.UID), What: h.String(),
-			Fix: fmt.Sprintf("end the user's processes: ps -fU %d; then mpsctl reap frees it", h.UID)})
+			Fix: fmt.Sprintf("end the user's processes: ps -fU %d; this frees it: mpsctl reap%s", h.UID, d.paths.Flag())})
 	}
 	return d.found
 }
@@ -112,7 +112,7 @@ func (d *diagnosis) job(j Job) {
 	switch {
 	case j.Acting != 0:
 	case j.Phase == Unreadable:
-		d.add(j.finding(leaseUnreadable, j.err.Error(), stays+d.run))
+		d.add(j.finding(leaseUnreadable, j.err.Error(), stays(d.run)))
 	case !j.leased:
 		d.leftovers(j)
 	case unfinished[j.Phase] != "":
@@ -130,7 +130,7 @@ func (d *diagnosis) leftovers(j Job) {
 	dir := filepath.Join(d.run, "jobs", fmt.Sprint(j.ID))
 	switch {
 	case j.ticketed() && j.ticket == nil:
-		d.add(j.finding(ticketWithoutLease, "its ticket cannot be read: "+words.OneLine(j.ticketErr), stays+d.run))
+		d.add(j.finding(ticketWithoutLease, "its ticket cannot be read: "+words.OneLine(j.ticketErr), stays(d.run)))
 		return
 	case j.Refused != "" && j.dir:
 		d.add(j.finding(directoryWithoutLease, dir+" is left of a job that was refused and may run",
@@ -199,7 +199,7 @@ func (d *diagnosis) guard(j Job, g Guard) {
 	}
 	if g.Unheld > 0 {
 		const what = "the guard could not hold %d driver files of the job's clients"
-		d.add(j.finding(FilesUnheld, fmt.Sprintf(what, g.Unheld), fmt.Sprintf(`see why: grep '"job":%d,' %s`, j.ID, d.paths.Log())).in(g.PID, ""))
+		d.add(j.finding(FilesUnheld, fmt.Sprintf(what, g.Unheld), fmt.Sprintf(`see why: grep '"job":%d,' %s`, j.ID, words.Step(d.paths.Log()))).in(g.PID, ""))
 	}
 	for _, o := range g.Outside {
 		if o.Proc.Running() {
@@ -396,7 +396,7 @@ func (d *diagnosis) judgeClaims() {
 		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) && !errors.Is(c.Err, fs.ErrPermission) {
 			d.add(Finding{
 				Kind: claimUnreadable, GPU: c.UUID, Where: d.where(c.UUID),
-				What: "the claim on it cannot be read, so no job gets it: " + words.OneLine(c.Err), Fix: stays + d.run,
+				What: "the claim on it cannot be read, so no job gets it: " + words.OneLine(c.Err), Fix: stays(d.run),
 			})
 		}
 		if c.Err != nil || settled[c.Job] {

@@ -182,7 +182,7 @@ func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 	case errors.Is(err, lease.ErrNotFound):
 		return r.withoutLease(result, "", running)
 	case err != nil:
-		return result.leave("its lease cannot be read: "+words.OneLine(err), stays+r.reader.Run), leftover{}
+		return result.leave("its lease cannot be read: "+words.OneLine(err), stays(r.reader.Run)), leftover{}
 	}
 	return r.withLease(result, l, running), leftover{lease: &l}
 }
@@ -219,7 +219,7 @@ func (r *reaper) shared(result Result, id uint32) Result {
 	members, err := r.reader.Store.Members(id)
 	switch users := strings.Trim(fmt.Sprint(members), "[]"); {
 	case err != nil:
-		return result.leave("the jobs that use it are not known: "+words.OneLine(err), stays+r.reader.Run)
+		return result.leave("the jobs that use it are not known: "+words.OneLine(err), stays(r.reader.Run))
 	case len(members) > 0:
 		return result.act(keep, "jobs use it: "+users)
 	}
@@ -233,7 +233,7 @@ func (r *reaper) withoutLease(result Result, void string, running steps.Steps) (
 	ticketed := err == nil && ticket.RefusalReason == ""
 	refused := err == nil && ticket.RefusalReason != ""
 	if err != nil && !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot) {
-		return result.leave("its ticket cannot be read: "+words.OneLine(err), stays+r.reader.Run), leftover{}
+		return result.leave("its ticket cannot be read: "+words.OneLine(err), stays(r.reader.Run)), leftover{}
 	}
 	daemons := r.living(job)
 	found := r.files(job, ticketed || errors.Is(err, lease.ErrStaleBoot))
@@ -311,8 +311,11 @@ func (r Result) leave(reason, fix string) Result {
 
 func resultOf(job uint32) Result { return Result{Job: job, Where: lease.Name(job)} }
 
-// stays begins the fix of a record that cannot be read. The folder of state follows.
-const stays = "one that is not root's own, or of another version, stays until a person moves it away: ls -lR -I jobs "
+// stays is the fix of a record that cannot be read.
+func stays(run string) string {
+	const why = "one that is not root's own, or of another version, stays until a person moves it away: "
+	return why + words.Step("ls", "-lR", "-I", "jobs", run)
+}
 
 func (r *reaper) leave(where, reason, fix string) {
 	r.results = append(r.results, Result{Where: where}.leave(reason, fix))

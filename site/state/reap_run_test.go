@@ -161,18 +161,19 @@ func TestLeftovers(t *testing.T) {
 		}, "job leave", "mpsctl reap --job", ""},
 		{"an exclusive GPU", func(n reaped) { n.drive(modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeExclusiveProcess}) },
 			"GPU leave", "nvidia-smi -i " + string(gpu1), ""},
-		{"a torn claim", func(n reaped) { n.file("claims/"+string(gpu1), `{"schema":1`) }, "GPU leave", stays, ""},
+		{"a torn claim", func(n reaped) { n.file("claims/"+string(gpu1), `{"schema":1`) }, "GPU leave",
+			"stays until a person moves it away", ""},
 		{"a torn lease", func(n reaped) { n.file(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) },
-			"job leave", stays, ""},
+			"job leave", "stays until a person moves it away", ""},
 		{"a lease of another schema", func(n reaped) {
 			boot, err := proc.BootID()
 			n.do(err)
 			n.file(fmt.Sprintf("leases/%d.json", goneJob), fmt.Sprintf(`{"schema":99,"boot":%q}`, boot))
-		}, "job leave", stays, ""},
+		}, "job leave", "stays until a person moves it away", ""},
 		{"a torn ticket and a folder", func(n reaped) {
 			n.file(fmt.Sprintf("tickets/%d.json", goneJob), `{"schema":1`)
 			n.file(fmt.Sprintf("jobs/%d/lock", goneJob), "")
-		}, "job leave", stays, ""},
+		}, "job leave", "stays until a person moves it away", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, 0)

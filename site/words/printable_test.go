@@ -4,6 +4,8 @@ package words
 
 import (
 	"errors"
+	"os/exec"
+	"strings"
 	"testing"
 )
 
@@ -22,5 +24,22 @@ func TestPrintable(t *testing.T) {
 func TestShell(t *testing.T) {
 	if got, want := Shell("chmod", "755", "/opt/a b", "it's", ""), `chmod 755 '/opt/a b' 'it'\''s' ''`; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// A step of a repair is one line, whatever a path has in it. A shell reads the same words.
+func TestStep(t *testing.T) {
+	usual := []string{"chmod", "755", "/opt/a b", "it's", ""}
+	if Step(usual...) != Shell(usual...) {
+		t.Errorf("%s, want %s", Step(usual...), Shell(usual...))
+	}
+	for _, odd := range []string{"a; b", "a: b", "a\nb", "\x1b[31mred", "\u202e; it's $(x) 1", "\xff"} {
+		step := Step("printf", "%s|", odd, "x y")
+		if strings.Contains(step, "; ") || strings.Contains(step, ": ") || Printable(step) != step {
+			t.Errorf("%q", step)
+		}
+		if out, err := exec.Command("bash", "-c", step).Output(); err != nil || string(out) != odd+"|x y|" {
+			t.Errorf("%s: %q, %v", step, out, err)
+		}
 	}
 }

@@ -4,6 +4,7 @@
 package words
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -52,6 +53,22 @@ func Shell(words ...string) string {
 	for i, word := range words {
 		if line[i] = word; word == "" || strings.Trim(word, plain) != "" {
 			line[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(line, " ")
+}
+
+// Step is Shell for a step of a repair. It is one line that a terminal can print, without "; " and ": ", which end a
+// step and the remark before it.
+func Step(words ...string) string {
+	line := make([]string, len(words))
+	for i, word := range words {
+		if line[i] = Shell(word); Printable(word) != word || strings.Contains(word, "; ") || strings.Contains(word, ": ") {
+			octal := ""
+			for _, b := range []byte(word) {
+				octal += fmt.Sprintf(`\%03o`, b)
+			}
+			line[i] = "$'" + octal + "'"
 		}
 	}
 	return strings.Join(line, " ")

@@ -66,14 +66,6 @@ func (r *recorder) findJoined() {
 // has reports whether a lease is the member's. Slurm may give a number again.
 func (m *member) has(l lease.Lease) bool { return l.Job.ID == m.Job && l.CreatedAt.Equal(m.Begin) }
 
-// sampled returns the time since which a GPU's energy is not counted yet.
-func (r *recorder) sampled(gpu int) time.Time {
-	if samples := r.report.GPUs[gpu].Samples; len(samples) > 0 {
-		return samples[len(samples)-1].At
-	}
-	return r.began
-}
-
 // energy is what a whole GPU used in a time.
 type energy struct {
 	since, now time.Time

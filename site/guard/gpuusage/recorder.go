@@ -220,7 +220,10 @@ func (r *recorder) sampleAll(now time.Time) {
 			r.warn(err, "cannot sample a GPU: the report has a gap")
 			continue
 		}
-		g, before := &r.report.GPUs[n], r.sampled(n)
+		g, before := &r.report.GPUs[n], r.began // since which its energy is not counted yet
+		if len(g.Samples) > 0 {
+			before = g.Samples[len(g.Samples)-1].At
+		}
 		used := max(a.EnergyJ-g.EnergyJ, 0)
 		g.Source, g.EnergyJ = a.Source, g.EnergyJ+used
 		a.At, a.Clients = now, r.clients.onGPU(n, a.Memory)

@@ -21,7 +21,7 @@ var packages = map[string][]string{
 	"policy/plan":         {"policy", "site/words"},
 	"policy/policyfile":   {"policy", "site", "site/osfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"policy/lint":         {"policy", "policy/policyfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty"},
-	"site":                {},
+	"site":                {"site/words"},
 	"site/proc":           {"golang.org/x/sys/unix"},
 	"site/cgroup":         {"site/proc", "site/wait", "golang.org/x/sys/unix"},
 	"site/slurm":          {"policy", "site", "site/words"},
