@@ -91,7 +91,7 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 			gpus += fmt.Sprintf(",%d", part.GPU)
 		}
 		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(placement.Daemon.PipeDir)), placement.Share.SMs, percent, placement.RanksOnGPU)
-		if len(placement.Sees) > 0 {
+		if len(placement.Sees) > 1+len(placement.OtherGPUs) {
 			line += fmt.Sprintf(" sees %d GPUs", len(placement.Sees))
 		}
 		for _, v := range placement.variables()[4:] {

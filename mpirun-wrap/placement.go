@@ -31,7 +31,7 @@ type Placement struct {
 	Task      launch.Task
 	gpuShare              // of the rank's first GPU
 	OtherGPUs []gpuShare  // of the other GPUs, for a rank with several
-	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
+	Sees      []site.UUID // all GPUs that the rank sees, its own among them
 	indices   bool        // the rank wants numbers of GPUs
 	pinned    bool        // by the user's CUDA_VISIBLE_DEVICES
 	Daemon    lease.Daemon
@@ -153,7 +153,7 @@ func (r *Rank) place(ticket *lease.Ticket, place position) (*Placement, error) {
 			return nil, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
-	for _, device := range place.sees {
+	for _, device := range place.visible() {
 		placement.Sees = append(placement.Sees, ticket.Devices[device].UUID)
 	}
 	placement.gpuShare, placement.OtherGPUs = parts[0], parts[1:]
@@ -167,7 +167,7 @@ func (r *Rank) place(ticket *lease.Ticket, place position) (*Placement, error) {
 // that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such
 // children.
 func (p *Placement) checkMemory(choice choice) error {
-	if choice != allGPUs && choice != inheritGPUs || p.limits() == "" || len(p.Sees)+len(p.OtherGPUs) == 0 {
+	if choice != allGPUs && choice != inheritGPUs || p.limits() == "" || len(p.Sees) == 1 {
 		return nil
 	}
 	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit "+
@@ -268,19 +268,14 @@ func (p *Placement) visible() string {
 	for _, uuid := range p.Sees {
 		uuids = append(uuids, string(uuid))
 	}
-	if len(uuids) == 0 {
-		for _, part := range p.parts() {
-			uuids = append(uuids, string(part.Device.UUID))
-		}
-	}
 	return strings.Join(uuids, ",")
 }
 
 // visibleByIndex has the numbers of the visible devices in the daemon's list: that is how CUDA counts them (measured).
 func (p *Placement) visibleByIndex() string {
 	var numbers []string
-	for _, uuid := range strings.Split(p.visible(), ",") {
-		numbers = append(numbers, strconv.Itoa(slices.Index(p.Daemon.Devices, site.UUID(uuid))))
+	for _, uuid := range p.Sees {
+		numbers = append(numbers, strconv.Itoa(slices.Index(p.Daemon.Devices, uuid)))
 	}
 	return strings.Join(numbers, ",")
 }

@@ -203,3 +203,20 @@ func TestAProcessWithoutAPlaceTakesNoEntry(t *testing.T) {
 		t.Errorf("a single rank: %v", err)
 	}
 }
+
+// A rank that sees all GPUs can have a limit of memory if there is one GPU only.
+func TestALimitOnTheOnlyGPU(t *testing.T) {
+	for gpus, refused := range map[int]bool{1: false, 2: true} {
+		ticket := ticketOf(gpus, policy.ScopeJob, 1)
+		for i := range ticket.Devices {
+			ticket.Devices[i].MemoryMiB = 143771
+		}
+		for _, choice := range []choice{allGPUs, inheritGPUs} {
+			rank := Rank{Task: launch.Task{LocalSize: 1}, Options: Options{GPU: choice}}
+			must(t, rank.Options.Set("mem", "8G"))
+			if placement, err := Place(ticket, rank); (err != nil) != refused || !refused && placement.limits() == "" {
+				t.Errorf("%d GPUs, --gpu=%s: %v", gpus, choice, err)
+			}
+		}
+	}
+}

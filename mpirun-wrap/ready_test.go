@@ -51,7 +51,7 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 }
 
 func TestTheEnvironmentWithoutMPS(t *testing.T) {
-	placement := Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-1"}}, OtherGPUs: []gpuShare{{Device: site.Device{UUID: "GPU-2"}}}}
+	placement := Placement{Sees: []site.UUID{"GPU-1", "GPU-2"}}
 	got := withGPUs([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"}, placement.visible())
 	if want := []string{"A=1", "CUDA_HOME=/c", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
