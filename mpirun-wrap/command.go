@@ -54,7 +54,7 @@ const flagColumns = 22
 // usage prints the help, with an entry for each setting.
 func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsage)
-	for _, s := range Settings() {
+	for _, s := range Settings {
 		form := "--" + s.Flag
 		if s.Value != "" {
 			form += " " + s.Value
@@ -120,7 +120,7 @@ func parse(args []string, run *run) (version bool, err error) {
 	if run.Options, err = ReadOptions(run.Env); err != nil {
 		return false, err
 	}
-	if version, err = parseFlags(args, run, slices.Concat(Settings(), ownFlags)); err != nil {
+	if version, err = parseFlags(args, run, slices.Concat(Settings, ownFlags)); err != nil {
 		return version, err
 	}
 	return version, run.Options.check()

@@ -80,7 +80,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s: a line of %d columns: %s", name, len(line)-1, line)
 			}
 		}
-		for _, s := range Settings() {
+		for _, s := range Settings {
 			if name == "mpirun-wrap" && !strings.Contains(out.String(), "\n  --"+s.Flag+" ") {
 				t.Errorf("no --%s in\n%s", s.Flag, &out)
 			}

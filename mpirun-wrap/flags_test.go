@@ -10,7 +10,7 @@ import (
 )
 
 func TestFlags(t *testing.T) {
-	settings := slices.Concat(Settings(), ownFlags)
+	settings := slices.Concat(Settings, ownFlags)
 	for _, c := range []struct {
 		args []string
 		want string // root, GPU, report, version, program

@@ -112,7 +112,7 @@ func perTask(task launch.Task, binding launch.Binding) int {
 	return max(binding.GPUsPerTask, 1)
 }
 
-// sameDaemon reports whether one process can use all of these devices.
+// sameDaemon reports whether some devices have one daemon, because a process can use only one (measured).
 func sameDaemon(devices []lease.TicketDevice, some []int) bool {
 	return !slices.ContainsFunc(some, func(i int) bool { return devices[i].Daemon != devices[some[0]].Daemon })
 }

@@ -40,17 +40,10 @@ func (m messages) print(message error) {
 
 // once prints the message about a thing, unless another rank of the launch on this node has printed one about it.
 func (m messages) once(thing string, message error) {
-	if m.first(thing) {
+	launch, err := m.launch()
+	if err != nil && m.rank == 0 || err == nil && oncePerNode(m.folder, launch, thing, m.rank) {
 		m.print(message)
 	}
-}
-
-func (m messages) first(thing string) bool {
-	launch, err := m.launch()
-	if err != nil {
-		return m.rank == 0
-	}
-	return oncePerNode(m.folder, launch, thing, m.rank)
 }
 
 // waits returns the function that prints once why the ranks wait.

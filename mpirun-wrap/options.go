@@ -71,10 +71,8 @@ func (s Setting) Variable() string {
 	return prefix + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
 }
 
-// Settings returns the table that ReadOptions follows.
-func Settings() []Setting { return settings }
-
-var settings = []Setting{
+// Settings is the table that ReadOptions follows.
+var Settings = []Setting{
 	{"gpu", "CHOICE", "auto, block, cyclic, all or inherit", (*Options).setGPU,
 		[]string{"auto", "block", "cyclic", "all", "inherit"}},
 	{"share", "SHARE", "none, even, overlap:F, PCT% or a list like 3:1", (*Options).setShare,
@@ -111,7 +109,7 @@ func unknownVariables(env slurm.Env) (names []string) {
 
 // variableNames returns the names of all options' variables.
 func variableNames() (names []string) {
-	for _, s := range Settings() {
+	for _, s := range Settings {
 		names = append(names, s.Variable())
 	}
 	return names
@@ -130,7 +128,7 @@ func ReadOptions(env slurm.Env) (Options, error) {
 	default:
 		return o, fmt.Errorf("cannot read %s: it is %q: want on or off", switchVariable, value)
 	}
-	for _, s := range Settings() {
+	for _, s := range Settings {
 		if value, given := env[s.Variable()]; given {
 			if err := s.set(&o, value); err != nil {
 				return o, s.invalid(s.Variable(), value, err)
@@ -142,7 +140,7 @@ func ReadOptions(env slurm.Env) (Options, error) {
 
 // Set sets an option by its flag. A switch has the value "true".
 func (o *Options) Set(flag, value string) error {
-	for _, s := range Settings() {
+	for _, s := range Settings {
 		if s.Flag != flag {
 			continue
 		}

@@ -29,7 +29,7 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 
 // For every environment, the result is options with which a rank can be placed, or one printable line.
 func FuzzReadOptions(f *testing.F) {
-	for _, s := range Settings() {
+	for _, s := range Settings {
 		f.Add(s.Variable(), "even", "1")
 		f.Add(s.Variable(), "off", "3")
 	}
@@ -193,7 +193,7 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range Settings() {
+	for _, s := range Settings {
 		if !strings.Contains(string(content), "| `--"+s.Flag) || !strings.Contains(string(content), "`"+s.Variable()+"`") {
 			t.Errorf("--%s or %s is not documented", s.Flag, s.Variable())
 		}

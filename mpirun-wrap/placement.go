@@ -122,7 +122,7 @@ func placeNonRank(ticket lease.Ticket, rank Rank) (*Placement, error) {
 		rank.Options.Share, ticket.Grant.Share = policy.ShareRule{}, policy.Overlap(1)
 	}
 	place := chooseGPU(ticket.Devices, rank.Task, rank.Binding, inheritGPUs, rank.CanOpen)
-	if _, err := daemonOf(&ticket, rank.Task, place.devices); err != nil {
+	if !sameDaemon(ticket.Devices, place.devices) {
 		place.devices = place.devices[:1]
 	}
 	return rank.place(&ticket, place)
@@ -174,16 +174,14 @@ func (p *Placement) checkMemory(choice choice) error {
 		"in each child process that sees fewer: use --gpu=cyclic, or --mem=none", p.Task.LocalRank, choice)
 }
 
-// daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
+// daemonOf returns the daemon of all of a rank's devices.
 func daemonOf(ticket *lease.Ticket, task launch.Task, devices []int) (*lease.Daemon, error) {
-	first := ticket.Devices[devices[0]]
-	for _, i := range devices {
-		if ticket.Devices[i].Daemon != first.Daemon {
-			return nil, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
-				"and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, "+
-				"or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
-		}
+	if !sameDaemon(ticket.Devices, devices) {
+		return nil, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), "+
+			"and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, "+
+			"or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
 	}
+	first := ticket.Devices[devices[0]]
 	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
 		return nil, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
 	}

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
@@ -25,23 +24,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unavailableError means that a placement cannot use MPS. Do is the advice for the user.
+// unavailableError means that a placement cannot use MPS. do is the advice for the user, "" if there is none.
 type unavailableError struct {
-	UUID  site.UUID
-	Cause error
-	Do    string // "" if unknown
+	cause error
+	do    string
 }
 
-func (e *unavailableError) Error() string {
-	return strings.TrimSuffix(e.summary()+": "+e.Do, ": ")
-}
-
-// summary is the error without Do.
-func (e *unavailableError) summary() string {
-	return fmt.Sprintf("cannot use MPS on %s: %v", e.UUID, e.Cause)
-}
-
-func (e *unavailableError) Unwrap() error { return e.Cause }
+func (e *unavailableError) Error() string { return strings.TrimSuffix(e.cause.Error()+": "+e.do, ": ") }
+func (e *unavailableError) Unwrap() error { return e.cause }
 
 // checkDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
@@ -56,8 +46,12 @@ func (p *Placement) checkDaemon(giveUp func(error)) error {
 			return p.off("the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script",
 				"its control daemon (%s) is gone", p.Daemon.Proc)
 		}
-		if err := p.checkSocket(socket); err != nil {
-			return err
+		// The daemon has no pid here. It is enough that a process has the socket that the ticket names, because only root
+		// writes the ticket. A user who replaces the daemon deceives only the own ranks.
+		if bound, err := proc.Bound(socket); err != nil {
+			return p.off(mountAll, "%w", err)
+		} else if !bound {
+			return p.off(mountAll, "no control daemon has the socket %s", socket)
 		}
 	}
 	info, err := os.Lstat(socket)
@@ -70,25 +64,11 @@ func (p *Placement) checkDaemon(giveUp func(error)) error {
 	return nil
 }
 
-// checkSocket checks the daemon for a rank in its own pid namespace, where the daemon has no pid. It is enough that a
-// process has the socket that the ticket names, because only root writes the ticket. A user who replaces the daemon
-// deceives only the own ranks.
-func (p *Placement) checkSocket(socket string) error {
-	bound, err := proc.Bound(socket)
-	if err == nil && !bound {
-		err = fmt.Errorf("no control daemon has the socket %s", socket)
-	}
-	if err != nil {
-		return p.off(mountAll, "%w", err)
-	}
-	return nil
-}
-
 // mountAll is the advice if the daemon's socket is missing. Each job's folder may be a file system of its own.
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
 func (p *Placement) off(do, format string, values ...any) error {
-	return &unavailableError{p.Device.UUID, fmt.Errorf(format, values...), do}
+	return &unavailableError{fmt.Errorf("cannot use MPS on %s: %w", p.Device.UUID, fmt.Errorf(format, values...)), do}
 }
 
 // The time for which a rank waits for a server that recovers from a fatal error. A server recovers within 0.1 s of

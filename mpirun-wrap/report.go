@@ -3,6 +3,7 @@
 package mpirunwrap
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -117,7 +118,7 @@ func (r *Rank) why(ticket *lease.Ticket, part *gpuShare) []string {
 	gpu := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}
 	limit := gpu.SMsAt(ceiling)
 	why := []string{
-		"number of ranks by " + whoCounted(r.Task),
+		"number of ranks by " + cmp.Or(whoCounted[r.Task.Source], r.Task.Source),
 		"GPU by " + r.whyGPU(ticket.Devices),
 		fmt.Sprintf("%s by rule %q of the policy", share, ticket.Rule),
 		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, limit),
@@ -136,19 +137,12 @@ func given(flag string, byFlag bool) string {
 	return Setting{Flag: flag}.Variable()
 }
 
-// whoCounted names the source of a rank's number for the user.
-func whoCounted(task launch.Task) string {
-	switch task.Source {
-	case launch.SourceStepd:
-		return "srun"
-	case launch.SourceInherited:
-		return "srun, whose task started this process"
-	case launch.SourceSingle:
-		return "no launcher: this process is alone"
-	case launch.SourceSlot:
-		return "--slots"
-	}
-	return task.Source
+// whoCounted names the sources of a rank's number for the user, except for launchers.
+var whoCounted = map[string]string{
+	launch.SourceStepd:     "srun",
+	launch.SourceInherited: "srun, whose task started this process",
+	launch.SourceSingle:    "no launcher: this process is alone",
+	launch.SourceSlot:      "--slots",
 }
 
 // whyGPU names the cause of chooseGPU's choice.

@@ -203,7 +203,7 @@ func (r *run) runUnavailable(err error) ([]string, error) {
 		return nil, fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, "+
 			"in which one process alone could use it", err)
 	}
-	r.messages().once("without", fmt.Errorf("running without MPS, as this site's policy allows: %s", off.summary()))
+	r.messages().once("without", fmt.Errorf("running without MPS, as this site's policy allows: %w", off.cause))
 	return withGPUs(r.environ, r.placement.visible()), nil
 }
 

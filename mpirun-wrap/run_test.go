@@ -141,7 +141,7 @@ func TestRanksWaitForRoom(t *testing.T) {
 //
 // Contract: K3
 func TestWhichRankRunsWithoutMPS(t *testing.T) {
-	off := &unavailableError{UUID: "GPU-1", Cause: errors.New("its daemon is gone")}
+	off := &unavailableError{cause: errors.New("cannot use MPS on GPU-1: its daemon is gone")}
 	for _, c := range []struct {
 		name               string
 		err                error

@@ -212,13 +212,10 @@ func (t *slotTable) openSlot(slot int) (file *slotFile, locked bool, err error) 
 	if file, err = openSlotFile(t.path(slot)); err != nil {
 		return nil, false, err
 	}
-	switch err := unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB); {
-	case err == nil:
-		return file, false, nil
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return file, true, nil
-	default:
+	err = unix.Flock(file.fd, unix.LOCK_EX|unix.LOCK_NB)
+	if locked = errors.Is(err, unix.EWOULDBLOCK); err != nil && !locked {
 		file.close()
 		return nil, false, fmt.Errorf("cannot lock %s: %w", file.path, err)
 	}
+	return file, locked, nil
 }

@@ -128,15 +128,14 @@ func (t *slotTable) lock(ctx context.Context) (*slotFile, error) {
 // flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the
 // node.
 func flock(file *slotFile) error {
-	for {
-		err := unix.Flock(file.fd, unix.LOCK_EX)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("cannot lock %s: %w", file.path, err)
-		}
+	err := unix.Flock(file.fd, unix.LOCK_EX)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Flock(file.fd, unix.LOCK_EX)
 	}
+	if err != nil {
+		return fmt.Errorf("cannot lock %s: %w", file.path, err)
+	}
+	return nil
 }
 
 // agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on
@@ -313,7 +312,7 @@ func openRegular(path string, flags int) (f *slotFile, st unix.Stat_t, err error
 	return &slotFile{fd, path}, st, err
 }
 
-// slotFile is an open file in the exchange folder. It is no os.File, because those are more work at the start of a rank.
+// slotFile is an open file in a folder of the user's. It is no os.File, because those are more work at a rank's start.
 type slotFile struct {
 	fd   int
 	path string

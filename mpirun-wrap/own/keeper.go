@@ -381,8 +381,7 @@ func findControl(env slurm.Env) (mps.ControlProgram, error) {
 // grant is what a rank has without options.
 func (k *keeper) grant() policy.Grant {
 	grant := policy.DefaultGrant()
-	clients := policy.ClientsOf(driver.Node{Root: k.root}.Version())
-	grant.MaxClients = min(grant.MaxClients, clients)
+	grant.MaxClients = min(grant.MaxClients, policy.ClientsOf(driver.Node{Root: k.root}.Version()))
 	if fit, err := k.program.Fit(len(k.devices)); err == nil {
 		grant.MaxClients = min(grant.MaxClients, fit)
 	}

@@ -19,11 +19,9 @@ import (
 // pipeVariable tells a program where its daemon is. All that a rank starts has it, unless it is taken away.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
-const (
-	// The time between two looks for what is left of the ranks. It doubles while only processes in the background are
-	// left, because a look reads the environments of all the user's processes.
-	firstLook, lastLook = 100 * time.Millisecond, 2 * time.Second
-)
+// The time between two looks for what is left of the ranks. It doubles while only processes in the background are left,
+// because a look reads the environments of all the user's processes.
+const firstLook, lastLook = 100 * time.Millisecond, 2 * time.Second
 
 // leftBehind reports whether a process with the variables of this step's daemon lives. A rank may have started it in
 // the background, in a session of its own and without the lock's file, and it may open CUDA at any time.

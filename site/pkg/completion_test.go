@@ -48,7 +48,7 @@ func TestCompletionOfTheWrapper(t *testing.T) {
 // TestCompletionFollowsTheFlags checks that the script knows which flags have a value, and that it offers only values
 // that the wrapper accepts.
 func TestCompletionFollowsTheFlags(t *testing.T) {
-	for _, s := range mpirunwrap.Settings() {
+	for _, s := range mpirunwrap.Settings {
 		if s.Value == "" {
 			continue
 		}
@@ -84,7 +84,7 @@ func TestFishAndZsh(t *testing.T) {
 			t.Fatal(err)
 		}
 		known := map[string]bool{"root": true, "version": false, "help": false} // whether it needs a value
-		for _, s := range mpirunwrap.Settings() {
+		for _, s := range mpirunwrap.Settings {
 			known[s.Flag] = s.Value != ""
 		}
 		known["slots"] = false // its value is optional

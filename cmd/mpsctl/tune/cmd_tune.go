@@ -159,7 +159,7 @@ func (q question) ownShare() string {
 			return q.line[i]
 		}
 		takesNext := func(s mpirunwrap.Setting) bool { return s.Flag == name && s.Value != "" && !given }
-		if slices.ContainsFunc(mpirunwrap.Settings(), takesNext) {
+		if slices.ContainsFunc(mpirunwrap.Settings, takesNext) {
 			i++
 		}
 	}
