@@ -278,8 +278,9 @@ func readSettings(opener open, path, node string) (ConfFile, error) {
 		if err != nil {
 			return ConfFile{}, fmt.Errorf("cannot read %s: %w", line, err)
 		}
-		if ours {
-			s.add(all, line)
+		for i := 0; ours && i < len(all); i++ {
+			name := strings.ToLower(all[i].name)
+			s.values[name] = append(s.values[name], ConfValue{all[i].value, line.String()})
 		}
 	}
 	return s, nil
@@ -295,13 +296,6 @@ func concerns(first pair, node string) (bool, error) {
 		return true, nil
 	}
 	return hasHost(first.value, node)
-}
-
-func (s *ConfFile) add(all []pair, line confLine) {
-	for _, p := range all {
-		name := strings.ToLower(p.name)
-		s.values[name] = append(s.values[name], ConfValue{p.value, line.String()})
-	}
 }
 
 // Values returns the values of a name in the order of the file, because Prolog= may be repeated.

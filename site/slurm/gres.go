@@ -3,6 +3,7 @@
 package slurm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -101,10 +102,7 @@ func parseGres(lines []confLine, path, node string) (Gres, error) {
 			return Gres{}, err
 		}
 	}
-	gres := Gres{Path: path, Node: node, Detect: file.global}
-	if file.local != detectUnset {
-		gres.Detect = file.local
-	}
+	gres := Gres{Path: path, Node: node, Detect: cmp.Or(file.local, file.global)}
 	if err := gres.fill(append(file.everywhere, file.here...)); err != nil {
 		return Gres{}, err
 	}
@@ -309,13 +307,11 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	if multiple {
 		return []GresEntry{empty}, l.counts(1)
 	}
-	entries := make([]GresEntry, 0, len(paths))
-	for _, path := range paths {
-		entry := empty
-		if entry.Minor, err = deviceMinor(path); err != nil {
+	entries := slices.Repeat([]GresEntry{empty}, len(paths))
+	for i, path := range paths {
+		if entries[i].Minor, err = deviceMinor(path); err != nil {
 			return nil, fmt.Errorf("cannot read %s: %w", l.conf, err)
 		}
-		entries = append(entries, entry)
 	}
 	return entries, l.counts(len(entries))
 }

@@ -219,17 +219,13 @@ func Features(expression string) []string {
 // positionsMax is Slurm's limit for the devices of one kind on a node (MAX_GRES_BITMAP).
 const positionsMax = 1024
 
-// Positions parses SLURM_JOB_GPUS: "0,2", or a range such as "0-3" or "[0-3]", in case a release prints one.
+// Positions parses SLURM_JOB_GPUS: "0,2", or a range such as "0-3", in case a release prints one.
 func Positions(into *[]int) func(string) error {
 	return func(value string) error {
 		if value == "" {
 			return nil
 		}
-		list := value
-		if inner, ok := strings.CutPrefix(value, "["); ok && strings.HasSuffix(value, "]") {
-			list = inner[:len(inner)-1]
-		}
-		words, err := expandRanges(list, positionsMax)
+		words, err := expandRanges(value, positionsMax)
 		gpus := make([]int, 0, len(words))
 		for _, word := range words {
 			n, _ := strconv.Atoi(word)

@@ -92,7 +92,7 @@ func TestReadJobValues(t *testing.T) {
 		{"root's job", Env{"SLURM_JOB_UID": "0", "SLURM_JOB_GID": "0"}, func(j *Job) { j.UID, j.GID = 0, 0 }},
 		{"the highest id", Env{"SLURM_JOB_ID": "4294967293"}, func(j *Job) { j.ID = 4294967293 }},
 		{"ranges of GPUs", Env{"SLURM_JOB_GPUS": "0-2,5"}, func(j *Job) { j.GPUs = []int{0, 1, 2, 5} }},
-		{"a hostlist of GPUs", Env{"SLURM_JOB_GPUS": "[0-1,3]"}, func(j *Job) { j.GPUs = []int{0, 1, 3} }},
+		{"a range of GPUs", Env{"SLURM_JOB_GPUS": "0-1,3"}, func(j *Job) { j.GPUs = []int{0, 1, 3} }},
 		{"no GPU", Env{"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, func(*Job) {}},
 		{"MIG", Env{"SLURM_JOB_GPUS": "3,4", "CUDA_VISIBLE_DEVICES": mig1 + "," + mig2}, func(j *Job) {
 			j.GPUs, j.Visible, j.MIG = []int{3, 4}, []string{mig1, mig2}, []site.UUID{mig1, mig2}
@@ -161,7 +161,7 @@ func TestReadJobRefuses(t *testing.T) {
 		{Env{"SLURM_JOB_NTASKS": "many"}, `cannot read job: SLURM_JOB_NTASKS is "many", want a number from 0 to 4294967293`},
 		{Env{"SLURM_JOB_GPUS": "0,,1"}, `cannot read job: SLURM_JOB_GPUS is "0,,1"` + gpus},
 		{Env{"SLURM_JOB_GPUS": "3-1"}, `cannot read job: SLURM_JOB_GPUS is "3-1"` + gpus},
-		{Env{"SLURM_JOB_GPUS": "[0-1"}, `cannot read job: SLURM_JOB_GPUS is "[0-1"` + gpus},
+		{Env{"SLURM_JOB_GPUS": "[0-1]"}, `cannot read job: SLURM_JOB_GPUS is "[0-1]"` + gpus},
 		{Env{"SLURM_JOB_GPUS": "1024"}, `cannot read job: SLURM_JOB_GPUS is "1024"` + gpus},
 		{Env{"SLURM_JOB_GPUS": "0-99999999"}, `cannot read job: SLURM_JOB_GPUS is "0-99999999"` + gpus},
 		{Env{"CUDA_VISIBLE_DEVICES": "0,-1"}, `cannot read job: CUDA_VISIBLE_DEVICES is "0,-1", want indices or UUIDs of GPUs or of MIG instances`},

@@ -159,27 +159,26 @@ func taskJob(env slurm.Env) (Task, error) {
 }
 
 // jobVariables lists the variables with the task's job IDs, in the order of JobIDs. First is the job, then the
-// components of a heterogeneous job (HET_GROUP; PACK_GROUP in releases before 20.02), then its leader.
+// components of a heterogeneous job, then its leader.
 func jobVariables(env slurm.Env) []string {
 	var found []string
 	if _, ok := env["SLURM_JOB_ID"]; ok {
 		found = append(found, "SLURM_JOB_ID")
 	}
-	for _, prefix := range []string{"SLURM_JOB_ID_HET_GROUP_", "SLURM_JOB_ID_PACK_GROUP_"} {
-		var groups []uint64
-		for name := range env {
-			rest, ok := strings.CutPrefix(name, prefix)
-			if !ok {
-				continue // skipped first, because parsing every name is slow
-			}
-			if n, err := slurm.Digits(rest); err == nil && strconv.FormatUint(n, 10) == rest {
-				groups = append(groups, n)
-			}
+	const prefix = "SLURM_JOB_ID_HET_GROUP_"
+	var groups []uint64
+	for name := range env {
+		rest, ok := strings.CutPrefix(name, prefix)
+		if !ok {
+			continue // skipped first, because parsing every name is slow
 		}
-		slices.Sort(groups)
-		for _, n := range groups {
-			found = append(found, prefix+strconv.FormatUint(n, 10))
+		if n, err := slurm.Digits(rest); err == nil && strconv.FormatUint(n, 10) == rest {
+			groups = append(groups, n)
 		}
+	}
+	slices.Sort(groups)
+	for _, n := range groups {
+		found = append(found, prefix+strconv.FormatUint(n, 10))
 	}
 	if _, ok := env["SLURM_HET_JOB_ID"]; ok {
 		found = append(found, "SLURM_HET_JOB_ID")

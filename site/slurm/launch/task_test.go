@@ -179,7 +179,6 @@ func TestReadTaskJobs(t *testing.T) {
 		{"outside", slurm.Env{}, 0, nil},
 		{"heterogeneous", slurm.Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_10": "17",
 			"SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_ID_HET_GROUP_1": "8"}, 7, []uint32{7, 8, 9, 17}},
-		{"pack, as it was called", slurm.Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_PACK_GROUP_1": "8"}, 7, []uint32{7, 8}},
 		{"a leader elsewhere", slurm.Env{"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "7"}, 8, []uint32{8, 7}},
 		{"a name that is none", slurm.Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_x": "x", "SLURM_JOB_ID_HET_GROUP_01": "x"}, 7, []uint32{7}},
 	}
