@@ -267,11 +267,11 @@ func (p testNode) orphan(job testnode.Job) proc.Process {
 	return stat.Process
 }
 
-// Epilogs of one job run at the same time, while a client has its grace period. Each waits for the one before it, and
-// none ends another.
+// Epilogs of one job run at the same time, while a client has its grace period. That is longer than an epilog waits for
+// a prolog before it ends the prolog. Each waits for the one before it, and none ends another.
 func TestEpilogsOfOneJobAtOnce(t *testing.T) {
-	p := newCrowd(t, testnode.Default(`drain_grace = "6s"`), 1)
-	p.Facts(`epilog_deadline = "15s"`)
+	p := newCrowd(t, testnode.Default(`drain_grace = "11s"`), 1)
+	p.Facts(`epilog_deadline = "2m"`)
 	job := p.Job(7, "0")
 	p.Must(0, job, "prolog")
 	wrapped := p
