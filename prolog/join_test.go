@@ -89,7 +89,8 @@ func TestJobsOfAUserShareADaemon(t *testing.T) {
 		t.Fatalf("joined %d, daemons %v", first.Joined, first.Daemons)
 	}
 	second := n.mustOpenAs(quarter(8), together())
-	if second.Joined != first.Joined || !slices.EqualFunc(second.Daemons, first.Daemons, func(a, b lease.Daemon) bool { return a.PipeDir == b.PipeDir }) {
+	samePipe := func(a, b lease.Daemon) bool { return a.PipeDir == b.PipeDir }
+	if second.Joined != first.Joined || !slices.EqualFunc(second.Daemons, first.Daemons, samePipe) {
 		t.Errorf("joined %d with %v, the first %d with %v", second.Joined, second.Daemons, first.Joined, first.Daemons)
 	}
 	if slices.ContainsFunc(n.Events, func(e string) bool { return strings.HasPrefix(e, "start") }) {

@@ -63,7 +63,8 @@ func newCrowd(t *testing.T, policy string, gpus int) testNode {
 
 // runs runs a binary from any goroutine. The test fails if the binary cannot run or finds a race.
 func (p testNode) runs(job testnode.Job, program string, args ...string) testnode.Result {
-	result, err := p.Run(p.Ctx, append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0"), program, args...)
+	env := append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0")
+	result, err := p.Run(p.Ctx, env, program, args...)
 	if err != nil || result.Code == 66 || strings.Contains(result.Output, "DATA RACE") {
 		p.T.Errorf("%s of job %d: %+v, %v", program, job.ID, result, err)
 	}
