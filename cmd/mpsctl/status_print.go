@@ -168,7 +168,11 @@ func (v *view) daemon(j state.Job, d state.Daemon) {
 	}
 	line += v.state(string(d.State))
 	if len(j.Daemons) > 1 {
-		line += "  for " + v.numbers(d.Devices)
+		var names []string
+		for _, uuid := range d.Devices {
+			names = append(names, v.name(uuid))
+		}
+		line += "  for " + strings.Join(names, ", ")
 	}
 	if d.Ceiling != nil {
 		line += fmt.Sprintf("  ceiling %.1f %%", *d.Ceiling)
@@ -180,14 +184,6 @@ func (v *view) daemon(j state.Job, d state.Daemon) {
 	if d.State == state.Serves && len(d.Servers) == 0 {
 		v.line("  server   none: the first client starts it")
 	}
-}
-
-func (v *view) numbers(devices []site.UUID) string {
-	var names []string
-	for _, uuid := range devices {
-		names = append(names, v.name(uuid))
-	}
-	return strings.Join(names, ", ")
 }
 
 func (v *view) name(uuid site.UUID) string {
@@ -207,7 +203,11 @@ func (v *view) device(j state.Job, held state.Held) {
 	if g.Mode != "" {
 		line += ", " + string(g.Mode)
 	}
-	if sms := assigned(held.Clients); sms > 0 {
+	sms := 0 // more than the GPU has if shares overlap
+	for _, c := range held.Clients {
+		sms += c.SMs
+	}
+	if sms > 0 {
 		line += fmt.Sprintf(", %d SMs assigned", sms)
 	}
 	v.line("%s%s", line, v.marks(func(f state.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
@@ -244,14 +244,6 @@ func (v *view) use(held state.Held) {
 		line += "  " + command.Bar(int(load+0.5), 100, cells)
 	}
 	v.line("%s", line)
-}
-
-// assigned returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
-func assigned(clients []state.Client) (sms int) {
-	for _, c := range clients {
-		sms += c.SMs
-	}
-	return sms
 }
 
 // clientRow returns a client's line. The command has the width that the other columns leave.

@@ -127,21 +127,17 @@ func (e *expectation) read(r *policyfile.Reader, block *hcl.Block) {
 			e.denied = new(v.True())
 		}
 	}
-	for _, grant := range content.Blocks {
-		e.readGrant(r, grant)
+	for _, block := range content.Blocks {
+		var grant policy.Grant
+		given := r.Grant(block.Body, &grant)
+		for _, s := range grant.Settings() {
+			if given[s.Name] != nil {
+				e.grant = append(e.grant, s)
+			}
+		}
 	}
 	if len(content.Attributes)+len(content.Blocks) == 0 && r.Err() == nil {
 		r.Mistake(block.DefRange, "Nothing expected", "expect names rule, asked, denied or a grant")
-	}
-}
-
-func (e *expectation) readGrant(r *policyfile.Reader, block *hcl.Block) {
-	var grant policy.Grant
-	given := r.Grant(block.Body, &grant)
-	for _, s := range grant.Settings() {
-		if given[s.Name] != nil {
-			e.grant = append(e.grant, s)
-		}
 	}
 }
 

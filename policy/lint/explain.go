@@ -115,7 +115,12 @@ func trace(c *policyfile.Compiled, expr hclsyntax.Expression, e *policyfile.Evid
 	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
 		return trace(c, parentheses.Expression, e)
 	}
-	p := conditionTrace{Source: lineBreaks.ReplaceAllString(sourceOf(c, expr), " "), Value: rendered(expr, e)}
+	p := conditionTrace{Source: lineBreaks.ReplaceAllString(sourceOf(c, expr), " ")}
+	if v, err := e.Value(expr, cty.DynamicPseudoType); err != nil {
+		p.Value = err.Error()
+	} else {
+		p.Value = spell(v)
+	}
 	var operands []hclsyntax.Expression
 	switch expr := expr.(type) {
 	case *hclsyntax.UnaryOpExpr:
@@ -154,15 +159,6 @@ func sourceOf(c *policyfile.Compiled, e hclsyntax.Expression) string {
 		}
 	}
 	return ""
-}
-
-// rendered returns the value of an expression, or why it has none.
-func rendered(expr hclsyntax.Expression, e *policyfile.Evidence) string {
-	v, err := e.Value(expr, cty.DynamicPseudoType)
-	if err != nil {
-		return err.Error()
-	}
-	return spell(v)
 }
 
 // variablesIn returns the variables that an expression names, each once, with their values.

@@ -25,8 +25,11 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 		j := &n.Jobs[i]
 		var pids []int
 		for k := range j.Devices {
-			j.Devices[k].Clients = append(j.Devices[k].Clients, n.clientsOn(*j, j.Devices[k].UUID)...)
-			for _, c := range j.Devices[k].Clients {
+			held := &j.Devices[k]
+			for _, d := range j.Daemons {
+				held.Clients = append(held.Clients, n.clientsOf(d, held.UUID)...)
+			}
+			for _, c := range held.Clients {
 				pids = append(pids, c.PID)
 			}
 		}
@@ -36,15 +39,12 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 			for i := range clients {
 				n.limit(&clients[i], *j, j.Devices[k].UUID, known[clients[i].PID])
 			}
-			slices.SortFunc(clients, byRank)
+			slices.SortFunc(clients, func(a, b Client) int { // those without a rank come last
+				return cmp.Or(cmp.Compare(uint(a.Rank), uint(b.Rank)), a.PID-b.PID)
+			})
 		}
 		n.readUse(j)
 	}
-}
-
-// byRank sorts clients by rank. Clients without a rank come last.
-func byRank(a, b Client) int {
-	return cmp.Or(cmp.Compare(uint(a.Rank), uint(b.Rank)), a.PID-b.PID)
 }
 
 // readUse reads a job's report, which has the latest samples.
@@ -82,20 +82,13 @@ func (g *GPU) used(pid int) int {
 	return 0
 }
 
-// clientsOn returns the clients on one device of a job, without their limits.
-func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
-	var clients []Client
-	for _, d := range j.Daemons {
-		if slices.Contains(d.Devices, uuid) {
-			clients = append(clients, n.clientsOf(d, uuid)...)
-		}
-	}
-	return clients
-}
-
-// clientsOf returns the clients of a daemon on one of its devices. If the daemon does not answer, these are the driver's.
+// clientsOf returns the clients of a daemon on a device, without their limits. If the daemon does not answer, these are
+// the driver's.
 func (n *Node) clientsOf(d Daemon, uuid site.UUID) (clients []Client) {
-	if d.State == Serves {
+	switch {
+	case !slices.Contains(d.Devices, uuid):
+		return nil
+	case d.State == Serves:
 		for _, row := range d.rows {
 			if on(row.Device, d.Devices, uuid) {
 				clients = append(clients, Client{PID: row.PID, Command: path.Base(row.Command), Server: row.Server})

@@ -179,7 +179,6 @@ type GPU struct {
 	Error     string    `json:"error,omitempty"`
 
 	tpc int
-	mig bool
 }
 
 // Process has a compute context on a device, as the driver reports it.

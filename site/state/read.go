@@ -281,7 +281,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 	for _, s := range seen {
 		g := GPU{
 			Index: s.Index, Minor: s.Device.Minor, UUID: s.Device.UUID, Name: s.Device.Name, SMs: s.Device.SMs, Mode: s.Mode,
-			Processes: []Process{}, tpc: s.Device.TPC, mig: s.Device.MIGMode,
+			Processes: []Process{}, tpc: s.Device.TPC,
 		}
 		if s.Err != nil {
 			g.Error = strings.ReplaceAll(s.Err.Error(), "\n", "; ")
@@ -419,11 +419,7 @@ func servingOf(err error) daemonState {
 // jobList returns "job 7", or "jobs 7, 8" with at most ten numbers.
 func jobList(jobs []uint32) string {
 	const limit = 10
-	var numbers []string
-	for _, job := range jobs[:min(len(jobs), limit)] {
-		numbers = append(numbers, fmt.Sprint(job))
-	}
-	text := strings.Join(numbers, ", ")
+	text := strings.ReplaceAll(strings.Trim(fmt.Sprint(jobs[:min(len(jobs), limit)]), "[]"), " ", ", ")
 	switch {
 	case len(jobs) == 1:
 		return "job " + text

@@ -235,7 +235,8 @@ func (r *reaper) withoutLease(result Result, void string, running steps.Steps) (
 	if err != nil && !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot) {
 		return result.leave("its ticket cannot be read: "+words.OneLine(err), stays(r.reader.Run)), leftover{}
 	}
-	daemons := r.living(job)
+	daemons := slices.DeleteFunc(slices.Clone(r.unleased[job]),
+		func(d lease.OrphanDaemon) bool { return !d.Daemon.Proc.Running() })
 	found := r.files(job, ticketed || errors.Is(err, lease.ErrStaleBoot))
 	for _, d := range daemons {
 		found = append(found, fmt.Sprintf("a control daemon or server, pid %d", d.Daemon.Proc.PID))
@@ -363,12 +364,6 @@ func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 		return uint32(id), true
 	}
 	return uint32(id), err == nil && info.Sys().(*syscall.Stat_t).Uid == p.UID
-}
-
-// living returns the daemons of a job without a lease that still run.
-func (r *reaper) living(job uint32) []lease.OrphanDaemon {
-	return slices.DeleteFunc(slices.Clone(r.unleased[job]),
-		func(d lease.OrphanDaemon) bool { return !d.Daemon.Proc.Running() })
 }
 
 // reapNode frees the file systems of closed jobs. It leaves what belongs to no job, and what it has not seen.

@@ -151,7 +151,9 @@ func (q question) start(rule policy.ShareRule) (*process, error) {
 		return nil, fmt.Errorf("cannot run %s: %w", q.line[0], err)
 	}
 	go func() {
-		p.awaitEnd()
+		// The first process has ended and keeps its number, so that no other group can get it.
+		for unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		}
 		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGTERM) // what it has left in its group
 		p.reap.Lock()
 		defer p.reap.Unlock()
@@ -162,12 +164,6 @@ func (q question) start(rule policy.ShareRule) (*process, error) {
 		close(p.ended)
 	}()
 	return p, nil
-}
-
-// awaitEnd waits for the end of the first process and leaves its number in use, so that no other group can get it.
-func (p *process) awaitEnd() {
-	for unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-	}
 }
 
 // goneAfter is the time that a command has to end after SIGTERM. Then it gets SIGKILL. It is the default of Slurm's

@@ -184,12 +184,9 @@ func samplers(driver *gpu.NVML, devices []lease.TicketDevice) []sampler {
 	return all
 }
 
-// modestNice lets the job's own processes run first. This process is a child of the guard, which has the highest
-// priority.
-const modestNice = 10
-
-// beModest gives up the guard's advantages: the priority, and the protection when memory runs out.
+// beModest gives up the guard's advantages: the highest priority, and the protection when memory runs out. So the job's
+// own processes run first.
 func beModest() {
 	_ = proc.SetOOMScore(os.Getpid(), 0)
-	proc.SetNice(os.Getpid(), modestNice)
+	proc.SetNice(os.Getpid(), 10)
 }

@@ -282,9 +282,6 @@ func (r *recorder) warn(err error, what string) {
 	}
 }
 
-// missedTicket is the time between two checks of the folder if the kernel allows no watch.
-const missedTicket = time.Second
-
 // watchTicket closes a channel when a job's ticket is withdrawn. The epilog removes the ticket first.
 func watchTicket(path string) (withdrawn <-chan struct{}) {
 	gone := make(chan struct{})
@@ -298,9 +295,9 @@ func watchTicket(path string) (withdrawn <-chan struct{}) {
 	return gone
 }
 
-// watch returns a function that waits for a change in a folder.
+// watch returns a function that waits for a change in a folder, or for a second if the kernel allows no watch.
 func watch(folder string) func() {
-	sleep := func() { time.Sleep(missedTicket) }
+	sleep := func() { time.Sleep(time.Second) }
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
 		return sleep

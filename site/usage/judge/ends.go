@@ -98,32 +98,26 @@ func (r Job) incidents() []incident {
 	for _, f := range r.Faults {
 		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f))})
 	}
-	type kind struct {
-		text, step, program string
-		outlived            bool
-	}
-	alike, kinds := map[kind][]usage.Client{}, []kind{}
-	for _, c := range r.eachOnce() {
-		if !bad(c) && c.Ending != usage.AtEpilog || c.Ending == usage.Faulted && len(r.Faults) > 0 {
-			continue
-		}
-		k := kind{EndText(c), c.Step, c.Program, c.Ending == usage.AtEpilog}
-		if alike[k] == nil {
-			kinds = append(kinds, k)
-		}
-		alike[k] = append(alike[k], c)
-	}
-	for _, clients := range alike {
-		slices.SortStableFunc(clients, func(a, b usage.Client) int { return a.End.Compare(b.End) })
-	}
-	slices.SortStableFunc(kinds, func(a, b kind) int {
-		if a.outlived != b.outlived {
-			return map[bool]int{true: 1, false: -1}[a.outlived]
-		}
-		return alike[a][0].End.Compare(alike[b][0].End)
+	outlived := func(c usage.Client) bool { return c.Ending == usage.AtEpilog }
+	clients := slices.DeleteFunc(r.eachOnce(), func(c usage.Client) bool {
+		return !bad(c) && !outlived(c) || c.Ending == usage.Faulted && len(r.Faults) > 0
 	})
-	for _, k := range kinds {
-		all = append(all, incident{alike[k][0].End, r.ended(alike[k])})
+	slices.SortStableFunc(clients, func(a, b usage.Client) int {
+		if outlived(a) != outlived(b) {
+			return map[bool]int{true: 1, false: -1}[outlived(a)]
+		}
+		return a.End.Compare(b.End)
+	})
+	kind := func(c usage.Client) string { return EndText(c) + "\n" + c.Step + "\n" + c.Program }
+	alike := map[string][]usage.Client{}
+	for _, c := range clients {
+		alike[kind(c)] = append(alike[kind(c)], c)
+	}
+	for _, first := range clients {
+		if same := alike[kind(first)]; same != nil {
+			all = append(all, incident{first.End, r.ended(same)})
+			delete(alike, kind(first))
+		}
 	}
 	return all
 }
