@@ -182,19 +182,15 @@ func grouped(devices []int, n int) [][]int {
 func cyclic(groups [][]int, task launch.Task) position {
 	n := len(groups)
 	i := task.LocalRank % n
-	return position{devices: groups[i], ranks: (task.LocalSize - i + n - 1) / n, index: task.LocalRank / n}
+	return position{devices: groups[i], ranks: spread(task.LocalSize-i, n), index: task.LocalRank / n}
 }
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
 // each.
 func block(groups [][]int, task launch.Task) position {
-	each, remainder := task.LocalSize/len(groups), task.LocalSize%len(groups)
 	first := 0
 	for i, group := range groups {
-		ranks := each
-		if i < remainder {
-			ranks++
-		}
+		ranks := spread(task.LocalSize-i, len(groups))
 		if task.LocalRank < first+ranks {
 			return position{devices: group, ranks: ranks, index: task.LocalRank - first}
 		}

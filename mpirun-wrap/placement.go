@@ -235,13 +235,9 @@ func (r *Rank) part(ticket *lease.Ticket) policy.Percent {
 	return part.Percent()
 }
 
-// rule returns this rank's rule: the user's, or else the ticket's.
-//
-// A user's rule replaces the policy's rule completely, and only the ceiling bounds it (policy.SplitSMs does that). The
-// policy's rule is the default of a site and not a limit, because a rank can remove the percentage from its own
-// environment. So it would be useless to refuse a user's 30% when the policy's even share is 25%. The limit is the
-// ceiling: the daemon enforces it and no client can lift it (measured: a client that asks a daemon with 50 % for 80 %
-// gets 50 %).
+// rule returns this rank's rule: the user's, or else the ticket's. The policy's rule is a default and no limit, because a
+// rank can remove the percentage from its own environment. The limit is the ceiling, which the daemon enforces
+// (measured: a client that asks a daemon with 50 % for 80 % gets 50 %).
 func (r *Rank) rule(ticket *lease.Ticket) policy.ShareRule {
 	return cmp.Or(r.Options.Share, ticket.Grant.Share)
 }

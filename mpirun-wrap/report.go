@@ -30,19 +30,16 @@ type row struct {
 
 // report writes the placement in one line, the reasons for it in a line each, and with exports its variables as lines
 // for a shell. As JSON, it always has the variables.
-func (p *Placement) report(out io.Writer, asJSON, exports bool) error {
-	text := p.line()
+func (p *Placement) report(out io.Writer, asJSON, exports bool) (err error) {
 	switch {
 	case asJSON:
-		content, err := json.Marshal(p.row())
-		if err != nil {
-			return fmt.Errorf("cannot print placement: %w", err)
-		}
-		text = string(content) + "\n"
+		err = json.NewEncoder(out).Encode(p.row())
 	case exports:
-		text += p.exports()
+		_, err = io.WriteString(out, p.line()+p.exports())
+	default:
+		_, err = io.WriteString(out, p.line())
 	}
-	if _, err := io.WriteString(out, text); err != nil {
+	if err != nil {
 		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	return nil

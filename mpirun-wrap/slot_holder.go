@@ -69,10 +69,7 @@ func readTaker(file *slotFile, where string) (taker proc.Process, known bool) {
 
 // lives reports whether the process that took a slot runs. A process in an exec does not answer, and runs.
 func (t *slotTable) lives(taker proc.Process) bool {
-	if !proc.Exists(taker.PID) {
-		return false
-	}
-	return !t.looks || len(proc.Left([]proc.Process{taker})) > 0
+	return proc.Exists(taker.PID) && (!t.looks || len(proc.Left([]proc.Process{taker})) > 0)
 }
 
 // leftover is what the processes with a slot's lock are, after the process that took the slot has ended.

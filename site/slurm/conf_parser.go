@@ -70,7 +70,7 @@ func includeConf(opener open, path, dir string, depth int, have []confLine) ([]c
 			continue
 		}
 		target = strings.ReplaceAll(target, "%c", cmp.Or(clusterName(have), "%c"))
-		if target == "" || strings.Contains(target, "%") {
+		if strings.Contains(target, "%") {
 			return nil, fmt.Errorf("cannot read %s: include of %q is not understood: write the path out", line, target)
 		}
 		if !filepath.IsAbs(target) {
@@ -181,16 +181,11 @@ func stripEscapes(line string) string {
 }
 
 func includeTarget(line string) (string, bool) {
-	const word = "include"
-	line = strings.TrimLeft(line, " \t\r\v\f")
-	if len(line) <= len(word) || !strings.EqualFold(line[:len(word)], word) || !strings.ContainsRune(" \t\r\v\f", rune(line[len(word)])) {
+	fields := strings.Fields(line)
+	if len(fields) < 2 || !strings.EqualFold(fields[0], "include") {
 		return "", false
 	}
-	fields := strings.Fields(line[len(word):])
-	if len(fields) == 0 {
-		return "", true
-	}
-	return fields[0], true
+	return fields[1], true
 }
 
 const space = "\t\n\f\r "

@@ -137,7 +137,8 @@ func (f *gresFile) addDetect(line confLine, all []pair) (err error) {
 	return err
 }
 
-// addNode checks the line, whichever node it names, as slurmd does. It keeps the line if it names this node.
+// addNode checks the line, whichever node it names, as slurmd does. It keeps the line if it names this node. AutoDetect=
+// has no effect in Slurm on a line that begins with Name=.
 func (f *gresFile) addNode(line confLine, all []pair) error {
 	values, err := gresValues(line, all[1:])
 	if err != nil {
@@ -150,8 +151,14 @@ func (f *gresFile) addNode(line confLine, all []pair) error {
 	if !ours {
 		return nil
 	}
-	if f.local, err = localDetect(line, values, f.local); err != nil {
-		return err
+	if value, ok := values["autodetect"]; ok {
+		before := f.local
+		if f.local, err = parseDetect(line, value); err != nil {
+			return err
+		}
+		if before != detectUnset && f.local != before {
+			return fmt.Errorf("cannot read %s: AutoDetect=%s, an earlier line for this node says %s: keep one", line, f.local, before)
+		}
 	}
 	f.here = append(f.here, gresLine{line, values})
 	return nil
@@ -186,23 +193,6 @@ func parseDetect(line confLine, value string) (detect, error) {
 		return DetectOff, nil
 	}
 	return "", fmt.Errorf("cannot read %s: AutoDetect=%s is not known: nvml, nvidia or off", line, value)
-}
-
-// localDetect reads AutoDetect= of a line that begins with NodeName=. On a line that begins with Name= it has no
-// effect in Slurm.
-func localDetect(line confLine, values map[string]string, before detect) (detect, error) {
-	value, ok := values["autodetect"]
-	if !ok {
-		return before, nil
-	}
-	detect, err := parseDetect(line, value)
-	if err != nil {
-		return "", err
-	}
-	if before != detectUnset && detect != before {
-		return "", fmt.Errorf("cannot read %s: AutoDetect=%s, an earlier line for this node says %s: keep one", line, detect, before)
-	}
-	return detect, nil
 }
 
 // fill makes entries from the lines and makes slurmd's checks.

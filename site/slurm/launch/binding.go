@@ -33,25 +33,17 @@ type Binding struct {
 // ReadBinding reads the binding from a task's environment. With --gpus-per-task or --gpu-bind, the task has fewer
 // GPUs than the step (recorded). CUDA_VISIBLE_DEVICES is not used, because it counts differently under
 // ConstrainDevices.
-func ReadBinding(env slurm.Env) (Binding, error) {
-	binding, err := readBinding(env)
-	if err != nil {
-		return Binding{}, fmt.Errorf("cannot read binding: %w", err)
-	}
-	return binding, nil
-}
-
-func readBinding(env slurm.Env) (binding Binding, err error) {
+func ReadBinding(env slurm.Env) (binding Binding, err error) {
 	if err := slurm.Positions(&binding.GPUs)(env["SLURM_STEP_GPUS"]); err != nil {
-		return binding, fmt.Errorf("SLURM_STEP_GPUS %w", err)
+		return Binding{}, fmt.Errorf("cannot read binding: SLURM_STEP_GPUS %w", err)
 	}
 	if value := env["SLURM_NTASKS_PER_GPU"]; value != "" {
 		if err := slurm.Count(&binding.TasksPerGPU)(value); err != nil {
-			return binding, fmt.Errorf("SLURM_NTASKS_PER_GPU %w", err)
+			return Binding{}, fmt.Errorf("cannot read binding: SLURM_NTASKS_PER_GPU %w", err)
 		}
 	}
 	if binding.GPUsPerTask, err = perTask(env); err != nil {
-		return binding, err
+		return Binding{}, fmt.Errorf("cannot read binding: SLURM_GPUS_PER_TASK %w", err)
 	}
 	onNode, _ := strconv.Atoi(env["SLURM_GPUS_ON_NODE"]) // the step's number, whatever is bound to the task (recorded)
 	way, list := bindWay(env["SLURMD_TRES_BIND"])
@@ -81,7 +73,7 @@ func perTask(env slurm.Env) (sum int, err error) {
 		for typed := range strings.SplitSeq(value, ",") {
 			var n int
 			if err := slurm.Count(&n)(typed[strings.LastIndex(typed, ":")+1:]); err != nil {
-				return 0, fmt.Errorf("SLURM_GPUS_PER_TASK %w", err)
+				return 0, err
 			}
 			sum += n
 		}
@@ -138,7 +130,7 @@ func entries(list string, masks bool) []uint64 {
 	for entry := range strings.SplitSeq(list, ",") {
 		value, times, repeated := strings.Cut(entry, "*")
 		n := 1
-		var err1, err2 error
+		var err1 error
 		if repeated {
 			n, err1 = strconv.Atoi(times)
 		}
