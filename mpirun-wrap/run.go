@@ -223,7 +223,7 @@ func (r *run) readRank() (err error) {
 	if r.rank.Binding, err = launch.ReadBinding(r.Env); err != nil {
 		return err
 	}
-	if r.rank.Shards, _, err = slurm.ShardsOnNode(r.Env); err != nil {
+	if r.rank.Shards, err = slurm.ShardsOnNode(r.Env); err != nil {
 		return err
 	}
 	if r.Options.Slots == jobTasks {

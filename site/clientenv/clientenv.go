@@ -106,7 +106,7 @@ func environmentIn(variables map[string]string) Environment {
 		e.Array = variables[arrayVariable] + "_" + variables[taskVariable]
 	}
 	_ = slurm.Number(&e.Job, 1, "a job's number")(variables[jobVariable])
-	e.Shards, _, _ = slurm.ShardsOnNode(variables)
+	e.Shards, _ = slurm.ShardsOnNode(variables)
 	if text, set := variables[percentVariable]; set {
 		e.Percent, e.Ignored = parsePercent(text)
 	}

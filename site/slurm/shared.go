@@ -5,7 +5,6 @@ package slurm
 import (
 	"fmt"
 	"slices"
-	"strconv"
 )
 
 // SharedUnits is a line of gres.conf that makes units of GPUs: shards, or the parts of gres/mps.
@@ -166,17 +165,16 @@ func nodeUnits(words []string) int {
 	return 1
 }
 
-// ShardsOnNode returns the number of shards that the step or the batch script has on this node. slurmstepd sets the
-// variable for a task, after the user's own variables. A job without shards has none.
-func ShardsOnNode(env Env) (n int, ok bool, err error) {
+// ShardsOnNode returns the number of shards that the step or the batch script has on this node, 0 for none. slurmstepd
+// sets the variable for a task, after the user's own variables.
+func ShardsOnNode(env Env) (int, error) {
 	value, ok := env["SLURM_SHARDS_ON_NODE"]
 	if !ok {
-		return 0, false, nil
+		return 0, nil
 	}
 	count, err := Digits(value)
 	if err != nil || count < 1 || count > unitsMax {
-		return 0, false, fmt.Errorf("cannot count the shards: SLURM_SHARDS_ON_NODE is %s, want a number from 1 to %s",
-			Quote(value), strconv.Itoa(unitsMax))
+		return 0, fmt.Errorf("cannot count the shards: SLURM_SHARDS_ON_NODE is %s, want a number from 1 to %d", Quote(value), unitsMax)
 	}
-	return int(count), true, nil
+	return int(count), nil
 }

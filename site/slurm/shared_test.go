@@ -168,16 +168,16 @@ func TestSharedCountAgainstSlurmd(t *testing.T) {
 
 func TestShardsOnNode(t *testing.T) {
 	for value, want := range map[string]int{"1": 1, "8": 8, "1073741824": 1 << 30} {
-		if n, ok, err := ShardsOnNode(Env{"SLURM_SHARDS_ON_NODE": value}); n != want || !ok || err != nil {
-			t.Errorf("%s: %d, %v, %v", value, n, ok, err)
+		if n, err := ShardsOnNode(Env{"SLURM_SHARDS_ON_NODE": value}); n != want || err != nil {
+			t.Errorf("%s: %d, %v", value, n, err)
 		}
 	}
-	if n, ok, err := ShardsOnNode(Env{}); n != 0 || ok || err != nil {
-		t.Errorf("not set: %d, %v, %v", n, ok, err)
+	if n, err := ShardsOnNode(Env{}); n != 0 || err != nil {
+		t.Errorf("not set: %d, %v", n, err)
 	}
 	for _, value := range []string{"", "0", "-1", "2x", "1073741825", "99999999999999999999"} {
 		want := `cannot count the shards: SLURM_SHARDS_ON_NODE is "` + value + `", want a number from 1 to 1073741824`
-		if _, ok, err := ShardsOnNode(Env{"SLURM_SHARDS_ON_NODE": value}); ok || recorded.Message(err) != want {
+		if n, err := ShardsOnNode(Env{"SLURM_SHARDS_ON_NODE": value}); n != 0 || recorded.Message(err) != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}
@@ -188,12 +188,12 @@ func TestShardsOfRecordings(t *testing.T) {
 	for _, path := range recordings(t, "shared/*[0-9]-shard2-[bept]*.env", 15) {
 		who := strings.TrimSuffix(path[strings.LastIndex(path, "shard2-")+len("shard2-"):], ".env")
 		want := map[bool]int{true: 0, false: 2}[who == "prolog" || who == "epilog"]
-		if n, ok, err := ShardsOnNode(recording(t, path)); n != want || ok != (want > 0) || err != nil {
-			t.Errorf("%s: %d, %v, %v, want %d", path, n, ok, err, want)
+		if n, err := ShardsOnNode(recording(t, path)); n != want || err != nil {
+			t.Errorf("%s: %d, %v, want %d", path, n, err, want)
 		}
 	}
 	for _, path := range recordings(t, "shared/*-shard2-step1-task0.env", 3) {
-		if n, _, err := ShardsOnNode(recording(t, path)); n != 1 || err != nil {
+		if n, err := ShardsOnNode(recording(t, path)); n != 1 || err != nil {
 			t.Errorf("%s: %d, %v, want 1", path, n, err)
 		}
 	}
