@@ -258,8 +258,6 @@ const (
 	keyType, keyName = "user", "slurm-mps"
 	keyPermissions   = 0x3f3f0000 // all for its owner, nothing for others
 	secretBytes      = 4
-	keyctlMove       = 30 // since Linux 5.3
-	moveExclusive    = 1  // fails if the keyring has such a key
 )
 
 // readSecret returns the user's key and the secret in it. A user namespace has a keyring of its own, which processes
@@ -312,7 +310,8 @@ func addSecret() error {
 		err = unix.KeyctlSetperm(key, keyPermissions)
 	}
 	if err == nil {
-		_, err = unix.KeyctlInt(keyctlMove, key, unix.KEY_SPEC_THREAD_KEYRING, unix.KEY_SPEC_USER_KEYRING, moveExclusive)
+		// Since Linux 5.3. KEYCTL_MOVE_EXCL fails if the keyring has such a key.
+		_, err = unix.KeyctlInt(unix.KEYCTL_MOVE, key, unix.KEY_SPEC_THREAD_KEYRING, unix.KEY_SPEC_USER_KEYRING, unix.KEYCTL_MOVE_EXCL)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("cannot make key %s: %w", keyName, err)
