@@ -5,7 +5,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -109,19 +108,6 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 	c.Flags().BoolVar(&share, "share", false, "copy this node's reports into the site's shared folder")
 	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
 	return c
-}
-
-// writePage writes a page into a file. The file is whole or absent.
-func writePage(path string, write func(io.Writer) error) error {
-	var html bytes.Buffer
-	err := write(&html)
-	if err == nil {
-		err = replaceFile(path, html.Bytes(), os.Open)
-	}
-	if err != nil {
-		return cli.RuntimeError{Err: err}
-	}
-	return nil
 }
 
 // reportedJob returns the job of the argument, or else the job of the environment, or "" if there is neither.

@@ -207,24 +207,3 @@ func unified(old, newName, updated string) (text string) {
 	}
 	return text
 }
-
-// replaceFile writes a file, which is whole or absent, and keeps the mode of the old one. It refuses a link, a device
-// and a folder, because a rename would replace these. open opens the file's folder, and may refuse it.
-func replaceFile(path string, content []byte, open func(folder string) (*os.File, error)) error {
-	mode := fs.FileMode(0o644)
-	info, err := os.Lstat(path)
-	switch {
-	case err == nil && !info.Mode().IsRegular():
-		return fmt.Errorf("cannot write %s: it is not a regular file: remove it, or give another name", path)
-	case err == nil:
-		mode = info.Mode().Perm()
-	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("cannot write: %w", err)
-	}
-	dir, err := open(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	defer dir.Close()
-	return osfile.File{Content: content, Mode: mode, Sync: true}.Write(dir, filepath.Base(path))
-}

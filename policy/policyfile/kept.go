@@ -71,23 +71,6 @@ func KeepPolicy(paths site.Paths, compiled *Compiled) error {
 	return keep(paths, keptPolicy, append(content, '\n'))
 }
 
-// ReadConfig reads the site's file, or the last copy of it that could be used. Settings in neither have their
-// defaults.
-func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
-	parse := func(content []byte) (site.Config, error) {
-		return parseConfig(content, paths.ConfigFile(), site.DefaultConfig())
-	}
-	content, err := osfile.ReadRootOwned(paths.ConfigFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return site.DefaultConfig(), FileStatus{}
-	}
-	var c site.Config
-	if err == nil {
-		c, err = parse(content)
-	}
-	return orKept(paths, keptConfig, c, err, site.DefaultConfig(), parse)
-}
-
 // orKept returns a value that was read. If err is set, it returns the copy that was kept, or without if there is none.
 func orKept[T any](
 	paths site.Paths, name string, value T, err error, without T, parse func([]byte) (T, error),
@@ -103,21 +86,6 @@ func orKept[T any](
 		return without, FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
 	}
 	return value, FileStatus{Err: err, Kept: modified}
-}
-
-// KeepConfig keeps a copy of the site's file, which can be used. If the file does not exist, the copy is removed.
-func KeepConfig(paths site.Paths) error {
-	content, err := osfile.ReadRootOwned(paths.ConfigFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.Remove(filepath.Join(paths.Kept(), keptConfig)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("cannot remove copy: %w", err)
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return keep(paths, keptConfig, content)
 }
 
 func readKept(paths site.Paths, name string) (content []byte, modified time.Time, err error) {
@@ -145,38 +113,4 @@ func keep(paths site.Paths, name string, content []byte) error {
 	}
 	defer dir.Close()
 	return osfile.File{Content: content, Mode: 0o600, Sync: true}.Write(dir, name)
-}
-
-type config = site.Config
-
-var configAttributes = []attribute[config]{
-	stringAttribute("nvml_library", absolute, func(c *config, s string) { c.NVMLLibrary = s }),
-	stringAttribute("mps_control", absolute, func(c *config, s string) { c.Control = s }),
-	stringAttribute("library_path", func(string) string { return "" }, func(c *config, s string) { c.LibraryPath = s }),
-	stringAttribute("gres_conf", absolute, func(c *config, s string) { c.GresConf = s }),
-	duration("prolog_deadline", time.Second, time.Hour, func(c *config, d time.Duration) { c.PrologDeadline = d }),
-	stringAttribute("hpc_job_mapping_dir", absolute, func(c *config, s string) { c.JobMappingDir = filepath.Clean(s) }),
-	stringAttribute("shared_reports", absolute, func(c *config, s string) { c.SharedReports = s }),
-	duration("usage_interval", -time.Second, time.Hour, func(c *config, d time.Duration) { c.UsageInterval = d }),
-	duration("epilog_deadline", 5*time.Second, time.Hour, func(c *config, d time.Duration) { c.EpilogDeadline = d }),
-}
-
-// parseConfig reads site.hcl. Settings that it does not have keep the given defaults.
-//
-//	nvml_library    = "/usr/lib64/libnvidia-ml.so.1"
-//	prolog_deadline = "50s"
-func parseConfig(source []byte, name string, defaults site.Config) (site.Config, error) {
-	f := file{name: name, source: source}
-	c := newTypeChecker()
-	if c.wrong = parse(&f); !c.wrong.HasErrors() {
-		constants(c, configAttributes, f.hcl.Body, &defaults)
-	}
-	return defaults, complain(c.wrong, []file{f})
-}
-
-func absolute(path string) string {
-	if path == "" || path[0] != '/' {
-		return "is a path from /, not \"" + path + "\""
-	}
-	return ""
 }
