@@ -278,7 +278,7 @@ func (d *diagnosis) nodeFeature() {
 		return
 	}
 	features := strings.Join(append(slices.Clone(s.Features), trigger.Constraint), ",")
-	d.fault("node-feature", s.lineOf("NodeName"), s.setNode("Feature", features),
+	d.warning("node-feature", s.lineOf("NodeName"), s.setNode("Feature", features),
 		"node %s has no Feature %s, by which the policy's trigger lets jobs ask: sbatch --constraint=%[2]s never runs "+
 			"here", d.Name, trigger.Constraint)
 }

@@ -144,7 +144,7 @@ func TestJudgeSlurm(t *testing.T) {
 			"fault node-gres at slurm.conf:15: " + all +
 				sed(15, "NodeName", "gpu[01-16] Gres=gpu:2") + "slurm.conf" + restart},
 		{"a node without the feature", func(n *slurmNode) { n.edit("Feature=mps", "Feature=h200,nomps") },
-			"fault node-feature at slurm.conf:15: " + all +
+			"warning node-feature at slurm.conf:15: " + all +
 				sed(15, "Feature", "h200,nomps,mps") + "slurm.conf" + restart},
 		{"a policy without a feature", func(n *slurmNode) {
 			n.edit("Feature=mps", "")
