@@ -79,13 +79,10 @@ const (
 	longestPause = 2 * time.Second
 )
 
-// serverStatus asks the daemon for the state of the server with this pid, as MPS.ServerStatus does.
-type serverStatus func(ctx context.Context, pid int) (state string, err error)
-
 // waitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
 // until the last affected process has ended. waitReady waits for that, and reports the wait by waits. It asks the
 // daemon only if the server's log contains such an error. The error is an *unavailableError.
-func (p *Placement) waitReady(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
+func (p *Placement) waitReady(ctx context.Context, mps MPS, waits func(what string), giveUp func(error)) error {
 	if err := p.checkDaemon(giveUp); err != nil {
 		return err
 	}
@@ -94,11 +91,11 @@ func (p *Placement) waitReady(ctx context.Context, ask serverStatus, waits func(
 	}
 	ctx, cancel := context.WithTimeout(ctx, recovery)
 	defer cancel()
-	return p.recovered(ctx, ask, waits, giveUp)
+	return p.recovered(ctx, mps, waits, giveUp)
 }
 
 // recovered waits until the server has recovered, or until ctx ends.
-func (p *Placement) recovered(ctx context.Context, ask serverStatus, waits func(what string), giveUp func(error)) error {
+func (p *Placement) recovered(ctx context.Context, mps MPS, waits func(what string), giveUp func(error)) error {
 	answered := false // so a last question that ctx cuts short hides no answer
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := p.checkDaemon(giveUp); err != nil {
@@ -108,7 +105,7 @@ func (p *Placement) recovered(ctx context.Context, ask serverStatus, waits func(
 		if f.server == 0 {
 			return nil
 		}
-		state, err := ask(ctx, f.server)
+		state, err := mps.ServerStatus(ctx, p.Ticket, p.Daemon, f.server)
 		if err == nil && state != "FAULT" {
 			return nil
 		}

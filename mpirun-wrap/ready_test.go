@@ -58,6 +58,16 @@ func TestTheEnvironmentWithoutMPS(t *testing.T) {
 	}
 }
 
+// asked is an MPS whose daemon has this answer about a server.
+type asked struct {
+	MPS
+	answer func(ctx context.Context, server int) (string, error)
+}
+
+func (a asked) ServerStatus(ctx context.Context, _ lease.Ticket, _ lease.Daemon, server int) (string, error) {
+	return a.answer(ctx, server)
+}
+
 // placementHere is a placement whose daemon is this process.
 func placementHere(t *testing.T) (Placement, serverLogFile) {
 	t.Helper()
@@ -91,16 +101,16 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 			if c.log != "" {
 				log.write(c.log)
 			}
-			asked := 0
-			err := placement.waitReady(t.Context(), func(_ context.Context, server int) (string, error) {
-				asked++
+			questions := 0
+			err := placement.waitReady(t.Context(), asked{answer: func(_ context.Context, server int) (string, error) {
+				questions++
 				if server != 829 {
 					t.Errorf("asked for server %d", server)
 				}
 				return "ACTIVE", nil
-			}, func(string) { t.Error("the rank waits") }, nil)
-			if err != nil || asked != c.asked {
-				t.Errorf("%v, asked %d times", err, asked)
+			}}, func(string) { t.Error("the rank waits") }, nil)
+			if err != nil || questions != c.asked {
+				t.Errorf("%v, asked %d times", err, questions)
 			}
 		})
 	}
@@ -112,12 +122,12 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 	placement, log := placementHere(t)
 	log.write(faulted)
 	var said []string
-	err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
+	err := placement.waitReady(t.Context(), asked{answer: func(context.Context, int) (string, error) {
 		if len(said) > 0 {
 			log.write(stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n")
 		}
 		return "", fs.ErrNotExist
-	}, func(what string) { said = append(said, what) }, nil)
+	}}, func(what string) { said = append(said, what) }, nil)
 	const want = "waiting up to 30s for the MPS server of GPU-1, which recovers from a fatal GPU error: these processes that it hit are still there: 957 962"
 	if err != nil || len(said) != 1 || said[0] != want {
 		t.Errorf("%v, %q", err, said)
@@ -127,9 +137,9 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
 	placement, log := placementHere(t)
 	log.write(faulted)
-	err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
+	err := placement.waitReady(t.Context(), asked{answer: func(context.Context, int) (string, error) {
 		return "FAULT", os.RemoveAll(filepath.Join(placement.Daemon.PipeDir, "control"))
-	}, func(string) {}, nil)
+	}}, func(string) {}, nil)
 	var off *unavailableError
 	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
@@ -142,14 +152,14 @@ func TestADeadlineInMidQuestion(t *testing.T) {
 		placement, log := placementHere(t)
 		log.write(faulted)
 		ctx, cancel := context.WithCancel(t.Context())
-		asked := 0
-		err := placement.waitReady(ctx, func(context.Context, int) (string, error) {
-			if asked++; asked == 1 && first != "" {
+		questions := 0
+		err := placement.waitReady(ctx, asked{answer: func(context.Context, int) (string, error) {
+			if questions++; questions == 1 && first != "" {
 				return first, nil
 			}
 			cancel()
 			return "", site.ErrNoAnswer
-		}, func(string) {}, nil)
+		}}, func(string) {}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("after %q: %v, want %q", first, err, want)
 		}

@@ -145,7 +145,7 @@ func TestHowLongARankWaitsForAServer(t *testing.T) {
 		log.write(faulted)
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
-			err := placement.waitReady(t.Context(), func(context.Context, int) (string, error) {
+			err := placement.waitReady(t.Context(), asked{answer: func(context.Context, int) (string, error) {
 				recovered := time.Since(began) >= c.recovers
 				if recovered && c.byLog {
 					log.write(over)
@@ -154,7 +154,7 @@ func TestHowLongARankWaitsForAServer(t *testing.T) {
 					return "ACTIVE", nil
 				}
 				return "FAULT", nil
-			}, func(string) {}, nil)
+			}}, func(string) {}, nil)
 			took, longest := time.Since(began), min(c.want+3*longestPause, 30*time.Second)
 			if (err == nil) != (c.want < recovery) || took < c.want || took > longest {
 				t.Errorf("%s: %v after %v", c.name, err, took)

@@ -84,7 +84,7 @@ func (r *run) prepare() (environ []string, err error) {
 	if r.Options.DryRun {
 		return nil, r.placement.report(r.Out, r.Options.JSON, true)
 	}
-	if err := r.placement.waitReady(context.Background(), r.serverStatus, m.waits("waits"), r.giveUp); err != nil {
+	if err := r.placement.waitReady(context.Background(), r.MPS, m.waits("waits"), r.giveUp); err != nil {
 		return r.runUnavailable(err)
 	}
 	r.waitRoom(m.waits("room"))
@@ -138,11 +138,6 @@ func (r *run) findTicket() error {
 	r.store.Direct = direct.Read
 	r.ticket, err = findTicket(r.store, r.task)
 	return err
-}
-
-// serverStatus asks the daemon for the state of a server.
-func (r *run) serverStatus(ctx context.Context, server int) (string, error) {
-	return r.MPS.ServerStatus(ctx, r.ticket, r.placement.Daemon, server)
 }
 
 // waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's

@@ -259,9 +259,11 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 	if k.devices, err = usable(k.root, env); err != nil {
 		return nil, err
 	}
-	if k.program, err = findControl(env); err != nil {
-		return nil, err
+	path, err := lookUp("nvidia-cuda-mps-control", env)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start an MPS daemon: %w", err)
 	}
+	k.program = mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}
 	k.folders.Devices = site.UUIDs(k.devices)
 	if serves(earlier) {
 		k.process.Store(&earlier.Daemons[0].Proc)
@@ -368,14 +370,6 @@ func waitEnd(ctx context.Context, p proc.Process) bool {
 		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, look)
 	}
 	return false
-}
-
-func findControl(env slurm.Env) (mps.ControlProgram, error) {
-	path, err := lookUp("nvidia-cuda-mps-control", env)
-	if err != nil {
-		err = fmt.Errorf("cannot start an MPS daemon: %w", err)
-	}
-	return mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}, err
 }
 
 // grant is what a rank has without options.

@@ -113,9 +113,6 @@ func ReadJob(env Env, want Context) (Job, error) {
 
 func checkContext(env Env, want Context) error {
 	setting := map[Context]string{Prolog: "Prolog=", Epilog: "Epilog="}[want]
-	if setting == "" {
-		return fmt.Errorf("cannot read job: context %q is neither %q nor %q", want, Prolog, Epilog)
-	}
 	got, ok := env["SLURM_SCRIPT_CONTEXT"]
 	if !ok {
 		return fmt.Errorf("cannot read job: SLURM_SCRIPT_CONTEXT is not set: run this as slurmd's %s in slurm.conf", setting)
