@@ -239,13 +239,11 @@ func (q query) place(a *answer, r policy.Request) error {
 	return err
 }
 
-// barCells is the width that the numbers leave for a bar on a line of 80 columns.
-const barCells = 38
-
 // placedText returns the placements for people. Each rank has a line with a bar, and the whole bar is the GPU. Then
 // each GPU has a line with its total.
 func placedText(q plan.Request, ranks []plan.Rank) string {
 	var b strings.Builder
+	const barCells = 38 // that the numbers leave for a bar on a line of 80 columns
 	b.WriteString("rank  GPU    SMs     percent     memory\n")
 	count, sms, all := make([]int, q.GPUs), make([]int, q.GPUs), q.Model.GPU.SMs
 	for _, r := range ranks {

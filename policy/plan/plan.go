@@ -40,31 +40,23 @@ func (q Request) Answer() ([]Rank, error) {
 			q.Ranks, words.Count(q.GPUs, "GPU"), most, q.Model.Clients, q.GPUs*q.Model.Clients)
 	}
 	ranks := make([]Rank, q.Ranks)
-	for gpu := range min(q.GPUs, q.Ranks) {
-		if err := q.place(ranks, gpu); err != nil {
+	for gpu := range min(q.GPUs, q.Ranks) { // rank r is on GPU r modulo the number of GPUs
+		n := (q.Ranks - gpu + q.GPUs - 1) / q.GPUs
+		shares, err := policy.SplitSMs(q.Model.GPU, q.Share, n, q.Ceiling)
+		if err != nil {
 			return nil, err
+		}
+		for i, share := range shares {
+			memory, err := policy.MemoryPerRank(q.Model.MemoryMiB, policy.ContextMiB(share.SMs), n, q.Overcommit, q.Memory)
+			if err != nil {
+				return nil, err
+			}
+			r := Rank{Rank: gpu + i*q.GPUs, GPU: gpu, SMs: share.SMs, Percent: share.Percent}
+			if !q.Memory.None() {
+				r.MemoryMiB = &memory.UsableMiB
+			}
+			ranks[r.Rank] = r
 		}
 	}
 	return ranks, nil
-}
-
-// place places the ranks of a GPU: rank r is on GPU r modulo the number of GPUs.
-func (q Request) place(ranks []Rank, gpu int) error {
-	n := (q.Ranks - gpu + q.GPUs - 1) / q.GPUs
-	shares, err := policy.SplitSMs(q.Model.GPU, q.Share, n, q.Ceiling)
-	if err != nil {
-		return err
-	}
-	for i, share := range shares {
-		memory, err := policy.MemoryPerRank(q.Model.MemoryMiB, policy.ContextMiB(share.SMs), n, q.Overcommit, q.Memory)
-		if err != nil {
-			return err
-		}
-		r := Rank{Rank: gpu + i*q.GPUs, GPU: gpu, SMs: share.SMs, Percent: share.Percent}
-		if !q.Memory.None() {
-			r.MemoryMiB = &memory.UsableMiB
-		}
-		ranks[r.Rank] = r
-	}
-	return nil
 }

@@ -103,13 +103,8 @@ func Violations(all []Finding) []Finding {
 
 // ofNoJob selects the findings that belong to no job, so that no epilog ends them. reap reports them.
 func ofNoJob(all []Finding) []Finding {
-	return selected(all, func(k Kind) bool {
-		switch k {
-		case TakersStuck, MemoryHeld, claimUnreadable, exclusiveWithoutLease, ConfigUnusable:
-			return true
-		}
-		return false
-	})
+	some := []Kind{TakersStuck, MemoryHeld, claimUnreadable, exclusiveWithoutLease, ConfigUnusable}
+	return selected(all, func(k Kind) bool { return slices.Contains(some, k) })
 }
 
 func selected(all []Finding, reported func(Kind) bool) []Finding {

@@ -118,7 +118,9 @@ func (r *Reader) readJob(id uint32, has files) Job {
 		ticket, err := r.Store.ReadTicket(id)
 		if j.ticketErr = err; err == nil {
 			j.ticket = &ticket
-			j.granted(ticket)
+		}
+		if grant := ticket.Grant; err == nil && ticket.RefusalReason == "" {
+			j.Share, j.Memory, j.Ceiling = grant.Share.String(), grant.Memory.String(), policy.PercentFrom(grant.Ceiling)
 		}
 	}
 	if has.lock {
@@ -134,7 +136,11 @@ func (r *Reader) readJob(id uint32, has files) Job {
 		}
 	}
 	if j.ticket != nil && j.err != nil {
-		j.follows(*j.ticket, r.published(j.ID))
+		j.follows(*j.ticket)
+		if info, err := os.Lstat(r.Store.TicketPath(id)); err == nil {
+			published := info.ModTime()
+			j.Since = &published
+		}
 	}
 	j.leased = has.lease && !errors.Is(j.err, lease.ErrNotFound) && !errors.Is(j.err, lease.ErrStaleBoot)
 	switch {
@@ -163,13 +169,6 @@ func (r *Reader) guardOf(l lease.Lease) *Guard {
 // lateGuard is longer than a guard takes for anything on a busy node.
 const lateGuard = 5 * time.Second
 
-func (j *Job) granted(t lease.Ticket) {
-	if t.RefusalReason != "" {
-		return
-	}
-	j.Share, j.Memory, j.Ceiling = t.Grant.Share.String(), t.Grant.Memory.String(), policy.PercentFrom(t.Grant.Ceiling)
-}
-
 func (j *Job) obeys(l lease.Lease) {
 	j.owner, j.sluid = l.Job, l.SLUID
 	j.User, j.UID, j.Rule, j.Phase = l.Job.User, l.Job.UID, l.Rule, Phase(l.Phase)
@@ -190,9 +189,9 @@ func (j *Job) obeys(l lease.Lease) {
 }
 
 // follows takes the job's state from a ticket, if there is no lease to read.
-func (j *Job) follows(t lease.Ticket, since *time.Time) {
+func (j *Job) follows(t lease.Ticket) {
 	j.owner = t.Job
-	j.User, j.UID, j.Rule, j.Phase, j.Since = t.Job.User, t.Job.UID, t.Rule, Opened, since
+	j.User, j.UID, j.Rule, j.Phase = t.Job.User, t.Job.UID, t.Rule, Opened
 	j.Part, j.Joined = t.Part, t.Joined
 	if t.RefusalReason != "" {
 		j.Phase, j.Refused = Refused, t.RefusalReason
@@ -216,13 +215,4 @@ func (j *Job) attach(daemons []lease.Daemon) {
 			PID: d.Proc.PID, Devices: d.Devices, PipeDir: d.PipeDir, State: Alive, Servers: []mps.Server{}, record: d,
 		})
 	}
-}
-
-func (r *Reader) published(id uint32) *time.Time {
-	info, err := os.Lstat(r.Store.TicketPath(id))
-	if err != nil {
-		return nil
-	}
-	written := info.ModTime()
-	return &written
 }

@@ -136,20 +136,16 @@ func (r report) text(screen command.Screen) string {
 			fmt.Fprintf(&b, "%s %10.5g %10.5g %10.5g %3d\n", name, w.Median, w.Min, w.Max, len(w.Rates))
 		}
 	}
-	fmt.Fprintf(&b, "\nThe numbers are %s; n is the number of runs.\n", r.unit())
+	unit := "those of --rate '" + r.Unit + "'"
+	if r.Unit == "runs/h" {
+		unit = "runs in an hour"
+	}
+	fmt.Fprintf(&b, "\nThe numbers are %s; n is the number of runs.\n", unit)
 	if r.Use == "" {
 		return b.String() + r.Why + "\n"
 	}
 	fmt.Fprintf(&b, "%s %s: %s\nuse: %s\n", screen.Green("best:"), r.Use, r.Why, r.Command)
 	return b.String()
-}
-
-// unit describes the unit of the rates, for a sentence.
-func (r report) unit() string {
-	if r.Unit == "runs/h" {
-		return "runs in an hour"
-	}
-	return "those of --rate '" + r.Unit + "'"
 }
 
 // errorRate is the greatest chance that a whole trial calls any share faster that is not. It is divided by the number of
