@@ -30,7 +30,7 @@ func TestAdvice(t *testing.T) {
 		gpus []GPU
 		want string // "" for none
 	}{
-		"room":               {[]GPU{used(96, 31, 12, 14336, 1)}, "4 ranks a GPU: 2.5 times the present throughput"},
+		"room":               {[]GPU{used(96, 31, 12, 14336, 1)}, "4 ranks a GPU: 2.7 times the present throughput"},
 		"memory full":        {[]GPU{used(96, 31, 12, 140000, 8)}, "no more ranks fit."},
 		"busy":               {[]GPU{used(99, 92, 40, 14000, 1)}, "and more are not known to pay."},
 		"a GPU without work": {[]GPU{used(99, 80, 5, 14000, 4), used(0, 0, 0, 500, 0)}, "1 of 2 GPUs had no work: ask for fewer GPUs"},

@@ -87,7 +87,7 @@ func TestVerdict(t *testing.T) {
 		"The job ran without MPS, and no process was seen on its GPUs.": {NoMPS: true, GPUs: []GPU{room}},
 		"The job ran without MPS, and SM active was 70 % on average.": {
 			NoMPS: true, GPUs: []GPU{busy}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 1}}, Clients: []Client{{}}},
-		"All 2 clients ended in order, and 4 ranks a GPU would do 2.5 times the work.": {
+		"All 2 clients ended in order, and 4 ranks a GPU would do 2.7 times the work.": {
 			End: after(9), GPUs: []GPU{room}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}}, Clients: []Client{well, well}},
 		"1 of 2 clients ended badly, and SM active was 70 % on average.": {
 			End: after(9), GPUs: []GPU{busy}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}, BadEnds: 1}, Clients: []Client{well, bad}},

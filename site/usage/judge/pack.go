@@ -26,12 +26,13 @@ type Packing struct {
 
 // These are the model's parameters, and the limits of what was measured. TestLeaveOneOut fits keep and spread again.
 const (
-	keep   = 0.84 // the part of the queue's gain that ranks have; caches and clocks take the rest
-	spread = 1.21 // the gain lies within the prediction by spread and times spread: 2.5 standard deviations
+	keep   = 0.95 // the part of the queue's gain that ranks have; caches and clocks take the rest
+	spread = 1.26 // the gain lies within the prediction by spread and times spread: two standard deviations
 
-	ownDemand = 0.2 // a rank that needs less of a GPU's time waits for its processor, so only a lower bound is known
-	pays      = 1.1 // nothing is promised if the gain may be less
-	doubling  = 1.2 // a further doubling of the ranks must gain as much at least, because it takes memory and cores
+	ownDemand = 0.2  // a rank that needs less of a GPU's time waits for its processor, so only a lower bound is known
+	waiting   = 0.65 // such ranks had more than this part of the prediction
+	pays      = 1.1  // nothing is promised if the gain may be less
+	doubling  = 1.2  // a further doubling of the ranks must gain as much at least, because it takes memory and cores
 
 	maxRanks    = 48 // the places of MPS
 	maxMeasured = 8
@@ -106,6 +107,9 @@ func (p *Packing) predict(demand float64, most int) {
 		n, more = next, g
 	}
 	low, high := more/spread, more*spread
+	if demand < ownDemand {
+		low = more * waiting
+	}
 	switch {
 	case low < pays:
 		p.Why += ", and more are not known to pay."

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -70,7 +71,7 @@ func read(t *testing.T) trials {
 			seen[one]++
 		}
 		for one, n := range seen {
-			if n != one.ranks || all[one].active == 0 {
+			if n != one.ranks || all[one].gr == 0 {
 				t.Fatalf("%s: %d lines of %v, figures %v", name, n, one, all[one])
 			}
 		}
@@ -133,27 +134,27 @@ func fit(changes []change) (best, deviation float64) {
 
 // The parameters are those that fit the data. Each program is predicted by the others: the mean error of the factor is
 // at most 10 %, 95 % of the cases are within 25 %, the interval holds the measured gain in 90 %, and no gain is
-// promised that there is not. Of ranks that wait for their processors, whom no fit has seen, the measured gain is
+// promised where there is a loss. Of ranks that wait for their processors, whom no fit has seen, the measured gain is
 // above the lower bound. The page has the table of it.
 func TestLeaveOneOut(t *testing.T) {
 	all := read(t)
-	busy, waiting := all.changes(), []change{}
+	busy, idle := all.changes(), []change{}
 	busy = slices.DeleteFunc(busy, func(c change) bool {
 		if c.demand < ownDemand {
-			waiting = append(waiting, c)
+			idle = append(idle, c)
 		}
 		return c.demand < ownDemand
 	})
 	k, d := fit(busy)
-	if math.Abs(k-keep) > 0.005 || math.Abs(math.Exp(2.5*d)-spread) > 0.01 {
-		t.Errorf("keep is %v and spread %v, the data have %.2f and %.2f", keep, spread, k, math.Exp(2.5*d))
+	if math.Abs(k-keep) > 0.005 || math.Abs(math.Exp(2*d)-spread) > 0.01 {
+		t.Errorf("keep is %v and spread %v, the data have %.2f and %.2f", keep, spread, k, math.Exp(2*d))
 	}
 	cells, programs := map[trial]string{}, map[string]bool{}
 	var errors, single float64
 	var near, held, singles int
 	for _, c := range busy {
 		k, d := fit(slices.DeleteFunc(slices.Clone(busy), func(o change) bool { return o.to.program == c.to.program }))
-		guess, width := c.predicted(k), math.Exp(2.5*d)
+		guess, width := c.predicted(k), math.Exp(2*d)
 		off := math.Abs(guess/c.measured - 1)
 		errors += off
 		if off <= 0.25 {
@@ -162,7 +163,7 @@ func TestLeaveOneOut(t *testing.T) {
 		if c.measured >= guess/width && c.measured <= guess*width {
 			held++
 		}
-		if guess/width >= pays && c.measured < guess/width {
+		if guess/width >= pays && c.measured < 1 {
 			t.Errorf("%v to %v: at least %.2f is promised, and %.2f was measured", c.from, c.to, guess/width, c.measured)
 		}
 		if programs[c.to.program] = true; c.from.ranks == 1 {
@@ -174,8 +175,8 @@ func TestLeaveOneOut(t *testing.T) {
 	if errors/n > 0.1 || float64(near) < 0.95*n || float64(held) < 0.9*n {
 		t.Errorf("of %v cases: mean error %.3f, %d within 25 %%, %d in the interval", n, errors/n, near, held)
 	}
-	for _, c := range waiting {
-		low := c.predicted(keep) / spread
+	for _, c := range idle {
+		low := c.predicted(keep) * waiting
 		if waits[c.to.program] = true; c.measured < low {
 			t.Errorf("%v to %v: at least %.2f is promised, and %.2f was measured", c.from, c.to, low, c.measured)
 		}
@@ -183,10 +184,10 @@ func TestLeaveOneOut(t *testing.T) {
 			cells[c.to] = fmt.Sprintf("%.2f/≥%.2f", c.measured, low)
 		}
 	}
-	text := "| program | SM active/DRAM | 2 ranks | 4 ranks | 8 ranks |\n|---|---|---|---|---|\n" + table(all, cells) +
+	text := "|program|SM active/DRAM|2 ranks|4 ranks|8 ranks|\n|-|-|-|-|-|\n" + table(all, cells) +
 		fmt.Sprintf("\nOf %d changes from 1, 2 and 4 ranks of %d programs: mean error %.0f %% (from one rank "+
 			"%.0f %%), %d within 25 %%, %d in their interval. Of %d changes of %d that wait, none below its bound.\n",
-			len(busy), len(programs), 100*errors/n, 100*single/float64(singles), near, held, len(waiting), len(waits))
+			len(busy), len(programs), 100*errors/n, 100*single/float64(singles), near, held, len(idle), len(waits))
 	made := regexp.MustCompile(`(?s)(<!-- made: packing -->\n).*?(<!-- made -->)`)
 	const page = "../../../docs/packing.md"
 	content, err := os.ReadFile(page)
@@ -196,13 +197,40 @@ func TestLeaveOneOut(t *testing.T) {
 	golden.Compare(t, page, made.ReplaceAllString(string(content), "${1}"+text+"${2}"))
 }
 
+// The recorder's figures of a window of three seconds, of which it has two samples or one, are GPM's of the whole.
+func TestTheRecorderAgreesWithGPM(t *testing.T) {
+	content, err := os.ReadFile("testdata/packing-h200x4.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var off []float64
+	both := regexp.MustCompile(`(?m)^pack .* gpm (\S+) \S+ (\S+) .* own (\S+) (\S+) `)
+	lines := both.FindAllStringSubmatch(string(content), -1)
+	for _, m := range lines {
+		for i := 1; i <= 2; i++ {
+			gpm, err1 := strconv.ParseFloat(m[i], 64)
+			own, err2 := strconv.ParseFloat(m[i+2], 64)
+			if err1 != nil || err2 != nil {
+				t.Fatalf("%q", m[0])
+			}
+			if gpm >= 5 { // GPM's figures have one digit after the point
+				off = append(off, math.Abs(own/gpm-1))
+			}
+		}
+	}
+	slices.Sort(off)
+	if n := len(off); len(lines) != 108 || off[n/2] > 0.005 || off[n*94/100] > 0.05 {
+		t.Errorf("%d lines, %d figures: half of them differ by %.4f, 94 %% by %.4f", len(lines), n, off[n/2], off[n*94/100])
+	}
+}
+
 // table has a line for each program, with what is said of 2, 4 and 8 ranks.
 func table(all trials, cells map[trial]string) string {
 	var lines []string
 	for one, m := range all {
 		if one.ranks == 1 {
 			said := func(share string, n int) string { return cells[trial{one.gpu, one.program, share, n}] }
-			lines = append(lines, fmt.Sprintf("| %s | %.0f/%.0f | %s | %s | %s |\n", one.program, m.active, m.dram,
+			lines = append(lines, fmt.Sprintf("|%s|%.0f/%.0f|%s|%s|%s|\n", one.program, m.active, m.dram,
 				said("none", 2), said("none", 4), said("overlap:2", 8)))
 		}
 	}
@@ -210,10 +238,10 @@ func table(all trials, cells map[trial]string) string {
 	return strings.Join(lines, "")
 }
 
-// What is promised of each program that was measured is true, by the parameters as they are. From one rank, more ranks
-// of the six that gain half as much again or more are promised.
+// What is promised of the programs that were measured is true in 95 % of the cases, by the parameters as they are, and
+// no promise is followed by a loss. From one rank, more ranks of most programs are promised.
 func TestPromises(t *testing.T) {
-	all, promised := read(t), 0
+	all, promised, programs, wrong := read(t), 0, 0, 0
 	for from, m := range all {
 		if from.share != "none" || from.ranks > 4 {
 			continue
@@ -223,19 +251,25 @@ func TestPromises(t *testing.T) {
 		if p.Ranks == 0 {
 			continue
 		}
+		promised++
 		if from.ranks == 1 {
-			promised++
+			programs++
 		}
 		to := trial{from.gpu, from.program, "none", p.Ranks}
 		if p.Ranks > maxUncapped {
 			to.share = "overlap:2"
 		}
-		if measured := all[to].rate / m.rate; measured < p.Low || p.High > 0 && measured > p.High {
-			t.Errorf("%v: %s, and %.2f was measured", from, p.Why, measured)
+		measured := all[to].rate / m.rate
+		if measured < p.Low || p.High > 0 && measured > p.High {
+			wrong++
+			t.Logf("%v: %s, and %.2f was measured", from, p.Why, measured)
+		}
+		if measured < 1 {
+			t.Errorf("%v: %s, and there is a loss, %.2f", from, p.Why, measured)
 		}
 	}
-	if promised != 6 {
-		t.Errorf("of %d programs more ranks are promised to pay, want 6", promised)
+	if programs < 20 || 20*wrong > promised {
+		t.Errorf("of %d programs more ranks are promised to pay; of %d promises %d are wrong", programs, promised, wrong)
 	}
 }
 
@@ -251,21 +285,21 @@ func TestPacking(t *testing.T) {
 		why  string
 	}{
 		"pays": {of(capped, used(96, 31, 12, 14336, 1)),
-			Packing{Now: 1, Fits: 9, Ranks: 4, Gain: 2.5, Low: 2.1, High: 3.1},
+			Packing{Now: 1, Fits: 9, Ranks: 4, Gain: 2.7, Low: 2.2, High: 3.5},
 			"31 % of the SMs, 14 of 140 GiB: 9 ranks fit on a GPU; " +
-				"4 ranks a GPU: 2.5 times the present throughput (2.1 to 3.1)."},
+				"4 ranks a GPU: 2.7 times the present throughput (2.2 to 3.5)."},
 		"pays, as far as it fits": {of(capped, used(96, 31, 12, 40000, 1)),
-			Packing{Now: 1, Fits: 3, Ranks: 3, Gain: 2.2, Low: 1.8, High: 2.7}, "3 ranks fit on a GPU; 3 ranks a GPU"},
+			Packing{Now: 1, Fits: 3, Ranks: 3, Gain: 2.4, Low: 1.9, High: 3}, "3 ranks fit on a GPU; 3 ranks a GPU"},
 		"several present ones": {of(capped, used(96, 50, 12, 14336, 2)),
-			Packing{Now: 2, Fits: 18, Ranks: 4, Gain: 1.5, Low: 1.3, High: 1.9}, "4 ranks a GPU: 1.5 times"},
+			Packing{Now: 2, Fits: 18, Ranks: 8, Gain: 1.9, Low: 1.5, High: 2.4}, "8 ranks a GPU: 1.9 times"},
 		"the memory's bandwidth": {of(capped, used(96, 31, 60, 14336, 1)),
-			Packing{Now: 1, Fits: 9, Ranks: 2, Gain: 1.4, Low: 1.2, High: 1.7},
+			Packing{Now: 1, Fits: 9, Ranks: 2, Gain: 1.4, Low: 1.1, High: 1.8},
 			"31 % of the SMs, 60 % of the memory's bandwidth, 14 of 140 GiB: 9 ranks fit on a GPU; 2 ranks"},
-		"waits": {of(capped, used(40, 3, 1, 2000, 1)), Packing{Now: 1, Fits: 48, Ranks: 8, Low: 5.6},
-			"8 ranks a GPU: at least 5.6 times the present throughput, if each has a processor core of its own"},
-		"waits, no share": {of(none, used(40, 3, 1, 2000, 1)), Packing{Now: 1, Fits: 48, Ranks: 4, Low: 2.9},
-			"4 ranks a GPU: at least 2.9"},
-		"without MPS": {bare(used(40, 3, 1, 2000, 1)), Packing{Now: 1, Fits: 48, Ranks: 4, Low: 2.9}, "4 ranks a"},
+		"waits": {of(capped, used(40, 3, 1, 2000, 1)), Packing{Now: 1, Fits: 48, Ranks: 8, Low: 4.9},
+			"8 ranks a GPU: at least 4.9 times the present throughput, if each has a processor core of its own"},
+		"waits, no share": {of(none, used(40, 3, 1, 2000, 1)), Packing{Now: 1, Fits: 48, Ranks: 4, Low: 2.5},
+			"4 ranks a GPU: at least 2.5"},
+		"without MPS": {bare(used(40, 3, 1, 2000, 1)), Packing{Now: 1, Fits: 48, Ranks: 4, Low: 2.5}, "4 ranks a"},
 		"in turns":    {bare(used(40, 3, 1, 2000, 2)), Packing{Now: 2, Fits: 48}, "the present 2 take turns without"},
 		"between": {of(capped, used(99, 76, 32, 14336, 1)), Packing{Now: 1, Fits: 9},
 			"9 ranks fit on a GPU, and more are not known to pay."},
@@ -325,7 +359,7 @@ func TestPackingIsPrintedUnasked(t *testing.T) {
 	if j.Advice != j.Packing.Why || j.Packing.Ranks != 4 {
 		t.Errorf("advice %q, packing %+v", j.Advice, j.Packing)
 	}
-	if want := "The client ended in order, and 4 ranks a GPU would do 2.5 times the work."; j.Verdict != want {
+	if want := "The client ended in order, and 4 ranks a GPU would do 2.7 times the work."; j.Verdict != want {
 		t.Errorf("verdict %q, want %q", j.Verdict, want)
 	}
 }
