@@ -7,7 +7,6 @@
 . "$CODES/mode.sh" "$1"
 export OMP_NUM_THREADS=1 PACKING_ONLY="${PACKING_ONLY:-.*}"
 [ ! -x "$CODES/lmp" ] || cp "$CODES"/data.rhodo "$CODES"/Cu_u3.eam . || exit 1
-export PACKING_ONLY=${PACKING_ONLY:-.*}
 seconds=${PACKING_SECONDS:-440}
 timeout "$seconds" "${PYTHON:-python3}" "$CODES/packing.py" run "${PACKING_PART:-1}" "${PACKING_WINDOW:-3}" $((seconds * 3 / 4)) \
     $wrapper >lines
