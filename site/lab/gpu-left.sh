@@ -63,6 +63,7 @@ node() {
     done
     part site-check 310 "$pack/site-check" -ends "${CHECK_ENDS:-30}" ${simulated:+-simulate}
     part idle 90 "$pack/bench" -only idle -trials 4 $simulated -json "$results/idle.json"
+    part recorder 80 "$pack/bench" -only recorder -trials 2 $simulated -json "$results/recorder.json"
     part closes 150 "$pack/bench" -only closes -trials "${TRIALS:-5}" $simulated -json "$results/closes.json"
     part metrics 75 "${PYTHON:-python3}" "$pack/codes/coupled.py" $((cores < 8 ? cores : 8)) 10 "$pack/bin/mpsctl" metrics
     for i in "${streams[@]}"; do

@@ -156,7 +156,7 @@ func (p testNode) play(r *runOfJob, gpu int, job testnode.Job) {
 		client := p.ClientWith(r.id, env, "spin", "-ms", "1", "-for", "900", "-exit-idle", "-mib", r.mib)
 		ready = time.Now()
 		path := filepath.Join(p.Paths().Run(), "jobs", fmt.Sprint(r.id), usage.Running)
-		p.report(path, "a sample with the process", func(now usage.Report) bool {
+		p.report(path, "sample with the process", func(now usage.Report) bool {
 			return slices.ContainsFunc(now.GPUs[0].Samples, func(s usage.Sample) bool { return s.Clients > 0 })
 		})
 		time.Sleep(time.Until(ready.Add(r.works)))

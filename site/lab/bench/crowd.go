@@ -183,9 +183,13 @@ type spent struct {
 	switches int
 }
 
-func (b bench) spent() (s spent, err error) {
+func (b bench) spent() (spent, error) {
 	guards, err := b.node.Guards()
-	for _, pid := range trees(guards) {
+	return spentBy(trees(guards)), err
+}
+
+func spentBy(pids []int) (s spent) {
+	for _, pid := range pids {
 		threads, _ := filepath.Glob(filepath.Join(proc.Folder(pid), "task/*/schedstat"))
 		for _, thread := range threads {
 			text, _ := os.ReadFile(thread) // none of a thread that has ended
@@ -196,7 +200,7 @@ func (b bench) spent() (s spent, err error) {
 		given, lost := watch.Switches(pid)
 		s.switches += given + lost
 	}
-	return s, err
+	return s
 }
 
 func printCrowds(all []crowd) {

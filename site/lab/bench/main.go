@@ -90,7 +90,7 @@ func main() {
 		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; "+
 			"growth: only ranks at once, on simulated GPUs; "+
 			"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
-			"idle: context switches of an idle guard; "+
+			"idle: context switches of an idle guard; recorder: what the recorder of a job without MPS costs; "+
 			"crowd: what 1, 8 and 24 guards of shard jobs and a run of mpsctl metrics cost, simulated; "+
 			"tail: the slowest of many hooks, with a line of -json for each pair (bench tails FILE... adds up such files); "+
 			"trace: a picture of where the time goes, into the folder of -json, with perf")
@@ -127,6 +127,7 @@ type result struct {
 	Guard   *guarded  `json:"guard,omitempty"`
 	Ends    []ended   `json:"ends,omitempty"`
 	Idle    idling    `json:"idle,omitempty"`
+	Record  *recorded `json:"recorder,omitempty"`
 	Crowd   []crowd   `json:"crowd,omitempty"`
 }
 
@@ -155,6 +156,13 @@ func run(trials, pairs int, out, only string, real, bash bool) error {
 			return err
 		}
 		r.Idle.print()
+	case "recorder":
+		all, err := recorder(built, r.Real, trials)
+		if err != nil {
+			return err
+		}
+		all.print()
+		r.Record = &all
 	case "crowd":
 		if r.Crowd, err = crowds(built, trials, 1, 8, 24); err != nil {
 			return err
