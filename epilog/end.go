@@ -124,10 +124,12 @@ func (e Epilog) drainAndQuit(
 	gentle, cancel := withReserve(ctx, endReserve)
 	defer cancel()
 	end, err = e.drain(gentle, l, d, log)
-	if drained <- err == nil; err == nil {
-		err = e.quit(gentle, l, d)
+	if drained <- err == nil; err != nil {
+		return end, err
 	}
-	return end, err
+	bound, stop := context.WithTimeout(gentle, quitTimeout)
+	defer stop()
+	return end, e.Daemons.Quit(bound, l.Job, d)
 }
 
 // end kills a daemon. Processes of the user that only look like a daemon are not a reason to drain a node.
@@ -138,12 +140,6 @@ func (e Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zero
 		return nil
 	}
 	return err
-}
-
-func (e Epilog) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
-	bound, cancel := context.WithTimeout(ctx, quitTimeout)
-	defer cancel()
-	return e.Daemons.Quit(bound, l.Job, d)
 }
 
 // withReserve returns ctx, ended early by d.
@@ -164,7 +160,7 @@ func (e Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log ze
 		return end, err
 	}
 	for _, client := range left {
-		if stopped(client.PID) {
+		if status, err := proc.ReadStatus(client.PID); err == nil && status.Stopped() {
 			log.Warn().Int("client", client.PID).Msg("client is stopped: it ends with the server")
 			return end, fmt.Errorf("client %d is stopped", client.PID)
 		}
@@ -196,9 +192,4 @@ func (e Epilog) await(
 		}
 		pause = min(2*pause, 500*time.Millisecond)
 	}
-}
-
-func stopped(pid int) bool {
-	status, err := proc.ReadStatus(pid)
-	return err == nil && status.Stopped()
 }

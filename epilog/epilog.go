@@ -157,7 +157,10 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	}
 	end, ended, guardEnded := e.endAll(ctx, l, was)
 	failed = errors.Join(failed, ended, guardEnded)
-	guard := e.readGuard(l.Job.ID) // its last state, if it has ended
+	var guard *lease.GuardState // its last state, if it has ended; nil if there is none
+	if last, err := e.Store.ReadGuard(l.Job.ID); err == nil {
+		guard = &last
+	}
 	e.removeJobFiles(l)
 	if ended == nil {
 		if was != lease.Opening && report.kept == nil && !lease.IsShared(l.Job.ID) { // its jobs have reports

@@ -165,15 +165,6 @@ func (e Epilog) logSummary(l lease.Lease, end daemonEnd, guard *lease.GuardState
 	line.Send()
 }
 
-// readGuard returns the state of a job's guard, nil if it has none or none that can be read.
-func (e Epilog) readGuard(job uint32) *lease.GuardState {
-	guard, err := e.Store.ReadGuard(job)
-	if err != nil {
-		return nil
-	}
-	return &guard
-}
-
 func addCounts(line *zerolog.Event, guard lease.GuardState) *zerolog.Event {
 	held := guard.Dead // clients that ended beside living neighbours
 	for reason, count := range guard.Released {

@@ -48,9 +48,9 @@ func (p *Placement) checkDaemon(giveUp func(error)) error {
 		}
 		// The daemon has no pid here. It is enough that a process has the socket that the ticket names, because only root
 		// writes the ticket. A user who replaces the daemon deceives only the own ranks.
-		if bound, err := proc.Bound(socket); err != nil {
+		if is, err := bound(socket); err != nil {
 			return p.off(mountAll, "%w", err)
-		} else if !bound {
+		} else if !is {
 			return p.off(mountAll, "no control daemon has the socket %s", socket)
 		}
 	}
@@ -280,5 +280,24 @@ func (f *fault) leave(l serverlog.Line) {
 	f.clients = slices.DeleteFunc(f.clients, func(pid int) bool { return pid == ended })
 	if f.listed && len(f.clients) == 0 {
 		*f = fault{}
+	}
+}
+
+// bound reports whether a process has a socket that is bound to path. It connects a datagram socket. The kernel
+// refuses this for a socket of another type, and the process notices nothing. So bound works in all namespaces, if
+// path is mounted.
+func bound(path string) (bool, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false, fmt.Errorf("cannot look for socket: %w", err)
+	}
+	defer unix.Close(fd)
+	switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); {
+	case err == nil, errors.Is(err, unix.EPROTOTYPE):
+		return true, nil
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
+		return false, nil
+	default:
+		return false, fmt.Errorf("cannot look for socket %s: %w", path, err)
 	}
 }

@@ -3,6 +3,7 @@
 package mpirunwrap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +144,7 @@ func (r *run) findTicket() error {
 // waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's
 // hold. It returns the time that it has waited.
 func (r *run) waitRoom(waits func(why string)) time.Duration {
-	read := func() (lease.Room, error) { return r.store.ReadRoom(r.ticket.Guarded()) }
+	read := func() (lease.Room, error) { return r.store.ReadRoom(cmp.Or(r.ticket.Joined, r.ticket.Job.ID)) }
 	return r.placement.waitRoom(context.Background(), read, waits)
 }
 

@@ -75,7 +75,7 @@ func usable(root string, env slurm.Env) ([]site.Device, error) {
 		return nil, err
 	}
 	if list, given := env["CUDA_VISIBLE_DEVICES"]; given {
-		if devices, err = driver.Visible(devices, list); err != nil {
+		if devices, err = visible(devices, list); err != nil {
 			return nil, err
 		}
 	}

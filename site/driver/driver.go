@@ -47,12 +47,8 @@ func (n Node) Version() string {
 	return ""
 }
 
-// errNone means that this process can open no GPU.
-var errNone = errors.New("no GPU can be opened")
-
 // GPUs returns the GPUs that this process may open, in the order of their PCI bus ids. SMs and memory are those of the
-// model. A GPU of an unknown model has 100 SMs, so that a share of it is a percentage, and 0 MiB. The error wraps errNone
-// if there are none.
+// model. A GPU of an unknown model has 100 SMs, so that a share of it is a percentage, and 0 MiB. None is an error.
 func (n Node) GPUs() ([]site.Device, error) {
 	folders, err := os.ReadDir(n.driver("gpus"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +65,7 @@ func (n Node) GPUs() ([]site.Device, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("cannot find a GPU: %w: is it a GPU node (nvidia-smi -L), and does a Slurm job ask for GPUs (--gres=gpu:1)?", errNone)
+		return nil, errors.New("cannot find a GPU: no GPU can be opened: is it a GPU node (nvidia-smi -L), and does a Slurm job ask for GPUs (--gres=gpu:1)?")
 	}
 	slices.SortFunc(all, func(a, b site.Device) int { return cmp.Compare(a.BusID, b.BusID) })
 	return all, nil
@@ -119,32 +115,4 @@ func (n Node) numa(bus string) int {
 func (n Node) hasInstances(minor int) bool {
 	found, _ := filepath.Glob(n.driver("capabilities", "gpu"+strconv.Itoa(minor), "mig", "gi*"))
 	return len(found) > 0
-}
-
-// Visible returns the GPUs that CUDA shows a program with this CUDA_VISIBLE_DEVICES: indexes in the order of PCI bus
-// ids, or the beginnings of UUIDs. As CUDA does, it ignores the rest of the list from the first wrong entry on.
-func Visible(all []site.Device, list string) (visible []site.Device, err error) {
-	for entry := range strings.SplitSeq(list, ",") {
-		i := index(all, strings.TrimSpace(entry))
-		if i < 0 {
-			break
-		}
-		visible = append(visible, all[i])
-	}
-	if len(visible) == 0 {
-		return nil, fmt.Errorf("cannot find a GPU: %w: CUDA_VISIBLE_DEVICES is %q", errNone, list)
-	}
-	return visible, nil
-}
-
-func index(all []site.Device, entry string) int {
-	if n, err := strconv.Atoi(entry); err == nil {
-		if n < 0 || n >= len(all) {
-			return -1
-		}
-		return n
-	}
-	return slices.IndexFunc(all, func(d site.Device) bool {
-		return strings.HasPrefix(entry, "GPU-") && strings.HasPrefix(string(d.UUID), entry)
-	})
 }

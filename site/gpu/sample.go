@@ -118,22 +118,17 @@ func (s *sampler) readGPM(d device, a *Activity) bool {
 // readProcesses adds up the utilisation of each process that the driver has sampled since the previous call. If there
 // is no new sample, no process had work. A driver that takes no samples, as with MIG, leaves the percentages unknown.
 func (s *sampler) readProcesses(d device, a *Activity) {
-	samples, ret := d.GetProcessUtilization(s.since)
-	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND {
+	samples, known := d.work(s.since)
+	if !known {
 		return
 	}
 	type sum struct{ percent, count float64 }
-	sums := map[uint32]sum{}
-	last := s.since
+	sums := map[int]sum{}
 	for _, one := range samples {
-		if one.TimeStamp <= s.since {
-			continue
-		}
-		before := sums[one.Pid]
-		sums[one.Pid] = sum{before.percent + float64(one.SmUtil), before.count + 1}
-		last = max(last, one.TimeStamp)
+		before := sums[one.PID]
+		sums[one.PID] = sum{before.percent + float64(one.Percent), before.count + 1}
+		s.since = max(s.since, one.Micros)
 	}
-	s.since = last
 	a.SMUtil, a.Source = 0, fromProcesses
 	for _, process := range sums {
 		a.SMUtil = min(a.SMUtil+process.percent/process.count, 100)

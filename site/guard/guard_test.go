@@ -603,7 +603,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	taker := r.takers.PID()
-	for r.takers.Abandon(); taker > 0 && proc.Exists(taker); time.Sleep(time.Millisecond) {
+	for r.takers.Abandon(0); taker > 0 && proc.Exists(taker); time.Sleep(time.Millisecond) {
 	}
 	r.events.wait(time.Now()) // the events of the closed files
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {

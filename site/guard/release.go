@@ -246,7 +246,7 @@ func (g *Guard) makeRoom() bool {
 
 // releaseAll closes all files and waits for the end of the closing.
 func (g *Guard) releaseAll() {
-	g.takers.Abandon()
+	g.takers.Abandon(0)
 	for _, c := range slices.Clone(g.dead) {
 		g.releaseClient(c, atEnd)
 	}

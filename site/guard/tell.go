@@ -43,21 +43,14 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 			continue
 		}
 		count++
-		if nearest == nil || other.nearer(nearest, c) {
+		own, best := other.group == c.group, nearest != nil && nearest.group == c.group
+		if nearest == nil || own && !best || own == best && other.proc.PID < nearest.proc.PID {
 			nearest = other
 		}
 	}
 	if nearest != nil {
 		g.send(nearest, g.endText(c, count))
 	}
-}
-
-// nearer reports whether a client is to say how another one has ended, and not a third one.
-func (c *client) nearer(than, dead *client) bool {
-	if mine, best := c.group == dead.group, than.group == dead.group; mine != best {
-		return mine
-	}
-	return c.proc.PID < than.proc.PID
 }
 
 // endText is the line about a client's end.

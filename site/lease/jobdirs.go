@@ -295,7 +295,7 @@ func (t *tree) list(name string) ([]fs.DirEntry, error) {
 
 // WriteJobFile writes the job into a job file, in a folder that only root can change.
 func WriteJobFile(path string, job uint32) error {
-	if err := trusted(filepath.Dir(path)); err != nil {
+	if err := closed(osfile.OpenTrustedFolder(filepath.Dir(path))); err != nil {
 		return err
 	}
 	return state(fmt.Append(nil, job), 0o644).WriteTo(path)
@@ -303,7 +303,7 @@ func WriteJobFile(path string, job uint32) error {
 
 // RemoveJobFile removes a job file and what a killed writer has left of it. A file that names another job stays.
 func RemoveJobFile(path string, job uint32) error {
-	err := trusted(filepath.Dir(path))
+	err := closed(osfile.OpenTrustedFolder(filepath.Dir(path)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -324,13 +324,4 @@ func removeOwn(path string, job uint32) error {
 		return nil
 	}
 	return remove(path)
-}
-
-// trusted returns an error if another user could decide what a folder is.
-func trusted(folder string) error {
-	dir, err := osfile.OpenTrustedFolder(folder)
-	if err != nil {
-		return err
-	}
-	return dir.Close()
 }

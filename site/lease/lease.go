@@ -15,7 +15,6 @@
 package lease
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -151,9 +150,6 @@ type Ticket struct {
 	Part           Part           `json:"part,omitzero"`          // of each device
 	Joined         uint32         `json:"joined,omitempty"`       // the shared lease whose daemons and guard serve the job
 }
-
-// Guarded returns the lease whose guard holds the files of this job's clients.
-func (t Ticket) Guarded() uint32 { return cmp.Or(t.Joined, t.Job.ID) }
 
 // Program is the control program, for ranks that ask the daemon whether a fatal error is over.
 type Program struct {

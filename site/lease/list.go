@@ -130,9 +130,9 @@ func HasNothingOf(dir string, job uint32) bool {
 		{"leases", number + ".json"}, {"tickets", number + ".json"}, {"jobs", number}, {"locks", number},
 	} {
 		folder := filepath.Join(dir, place.folder)
-		err := isFolder(dir)
+		err := closed(osfile.OpenFolder(dir))
 		if err == nil {
-			err = isFolder(folder)
+			err = closed(osfile.OpenFolder(folder))
 		}
 		if err == nil {
 			_, err = os.Lstat(filepath.Join(folder, place.name))
@@ -144,11 +144,10 @@ func HasNothingOf(dir string, job uint32) bool {
 	return true
 }
 
-// isFolder returns an error if a path is not a folder of root's own.
-func isFolder(path string) error {
-	folder, err := osfile.OpenFolder(path)
-	if err != nil {
-		return err
+// closed closes a folder that was opened as root's own, or returns why it could not be.
+func closed(folder *os.File, err error) error {
+	if err == nil {
+		err = folder.Close()
 	}
-	return folder.Close()
+	return err
 }

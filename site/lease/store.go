@@ -428,22 +428,17 @@ func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
 	if err := s.RemoveDirs(Job{ID: job}); err != nil {
 		return err
 	}
-	claimed, err := s.claimedBy(job)
+	claims, err := s.Claims()
 	if err != nil {
 		return err
 	}
-	return s.forget(job, claimed)
-}
-
-// claimedBy lists the devices whose claim names job, of any boot.
-func (s *Store) claimedBy(job uint32) (claimed []site.UUID, err error) {
-	claims, err := s.Claims()
+	var claimed []site.UUID // of any boot
 	for _, c := range claims {
 		if c.Job == job {
 			claimed = append(claimed, c.UUID)
 		}
 	}
-	return claimed, err
+	return s.forget(job, claimed)
 }
 
 // OpenPrivate makes the folders of a user's own store below dir, for the daemon that mpirun-wrap --own starts. Only

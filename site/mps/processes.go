@@ -240,7 +240,10 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 			return err
 		}
 		genuine, impostors := sorted(processes, d)
-		refused := kill(processes)
+		var refused error
+		for _, p := range processes {
+			refused = errors.Join(refused, p.Kill(unix.SIGKILL))
+		}
 		if left := awaitKilled(ctx, genuine, refused); len(left) > 0 {
 			return fmt.Errorf("cannot end daemon of %s: %w", d.PipeDir, errors.Join(refused, fmt.Errorf("%v does not go", left)))
 		}
@@ -265,14 +268,6 @@ func sorted(processes []proc.Process, d lease.Daemon) (genuine, impostors []proc
 		}
 	}
 	return genuine, impostors
-}
-
-func kill(processes []proc.Process) error {
-	var failed error
-	for _, p := range processes {
-		failed = errors.Join(failed, p.Kill(unix.SIGKILL))
-	}
-	return failed
 }
 
 // awaitKilled waits until processes have ended. It waits only briefly if one could not be killed: that one may still

@@ -146,7 +146,9 @@ func run(p cli.Process, line line) error {
 		return err
 	}
 	store := lease.OpenReadOnly(paths.Run(), boot)
-	lock, err := lockFor(store, job)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	lock, err := store.LockGuard(ctx, job)
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -160,7 +162,8 @@ func run(p cli.Process, line line) error {
 	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
 	leaveJob()
 	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
-	raiseFileLimit()
+	// Room for all duplicates and their pidfds, if this process may. Go has raised the soft limit before.
+	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 8192, Max: 8192})
 	raisePriority()
 	// Go woke another core for each question about a process: 900 times a scan on 32 (docs/measurements/28-h200).
 	runtime.GOMAXPROCS(1)
@@ -216,13 +219,6 @@ func leaseFor(store *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease,
 		err = fmt.Errorf("cannot guard: the epilog closes job %d", job)
 	}
 	return l, err
-}
-
-// lockFor takes the lock of the job's guard.
-func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	return store.LockGuard(ctx, job)
 }
 
 func guardJob(
@@ -355,11 +351,6 @@ func detach() {
 		_ = unix.Dup3(null, 1, 0)
 		unix.Close(null)
 	}
-}
-
-// raiseFileLimit makes room for all duplicates and their pidfds, if this process may. Go has raised the soft limit before.
-func raiseFileLimit() {
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 8192, Max: 8192})
 }
 
 // raisePriority puts this process before the job's processes, which may use all cores. The guard must find a client

@@ -126,7 +126,7 @@ func (t *Takers) Duplicate(pid, pidfd, number int, wanted Identity) (fd int, err
 	switch {
 	case err != nil: // no answer
 		t.spent += time.Since(began)
-		t.abandon(pid)
+		t.Abandon(pid)
 		return -1, err
 	case code == hasChanged:
 		return -1, ErrChanged
@@ -148,9 +148,6 @@ func (t *Takers) PID() int {
 	}
 	return t.current.process.PID
 }
-
-// Abandon gives up the present taker. It ends at once unless it hangs.
-func (t *Takers) Abandon() { t.abandon(0) }
 
 // hangs reports whether a taker hangs that was asked about a process.
 func (t *Takers) hangs(pid int) bool {
@@ -198,9 +195,9 @@ func (t *Takers) Start() (err error) {
 	return nil
 }
 
-// abandon gives up the current taker, which ends when its file is closed. It was asked about a process, or about none:
+// Abandon gives up the current taker, which ends when its file is closed. It was asked about a process, or about none:
 // 0. A taker that waits for a process in the middle of an exec is ended by the signal.
-func (t *Takers) abandon(pid int) {
+func (t *Takers) Abandon(pid int) {
 	if t.current == nil {
 		return
 	}

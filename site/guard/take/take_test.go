@@ -51,7 +51,7 @@ func takes(t *testing.T) (taken *Takers, pidfd int, file *os.File) {
 		t.Fatal(err)
 	}
 	taken = &Takers{Line: takerLine, Raised: true, Wait: soon, Place: uncounted}
-	t.Cleanup(func() { taken.abandon(0); unix.Close(pidfd) })
+	t.Cleanup(func() { taken.Abandon(0); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
 
@@ -222,7 +222,7 @@ func TestTakersHavePlaces(t *testing.T) {
 	if err != nil || len(left) != 1 || left[0].Proc.PID != pid { // its guard, pid 0, does not run
 		t.Errorf("%+v, %v", left, err)
 	}
-	taken.abandon(0)
+	taken.Abandon(0)
 	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
 		if time.Since(began) > soon {
 			t.Fatal("it does not end")

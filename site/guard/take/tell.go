@@ -15,7 +15,7 @@ func (t *Takers) Tell(pidfd int, text string, uid, gid uint32) {
 	if err := t.Start(); err == nil {
 		_, _, _ = t.current.ask(pidfd, request{Number: 2, Text: text, UID: uid, GID: gid}, tellWait)
 	}
-	t.abandon(0) // lines are rare, and a taker that has written is the user's
+	t.Abandon(0) // lines are rare, and a taker that has written is the user's
 }
 
 // tell writes a line into a descriptor of another process, if it takes the line at once. The file may lead to any

@@ -30,7 +30,7 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 	}
 	defer unix.Close(pidfd)
 	taken := Takers{Line: takerLine, Wait: soon, Place: uncounted}
-	defer taken.abandon(0)
+	defer taken.Abandon(0)
 	if err := taken.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package proc
+package mpirunwrap
 
 import (
 	"net"
@@ -24,12 +24,12 @@ func TestBound(t *testing.T) {
 		path string
 		want bool
 	}{{path, true}, {path + "x", false}, {filepath.Dir(path), false}} {
-		if got, err := Bound(c.path); err != nil || got != c.want {
+		if got, err := bound(c.path); err != nil || got != c.want {
 			t.Errorf("%s: %v, %v", c.path, got, err)
 		}
 	}
 	listener.Close()
-	if got, err := Bound(path); err != nil || got {
+	if got, err := bound(path); err != nil || got {
 		t.Errorf("a socket that no process has: %v, %v", got, err)
 	}
 }
