@@ -64,6 +64,7 @@ func (n *node) prolog() Prolog {
 	return Prolog{
 		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: fakeGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
 		Undo: n.undo, Site: n.site, Log: zerolog.Nop(), Clock: time.Now,
+		Listed:     gpus{n}.Devices,
 		JobFiles:   n.jobFiles,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
 	}

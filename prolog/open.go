@@ -23,14 +23,6 @@ import (
 // undoTime bounds the undo of a prolog that failed. The undo may go on when the prolog's own time is over.
 const undoTime = 30 * time.Second
 
-func (p Prolog) makeLease(ctx context.Context, a admission, l lease.Lease, devices []site.Device) (Outcome, error) {
-	refusal, err := p.serve(ctx, a, l, devices)
-	if refusal != "" {
-		return p.refuseUser(a, refusal)
-	}
-	return outcome(err)
-}
-
 // refuseUser writes the ticket of a job whose user's processes fail.
 func (p Prolog) refuseUser(a admission, refusal string) (Outcome, error) {
 	p.Log.Warn().Uint32("uid", a.job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
@@ -65,13 +57,6 @@ func (p Prolog) serve(ctx context.Context, a admission, l lease.Lease, devices [
 		return "", err
 	}
 	return strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again", nil
-}
-
-func outcome(err error) (Outcome, error) {
-	if err != nil {
-		return Failed, err
-	}
-	return opened, nil
 }
 
 // failedAsUser reports whether an attempt failed in a process of the job's user, and left the node clean.
@@ -142,16 +127,11 @@ func (p Prolog) undo(l lease.Lease) error {
 // draft returns the lease as it will be. It has the modes that the GPUs have now, because the undo restores those.
 func (p Prolog) draft(a admission, found resolution) (lease.Lease, error) {
 	grant := a.verdict.Grant
-	asked, err := json.Marshal(a.request.Truncated())
+	l, err := p.newLease(a.job, a.request, found)
 	if err != nil {
-		return lease.Lease{}, fmt.Errorf("cannot record request of job %d: %w", a.job.ID, err)
+		return l, err
 	}
-	l := lease.Lease{
-		SLUID: a.job.SLUID,
-		Job:   leaseJob(a.job), Phase: lease.Opening, Rule: a.verdict.Rule, Request: asked,
-		CreatedAt: p.Clock(),
-		Part:      found.part,
-	}
+	l.Rule = a.verdict.Rule
 	if l.Settings, err = p.settings(grant, found); err != nil {
 		return l, err
 	}
@@ -169,6 +149,17 @@ func (p Prolog) draft(a admission, found resolution) (lease.Lease, error) {
 		l.GPUs = append(l.GPUs, gpu)
 	}
 	return l, nil
+}
+
+// newLease returns what the leases of jobs with and without MPS have.
+func (p Prolog) newLease(job slurm.Job, request policy.Request, found resolution) (l lease.Lease, err error) {
+	l = lease.Lease{
+		SLUID: job.SLUID, Job: leaseJob(job), Phase: lease.Opening, CreatedAt: p.Clock(), Part: found.part,
+	}
+	if l.Request, err = json.Marshal(request.Truncated()); err != nil {
+		err = fmt.Errorf("cannot record request of job %d: %w", job.ID, err)
+	}
+	return l, err
 }
 
 // settings returns the settings of a job's daemons and guard. No other function gives them anything of the grant.

@@ -67,6 +67,7 @@ type Prolog struct {
 	Guards     Guards
 	Groups     controlGroups
 	GPUs       GPUs
+	Listed     func() ([]site.Device, error) // the node's GPUs without their MIG instances, by the driver's files
 	Slurm      Slurm
 	GroupNames func(context.Context, []uint32) ([]string, error) // the names of groups
 	Undo       func(context.Context, lease.Lease) error          // undoes a lease: the epilog's
@@ -160,15 +161,6 @@ func (p Prolog) onFailure(a admission, failure error) (Outcome, error) {
 	return RanWithoutMPS, failure
 }
 
-// memoryHeld returns the reason to refuse a user whose processes keep too much of closed jobs' memory in use.
-func (p Prolog) memoryHeld(uid uint32) (refusal string, err error) {
-	much, err := p.Store.HeldTooMuch(uid)
-	if much {
-		refusal = "your processes on this node keep files of your earlier jobs in memory: end these processes"
-	}
-	return refusal, err
-}
-
 // leaseOrRefuse adopts or undoes an earlier lease of the job. Then it makes a lease, or a ticket that refuses the job.
 func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error) {
 	before, err := p.earlierLease(ctx, a.job)
@@ -198,8 +190,12 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		}
 	}
 	if found.refusal == "" {
-		if found.refusal, err = p.memoryHeld(a.job.UID); err != nil {
+		much, err := p.Store.HeldTooMuch(a.job.UID)
+		if err != nil {
 			return Failed, err
+		}
+		if much {
+			found.refusal = "your processes on this node keep files of your earlier jobs in memory: end these processes"
 		}
 	}
 	if found.refusal != "" {
@@ -214,5 +210,12 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		return p.joinLease(ctx, a, l, found.devices)
 	}
 	l.Daemons = p.daemons(l.Job.ID, l.Settings)
-	return p.makeLease(ctx, a, l, found.devices)
+	refusal, err := p.serve(ctx, a, l, found.devices)
+	switch {
+	case err != nil:
+		return Failed, err
+	case refusal != "":
+		return p.refuseUser(a, refusal)
+	}
+	return opened, nil
 }

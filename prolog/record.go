@@ -4,7 +4,6 @@ package prolog
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,10 +15,10 @@ import (
 )
 
 // Record starts the recorder of a job that runs without MPS, and makes the lease by which the epilog ends it. The job
-// has no ticket and no claim, so nothing of it concerns a job with MPS (docs/decisions/065). The driver is asked before
-// the lock is taken, because it may hang, and the epilog needs the lock. If the job has MPS, its lease stays.
+// has no ticket and no claim, so nothing of it concerns a job with MPS (docs/decisions/065). NVML is not asked, because
+// it may hang. If the job has MPS, its lease stays.
 func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
-	found, err := p.locate(job)
+	found, err := p.locate(job, p.list)
 	if err == nil && found.refusal != "" {
 		err = errors.New(found.refusal)
 	}
@@ -44,15 +43,11 @@ func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
 			return err
 		}
 	}
-	request := policy.Request{Job: job.Job}
-	asked, err := json.Marshal(request.Truncated())
+	l, err := p.newLease(job, policy.Request{Job: job.Job}, found)
 	if err != nil {
-		return fmt.Errorf("cannot record request of job %d: %w", job.ID, err)
+		return err
 	}
-	l := lease.Lease{
-		SLUID: job.SLUID, Job: leaseJob(job), Phase: lease.Opening, Request: asked, CreatedAt: p.Clock(),
-		Part: found.part, NoMPS: true,
-	}
+	l.NoMPS = true
 	for _, d := range found.devices {
 		l.GPUs = append(l.GPUs, lease.LeasedGPU{UUID: d.UUID, Minor: d.Minor})
 	}

@@ -20,7 +20,7 @@ type resolution struct {
 
 // resolve finds the devices of the job, which MPS must be able to share.
 func (p Prolog) resolve(job slurm.Job) (resolution, error) {
-	found, err := p.locate(job)
+	found, err := p.locate(job, p.ask)
 	if err != nil || found.refusal != "" {
 		return resolution{refusal: found.refusal}, err
 	}
@@ -28,8 +28,9 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 	return found, err
 }
 
-// locate finds the devices of the job. If they are not certain, the job is refused with a sentence for the ticket.
-func (p Prolog) locate(job slurm.Job) (resolution, error) {
+// locate finds the devices of the job among those of find. If they are not certain, the job is refused with a sentence
+// for the ticket.
+func (p Prolog) locate(job slurm.Job, find func([]slurm.DeviceRef) ([]site.Device, error)) (resolution, error) {
 	gres, err := p.Slurm.Gres(job)
 	if err != nil {
 		return resolution{}, err
@@ -45,15 +46,46 @@ func (p Prolog) locate(job slurm.Job) (resolution, error) {
 	if found.part, err = partOf(gres, job); err != nil {
 		return resolution{refusal: err.Error()}, nil
 	}
-	switch refs[0].By {
-	case slurm.ByUUID:
-		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.Find(r.UUID) })
-	case slurm.ByMinor:
-		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.ByMinor(r.N) })
-	default:
-		found.devices, found.refusal, err = p.picked(gres, refs)
+	all, err := find(refs)
+	if err != nil {
+		return resolution{}, err
 	}
-	return found, err
+	if found.devices, err = slurm.MatchDevices(gres, refs, all); err != nil {
+		return resolution{refusal: err.Error()}, nil
+	}
+	return found, nil
+}
+
+// ask asks NVML for devices, for each by itself, so that a failed GPU fails only the jobs that have it. The place in a
+// list that Slurm has sorted needs all devices of the node.
+func (p Prolog) ask(refs []slurm.DeviceRef) (all []site.Device, err error) {
+	for _, ref := range refs {
+		var device site.Device
+		switch ref.By {
+		case slurm.ByUUID:
+			device, err = p.GPUs.Find(ref.UUID)
+		case slurm.ByMinor:
+			device, err = p.GPUs.ByMinor(ref.N)
+		default:
+			return p.GPUs.Devices()
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, device)
+	}
+	return all, nil
+}
+
+// list lists the node's GPUs without NVML, which may hang. MIG instances are in no list of the driver's.
+func (p Prolog) list(refs []slurm.DeviceRef) (all []site.Device, err error) {
+	all, err = p.Listed()
+	for _, ref := range refs {
+		if ref.UUID.MIG() {
+			all = append(all, site.Device{UUID: ref.UUID, Minor: -1})
+		}
+	}
+	return all, err
 }
 
 // partOf returns the part of each GPU that Slurm has given the job. On a node with shards, nothing tells a prolog whether
@@ -97,32 +129,6 @@ func (p Prolog) singleServer(found resolution) (refusal string, err error) {
 		}
 	}
 	return "", nil
-}
-
-// findEach finds each device by itself, so that a failed GPU fails only the jobs that have it.
-func findEach(refs []slurm.DeviceRef, one func(slurm.DeviceRef) (site.Device, error)) ([]site.Device, error) {
-	devices := make([]site.Device, len(refs))
-	for i, ref := range refs {
-		device, err := one(ref)
-		if err != nil {
-			return nil, err
-		}
-		devices[i] = device
-	}
-	return devices, nil
-}
-
-// picked finds devices by their place in a list that Slurm sorted. For that it needs all devices of the node.
-func (p Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
-	all, err := p.GPUs.Devices()
-	if err != nil {
-		return nil, "", err
-	}
-	devices, err = slurm.MatchDevices(gres, refs, all)
-	if err != nil {
-		return nil, err.Error(), nil
-	}
-	return devices, "", nil
 }
 
 // volta is the first compute capability whose MPS isolates clients and has shares.

@@ -23,6 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/driver"
 	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/guard"
@@ -80,12 +81,10 @@ func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node,
 // epilog returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
 func (n node) epilog() epilog.Epilog {
 	return epilog.Epilog{
-		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
+		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: cgroup.Tree{Run: n.paths.Run()}, GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
 		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(),
 	}
 }
-
-func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
 
 // again returns the command with which an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {
@@ -250,7 +249,8 @@ func openLease(
 
 func (n node) prolog() prolog.Prolog {
 	return prolog.Prolog{
-		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: cgroup.Tree{Run: n.paths.Run()}, GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Listed: driver.Node{Root: n.paths.Root}.GPUs,
 		Site: lease.Settings{
 			Control: lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
 			NVML:    n.config.NVMLLibrary, Interval: lease.Duration(n.config.UsageInterval),

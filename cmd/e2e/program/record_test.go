@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -187,6 +188,7 @@ func TestNothingIsRecordedUnasked(t *testing.T) {
 // Whatever fails about a recorder, the job starts and no node is drained. What the log says is the reason.
 func TestARecorderThatFails(t *testing.T) {
 	const not = `"message":"the job is not recorded"`
+	const none = `"message":"no report of this job is kept"`
 	for name, c := range map[string]struct {
 		change func(testNode)
 		log    string
@@ -195,26 +197,40 @@ func TestARecorderThatFails(t *testing.T) {
 			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
 				p.T.Fatal(err)
 			}
-		}, not},
-		"a GPU is lost":        {func(p testNode) { p.Fail("nvmlDeviceGetUUID", 15, 0) }, not},
-		"gres.conf is missing": {func(p testNode) { _ = os.Remove(p.Gres()) }, not},
-		"the driver hangs": {func(p testNode) {
-			if err := p.Sim.Node.Delay("nvmlInit_v2", 1000000); err != nil {
-				p.T.Fatal(err)
-			}
-		}, "a call of the driver or the file system hangs"},
+		}, none},
+		"gres.conf is missing":           {func(p testNode) { _ = os.Remove(p.Gres()) }, not},
+		"the driver's files are missing": {func(p testNode) { _ = os.RemoveAll(filepath.Join(p.Root, "proc/driver/nvidia")) }, not},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, job := recordsAll(t)
 			c.change(p)
 			p.Must(0, job, "prolog")
-			if !strings.Contains(p.Log(), c.log) {
-				t.Errorf("the log lacks %s:\n%s", c.log, p.Log())
-			}
+			p.Until("line of the log: "+c.log, func() bool { return strings.Contains(p.Log(), c.log) })
 			p.Must(0, job, "epilog")
 			p.Quiet()
 		})
 	}
+}
+
+// NVML hangs. The prolog has started the recorder all the same, and the epilog ends it: neither waits for NVML.
+//
+// Contract: U5
+func TestAPrologDoesNotWaitForARecordersNVML(t *testing.T) {
+	p, job := recordsAll(t)
+	if err := p.Sim.Node.Delay("nvmlInit_v2", 1000000); err != nil {
+		t.Fatal(err)
+	}
+	p.Must(0, job, "prolog")
+	l := p.Lease(7)
+	if found := p.Audit(); l.Phase != lease.Opened || l.Guard.PID == 0 || l.GPUs[1].UUID != p.UUID(1) || len(found) > 0 {
+		t.Errorf("lease %+v, audit %+v", l, found)
+	}
+	if log := p.Log(); strings.Contains(log, "the job is not recorded") {
+		t.Errorf("the prolog has given up:\n%s", log)
+	}
+	p.Must(0, job, "epilog")
+	p.Gone(l.Guard)
+	p.Quiet()
 }
 
 // A killed recorder costs its job nothing but the report's end, and the epilog clears up.
