@@ -146,9 +146,7 @@ func run(p cli.Process, line line) error {
 		return err
 	}
 	store := lease.OpenReadOnly(paths.Run(), boot)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	lock, err := store.LockGuard(ctx, job)
-	cancel()
+	lock, err := lockFor(store, job)
 	if err != nil {
 		return err
 	}
@@ -219,6 +217,13 @@ func leaseFor(store *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease,
 		err = fmt.Errorf("cannot guard: the epilog closes job %d", job)
 	}
 	return l, err
+}
+
+// lockFor takes the lock of the job's guard.
+func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return store.LockGuard(ctx, job)
 }
 
 func guardJob(
