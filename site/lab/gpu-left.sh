@@ -3,8 +3,8 @@
 # gpu-left.sh PACK RESULTS: runs what the pages still call "not run on a GPU", on a machine with one or two GPUs, as
 # root. PACK is the output of make gpu-left-pack. A call takes LEFT_MINUTES (9.5):
 #
-#   LEFT=node   site-check; context switches of an idle guard; ends of jobs; what a run of the metrics costs a tightly
-#               coupled job; and beside these, on the cores from 8 on, pairs of hooks on simulated nodes, two cores each
+#   LEFT=node   context switches of an idle guard; a recorder's cost; ends of jobs; site-check; what a run of the metrics
+#               costs a tightly coupled job; and beside these, on the cores from 8 on, pairs of hooks on simulated nodes, two cores each
 #   LEFT=codes  a trainer beside a server, in three turns; then PyTorch and JAX in turns. Two GPUs have a lane each:
 #               the first begins with PyTorch and JAX, the second with trainer and server
 #
@@ -61,10 +61,10 @@ node() {
         pairs "$i" "$work/pairs/$i" >"$work/pairs-$i.txt" 2>&1 &
         streams+=($!)
     done
-    part site-check 310 "$pack/site-check" -ends "${CHECK_ENDS:-30}" ${simulated:+-simulate}
     part idle 90 "$pack/bench" -only idle -trials 4 $simulated -json "$results/idle.json"
     part recorder 80 "$pack/bench" -only recorder -trials 2 $simulated -json "$results/recorder.json"
     part closes 150 "$pack/bench" -only closes -trials "${TRIALS:-5}" $simulated -json "$results/closes.json"
+    part site-check 310 "$pack/site-check" -ends "${CHECK_ENDS:-30}" ${simulated:+-simulate}
     part metrics 75 "${PYTHON:-python3}" "$pack/codes/coupled.py" $((cores < 8 ? cores : 8)) 10 "$pack/bin/mpsctl" metrics
     for i in "${streams[@]}"; do
         wait "$i" || { failed=1; echo "a stream of hooks has failed"; cat "$work"/pairs-*.txt; }
