@@ -325,7 +325,7 @@ soaks-pack: gpu-pack ## the files for site/lab/soaks.sh, in one file
 	for suite in $(SOAK_SUITES); do site/lab/bundle.sh /tmp/soak-$$suite $$suite && mv /tmp/soak-$$suite $(BUILT)/small/soaks/slurms/ || exit; done
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/program ./cmd/e2e/own
 	strip $(BUILT)/small/soaks/bin/* $(BUILT)/small/soaks/sim/bin/nvidia-cuda-mps-*
-	tar -C $(BUILT)/small -cf - soaks | xz -T0 -2 >$(BUILT)/soaks.tar.xz && rm -rf $(BUILT)/small
+	tar -C $(BUILT)/small -cf - soaks | xz -9 >$(BUILT)/soaks.tar.xz && rm -rf $(BUILT)/small
 
 # Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).
 gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU

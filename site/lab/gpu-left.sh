@@ -4,7 +4,8 @@
 # root. PACK is the output of make gpu-left-pack. A call takes LEFT_MINUTES (9.5):
 #
 #   LEFT=node   context switches of an idle guard; a recorder's cost; ends of jobs; site-check; what a run of the metrics
-#               costs a tightly coupled job; and beside these, on the cores from 8 on, pairs of hooks on simulated nodes, two cores each
+#               costs a tightly coupled job; and beside these, on the cores from 8 on, pairs of
+#               hooks on simulated nodes, two cores each
 #   LEFT=codes  a trainer beside a server, in three turns; then PyTorch and JAX in turns. Two GPUs have a lane each:
 #               the first begins with PyTorch and JAX, the second with trainer and server
 #
@@ -13,7 +14,7 @@
 # nvidia-smi, it is a rehearsal: LEFT=node has simulated GPUs, and LEFT=codes makes one turn without MPS and without Slurm.
 . "$(dirname "$0")/gpu-pack.sh"
 here=$(cd "$(dirname "$0")" && pwd)
-gpus=1
+gpus=1 simulated=''
 if [ -z "${LEFT_SIMULATED:-}" ] && command -v nvidia-smi >/dev/null; then
     gpus=$(modes | wc -l)
 else

@@ -83,7 +83,8 @@ func (b bench) recorderOfJob() (int, error) {
 			return found[i].PID, err
 		}
 	}
-	return 0, fmt.Errorf("the job has no recorder: %w", err)
+	log, _ := os.ReadFile(b.node.Paths().Log())
+	return 0, errors.Join(err, fmt.Errorf("cannot find the job's recorder: the log has %q", log))
 }
 
 func (r recorded) print() {

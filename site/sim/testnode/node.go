@@ -180,7 +180,18 @@ func Real(dir, built, policy string) (Node, error) {
 			return Node{}, fmt.Errorf("cannot make test node on a real node: %w", err)
 		}
 	}
-	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"))
+	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"), s.linkDriver())
+}
+
+// linkDriver links the files of a real driver below the root.
+func (s Node) linkDriver() error {
+	const files = "/proc/driver/nvidia"
+	link := filepath.Join(s.Root, files)
+	err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink(files, link))
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("cannot make test node: %w", err)
+	}
+	return nil
 }
 
 // linkDevices links the device files of a node below the root, where the programs look for them.
