@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -115,6 +116,9 @@ func TestAPlayedMonth(t *testing.T) {
 	checkMonth(t, runs)
 }
 
+// playing holds the runs that are played at a time, because a core serves five: more would wait for their samples.
+var playing = make(chan struct{}, 5*runtime.NumCPU())
+
 // playLane plays the runs one after the other on two GPUs of a node.
 func playLane(p testNode, first int, runs []*runOfJob) {
 	for _, r := range runs {
@@ -138,6 +142,8 @@ func (p testNode) load(gpu int, sm, band string) {
 
 func (p testNode) play(r *runOfJob, gpu int, job testnode.Job) {
 	p.T.Helper()
+	playing <- struct{}{}
+	defer func() { <-playing }()
 	p.load(gpu, "0", "0")
 	p.load(gpu+1, "0", "0")
 	moment := func(what func()) span {
