@@ -18,7 +18,7 @@ func TestTheRecordersLastReport(t *testing.T) {
 	const slow = "/bin/cat; /bin/sleep 0.1; echo whole >$0; exec >/dev/null; "
 	for name, c := range map[string]struct {
 		script, want string
-		patience     time.Duration
+		limit        time.Duration
 	}{
 		"it has written":  {slow + "exec /bin/sleep 1000", "whole\n", time.Minute},
 		"it ends":         {slow, "whole\n", time.Minute},
@@ -29,7 +29,7 @@ func TestTheRecordersLastReport(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := &recorder{make(chan usage.Event, 1), make(chan *proc.Child, 1), c.patience}
+		r := &recorder{make(chan usage.Event, 1), make(chan *proc.Child, 1), c.limit}
 		r.started <- p
 		go r.send(p.In)
 		r.close()

@@ -180,46 +180,33 @@ func Real(dir, built, policy string) (Node, error) {
 			return Node{}, fmt.Errorf("cannot make test node on a real node: %w", err)
 		}
 	}
-	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"), s.linkDriver())
-}
-
-// linkDriver links the files of a real driver below the root.
-func (s Node) linkDriver() error {
-	const files = "/proc/driver/nvidia"
-	link := filepath.Join(s.Root, files)
-	err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink(files, link))
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("cannot make test node: %w", err)
-	}
-	return nil
+	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"), s.link("/proc/driver/nvidia", "/proc/driver/nvidia"))
 }
 
 // linkDevices links the device files of a node below the root, where the programs look for them.
 func (s Node) linkDevices(from string) error {
 	files, err := filepath.Glob(filepath.Join(from, "nvidia*"))
-	if err != nil {
-		return err
-	}
-	folder := s.Paths().Devices()
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return fmt.Errorf("cannot make test node: %w", err)
-	}
+	err = errors.Join(err, os.MkdirAll(s.Paths().Devices(), 0o755))
 	for _, file := range files {
-		link := filepath.Join(folder, filepath.Base(file))
-		if err := os.Symlink(file, link); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("cannot make test node: %w", err)
-		}
+		err = errors.Join(err, s.link(file, filepath.Join("/dev", filepath.Base(file))))
 	}
-	return nil
+	return err
 }
 
 // linkKernel links what the kernel shows of a simulated node below the root, where the programs look for it.
 func (s Node) linkKernel(simulated string) error {
-	for _, folder := range []string{"proc", "sys"} {
-		err := os.Symlink(filepath.Join(simulated, folder), filepath.Join(s.Root, folder))
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("cannot make test node: %w", err)
-		}
+	return errors.Join(s.link(filepath.Join(simulated, "proc"), "/proc"), s.link(filepath.Join(simulated, "sys"), "/sys"))
+}
+
+// link makes a link to a file or folder at a path below the root, if there is none.
+func (s Node) link(to, path string) error {
+	path = filepath.Join(s.Root, path)
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = os.Symlink(to, path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("cannot make test node: %w", err)
 	}
 	return nil
 }
