@@ -22,7 +22,7 @@ help: ## print this
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
 
 # The programs that ranks run are static. The others load libnvidia-ml.so.1 when they need it. gpu-usage and mps-tune
-# are links (docs/decisions/038-size.md).
+# are links, because a node that boots from the network has the programs in its memory.
 build: ## the programs, in .build/bin
 	@mkdir -p $(BUILT)/bin
 	@echo 'make build: the programs, in $(BUILT)/bin'
@@ -83,7 +83,7 @@ pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 	@go run ./site/lab/demo -pictures docs/pictures
 
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone, and is
-# named at the end (docs/decisions/041-a-failed-test-runs-again-alone.md). Tests wait most of the time, so nine run at
+# named at the end. Tests wait most of the time, so nine run at
 # once. "make check" vets. Binaries without symbols are linked faster.
 TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=16 --rerun-fails-run-root-test
 EVENTS  ?= $(BUILT)/tests.json

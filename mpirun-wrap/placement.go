@@ -196,7 +196,7 @@ func (r *Rank) gpuShare(ticket *lease.Ticket, place position, gpu int) (gpuShare
 		return gpuShare{}, fmt.Errorf("cannot take an entry of share %s: the rank does not know its number on the GPU: "+
 			"leave out --gpus-per-task, --ntasks-per-gpu and --gpu-bind", rule)
 	}
-	// Each rank divides the GPU as if all ranks had its rule (docs/decisions/031).
+	// Each rank divides the GPU as if all ranks had its rule (docs/decisions.md, 31).
 	grant, part := ticket.Grant, r.part(ticket)
 	if place.ranks > grant.MaxClients {
 		return gpuShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", place.ranks, grant.MaxClients)

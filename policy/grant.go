@@ -94,7 +94,7 @@ type Grant struct {
 }
 
 // DefaultGrant is the grant of an empty block. Overlap 2 is NVIDIA's 100/(0.5 n), and was the fastest with real
-// programs (docs/decisions/000).
+// programs (docs/decisions.md, 0).
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: computeExclusive, Share: Overlap(2), Ceiling: 100, OnFailure: failDrain,

@@ -15,7 +15,7 @@ import (
 )
 
 // Record starts the recorder of a job that runs without MPS, and makes the lease by which the epilog ends it. The job
-// has no ticket and no claim, so nothing of it concerns a job with MPS (docs/decisions/065). NVML is not asked, because
+// has no ticket and no claim, so nothing of it concerns a job with MPS (docs/decisions.md, 65). NVML is not asked, because
 // it may hang. If the job has MPS, its lease stays.
 func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
 	found, err := p.locate(job, p.list)

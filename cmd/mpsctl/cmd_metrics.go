@@ -3,8 +3,8 @@
 // This file is mpsctl metrics: the present state of a node, and the totals of its ended jobs, in Prometheus' text
 // form.
 //
-// The program keeps no state. It reads the present state from the node, and adds up the totals from the log
-// (docs/decisions/017).
+// The program keeps no state: counters of the epilog's would need a lock for which other epilogs wait. It reads the
+// present state from the node, and adds up the totals from the log.
 
 package main
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // This file is mpsctl report of all nodes of a job: nodes copy their reports into a folder that all nodes have, and
-// another machine reads them there (docs/decisions/062).
+// another machine reads them there (docs/decisions.md, 62).
 
 package main
 

@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 )
 
-// FileStatus reports whether an admin's file can be used, and its substitute (docs/decisions/025).
+// FileStatus reports whether an admin's file can be used, and its substitute (docs/decisions.md, 25).
 type FileStatus struct {
 	Err  error     // why it cannot be used, nil if it can
 	Kept time.Time // when the copy in use was kept; zero if there is none

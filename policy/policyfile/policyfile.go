@@ -4,8 +4,8 @@
 // importer of hcl.
 //
 // A file is used completely or not at all, and every mistake is reported with file, line and column. Names, types and
-// constant values are checked when the file is read. A failure for one job is a denial of that job
-// (docs/decisions/027). So a policy that loads cannot fail a prolog.
+// constant values are checked when the file is read. A failure for one job is a denial of that job.
+// So a policy that loads cannot fail a prolog.
 package policyfile
 
 import (

@@ -495,8 +495,8 @@ func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 }
 
 // aboveControl moves a duplicate of a memory file above those of the client's control files. The kernel closes the
-// files of a killed process from the highest number down, and the memory files must be closed first (measured:
-// docs/decisions/023).
+// files of a killed process from the highest number down, and the memory files must be closed first (measured
+// on H200s).
 func aboveControl(c *client, fd int) int {
 	lowest := 0
 	for _, f := range c.files {

@@ -4,7 +4,7 @@
 // clients live, however a client ends.
 //
 // The neighbours of a dying client die because its /dev/nvidia-uvm files are released while its work is in flight
-// (measured: docs/decisions/023). The guard is a process of root outside of the job. It finds every client of the job
+// (measured: docs/decisions.md, 23). The guard is a process of root outside of the job. It finds every client of the job
 // by itself and duplicates the client's driver files before the first kernel can run. It closes the duplicates when the
 // work is done, or when another client or the job needs the memory.
 //

@@ -13,7 +13,7 @@ import (
 )
 
 // While the guard holds a dead process's memory device files, its host memory stays charged to its control group
-// (measured: docs/decisions/023). So the guard checks whether the groups above have memory left.
+// (measured on an H200). So the guard checks whether the groups above have memory left.
 
 // Less than limit/shortPart of a group's limit or of the node's memory counts as short for any client: 8 GiB of 512.
 const shortPart = 64

@@ -15,7 +15,7 @@ import (
 // Other users' programs may compute on a shared GPU, and then its samples do not fall to 0. The driver also samples
 // processes: each sample names one process that computed. The job's clients compute as their server. If n others
 // compute, too, each sample is the server's with a chance of 1/(n+1), as long as the server has work in flight
-// (measured on an H100: docs/decisions/054). So the job's work is done when its servers have been absent from enough.
+// (measured on an H100: docs/decisions.md, 54). So the job's work is done when its servers have been absent from enough.
 
 const (
 	// sampleEvery is the interval at which the driver takes samples (measured on an H200 and an H100).

@@ -3,15 +3,11 @@
 package tune
 
 import (
-	"archive/tar"
-	"compress/gzip"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -118,17 +114,21 @@ func TestNoFalseWinner(t *testing.T) {
 // measuredSpreads returns the spreads of the rates that mps-tune measured on H200s (docs/measurements): for each program
 // the standard deviation of the logarithm of a run's rate, by share, in the order of trial.
 func measuredSpreads(t *testing.T) (all [][]float64) {
-	archives, err := filepath.Glob("../../../docs/measurements/*-h200/raw.tar.gz")
+	files, err := filepath.Glob("../../../docs/measurements/*-h200/tune.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, archive := range archives {
-		for line := range strings.Lines(archived(t, archive, "tune.jsonl")) {
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(content)) {
 			var measured struct {
 				Tune struct{ Report report }
 			}
 			if err := json.Unmarshal([]byte(line), &measured); err != nil {
-				t.Fatal(archive, err)
+				t.Fatal(file, err)
 			}
 			var spreads []float64
 			for _, w := range measured.Tune.Report.Rules {
@@ -142,33 +142,6 @@ func measuredSpreads(t *testing.T) (all [][]float64) {
 		}
 	}
 	return all
-}
-
-// archived returns the contents of all files of an archive that have a name, one after another.
-func archived(t *testing.T, archive, name string) string {
-	t.Helper()
-	file, err := os.Open(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	plain, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(archive, err)
-	}
-	var all strings.Builder
-	for members := tar.NewReader(plain); ; {
-		switch member, err := members.Next(); {
-		case err == io.EOF:
-			return all.String()
-		case err != nil:
-			t.Fatal(archive, err)
-		case path.Base(member.Name) == name:
-			if _, err := io.Copy(&all, members); err != nil {
-				t.Fatal(archive, err)
-			}
-		}
-	}
 }
 
 // No share wins if the noise is as measured on H200s: of the default trial (five shares, five times), and of a trial of

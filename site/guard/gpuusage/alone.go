@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file has the recorder of a job without MPS (docs/decisions/065).
+// This file has the recorder of a job without MPS (docs/decisions.md, 65).
 
 package gpuusage
 
@@ -43,7 +43,7 @@ func (l line) recordAlone(o options, store *lease.Store) error {
 		}
 		o.ticket.Devices = append(o.ticket.Devices, lease.TicketDevice{Device: device})
 	}
-	o.interval *= time.Duration(1 + len(o.lease.GPUs)/5) // at most 0.1 % of a core (docs/decisions/065)
+	o.interval *= time.Duration(1 + len(o.lease.GPUs)/5) // at most 0.1 % of a core (docs/decisions.md, 65)
 	o.read, o.others, o.processes = readerOf(o.lease), store.Others, driver.Processes
 	o.samplers = samplers(driver, o.ticket.Devices)
 	newRecorder(o).run(nil, ended)

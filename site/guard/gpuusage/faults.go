@@ -58,7 +58,7 @@ func (l *log) read() (faults []fault) {
 }
 
 // line reads one line. If a client is killed while a kernel runs, it disconnects first, and then the server names a
-// neighbour of this client (measured: docs/decisions/034). So a client that has just disconnected is the cause.
+// neighbour of this client (measured on an H200). So a client that has just disconnected is the cause.
 func (l *log) line(line []byte) (f fault, ok bool) {
 	entry, ok := serverlog.Parse(line)
 	if !ok {

@@ -4,8 +4,8 @@
 // process of its own.
 //
 //	gpu-usage           gauge.go     answers the guard: free memory, clients and activity of each GPU
-//	gpu-usage --record  recorder.go  keeps the report of a job's use (docs/decisions/034)
-//	                    members.go   of a part of a GPU, and of jobs that share a daemon (docs/decisions/051)
+//	gpu-usage --record  recorder.go  keeps the report of a job's use (docs/decisions.md, 34)
+//	                    members.go   of a part of a GPU, and of jobs that share a daemon (docs/decisions.md, 43)
 //
 // The numbers pass these packages: site/gpu reads NVML, this package adds up, site/usage is the report, site/usage/page
 // and mpsctl report show it. The guard's side of the gauge is site/guard/usage.go.

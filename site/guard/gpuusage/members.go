@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file has what a report of a part of a GPU has instead of the whole GPU's figures (docs/decisions/051).
+// This file has what a report of a part of a GPU has instead of the whole GPU's figures (docs/decisions.md, 43).
 
 package gpuusage
 

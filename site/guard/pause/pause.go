@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pause stops the neighbours of a dead client by ptrace, in a process of its own (docs/decisions/037):
+// Package pause stops the neighbours of a dead client by ptrace, in a process of its own (docs/decisions.md, 23):
 //
 //	guard                     guard --pause 6s
 //	  |--- "pid start uid" --->| PTRACE_SEIZE and PTRACE_INTERRUPT of each thread

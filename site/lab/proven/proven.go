@@ -21,7 +21,7 @@ type Driver struct {
 	Date   string `json:"date"`
 	Mode   string `json:"mode"` // the GPUs' compute mode
 	Ran    string `json:"ran"`  // what was run
-	Data   string `json:"data"` // the folder of docs/measurements, or the address of the issue
+	Data   string `json:"data"` // the section of docs/measurements.md, or the address of the issue
 }
 
 // Patched is the first release that has the fixes, of a branch or, if branches ended before, of a later one.
@@ -57,12 +57,12 @@ func Read(path string) (f File, err error) {
 	return f, nil
 }
 
-// Table returns the section of docs/measurements/README.md.
+// Table returns the section of docs/measurements.md.
 func (f File) Table() string {
 	var b strings.Builder
 	b.WriteString("| driver | GPU | compute mode | what was run | commit | data |\n|---|---|---|---|---|---|\n")
 	for _, d := range f.Proven {
-		data := fmt.Sprintf("[%s](%[1]s/README.md)", d.Data)
+		data := fmt.Sprintf("[%s](#%[1]s)", d.Data)
 		if strings.HasPrefix(d.Data, "https://") {
 			data = "<" + d.Data + ">"
 		}

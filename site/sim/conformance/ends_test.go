@@ -68,7 +68,7 @@ func TestStopDrainKill(t *testing.T) {
 
 // terminate_client with a long kernel in flight answers 0. The client's calls give 810, and the neighbour survives.
 // The client stays for a moment before it exits. If a client exits at the first 810, its neighbour may die: 3 of 82
-// did (measured: decision 021).
+// did (measured on H200s).
 func TestTerminateClient(t *testing.T) {
 	alone(t)
 	d, server, victim, neighbour := beside(t, "-ms", "400", "-hold", "0.5")

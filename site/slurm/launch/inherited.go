@@ -40,7 +40,7 @@ func HasLauncher(env slurm.Env) bool {
 // values; it counts as inherited.
 //
 // If the origin cannot be read, a launcher's place may be from anywhere, and is refused. In a pid or user namespace it
-// is believed, because no process there can see its origin (docs/decisions/049-inherited-launchers.md).
+// is believed, because no process there can see its origin (docs/decisions.md, 49).
 func WithoutInheritedLauncher(env slurm.Env, origin Origin) (slurm.Env, error) {
 	job, hasJob := env["SLURM_JOB_ID"] // scripts unset it, so that mpirun does not start its daemons by srun
 	known := origin.Env["SLURM_TASK_PID"] == env["SLURM_TASK_PID"] && (!hasJob || origin.Env["SLURM_JOB_ID"] == job)

@@ -57,7 +57,7 @@ func (s *server) leave(c *context, g *gpu) {
 }
 
 // watchWork waits for the end of the work of a client that has gone. If the last descriptor of the client's memory
-// files is closed while work is in flight, that harms the neighbours (measured: docs/decisions/history.md). A dying process
+// files is closed while work is in flight, that harms the neighbours (measured on H200s). A dying process
 // closes its files a moment after its socket. Until then the server serves no new context, as it does while it
 // detects a death.
 func (s *server) watchWork(c *context, g *gpu, deadly bool) {
@@ -129,7 +129,7 @@ func (s *server) held(pid int) bool {
 
 // watchOrder checks the order in which the files of an ended process are closed, in whichever process they are open.
 // The memory driver's files must be closed first. If the control device's file is closed before them, no client can
-// make a context any more (measured: one client in 150 does this; docs/decisions/023).
+// make a context any more (measured: one client in 150 does this; docs/decisions.md, 23).
 func (s *server) watchOrder(pid int) {
 	for began := time.Now(); node.ByteLocked(s.control, int64(pid)); time.Sleep(time.Millisecond) {
 		if time.Since(began) > longestHeld && !gone(pid) {
