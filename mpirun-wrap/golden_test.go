@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -205,11 +206,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 
 // recordedOf returns the recorded environment of a rank in a real launch.
 func recordedOf(t *testing.T, name string, rank, ranks int) []string {
-	content, err := os.ReadFile(filepath.Join("../site/slurm/testdata/launches", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := strings.Split(strings.TrimSpace(string(content)), "\n\n")
+	blocks := strings.Split(strings.TrimSpace(recorded.Text(t, "launches/"+name)), "\n\n")
 	if len(blocks) != ranks {
 		t.Fatalf("%s has %d ranks, and the case %d", name, len(blocks), ranks)
 	}
