@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own own-yama soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -91,7 +91,7 @@ OF      = $(EVENTS:.json=.$(1).json)
 # The attacks come first, because all tests that look at processes see theirs, which are many and may not answer. Unit
 # tests that look at none fill the processors meanwhile.
 FIRST   := $(addprefix ./,cmd/e2e/hostile policy/... site/usage/... site/pkg/... site/slurm/... cmd/mpsctl/... site/gpu \
-    site/cli site/lab/source site/lab/mutants site/sim site/sim/nvml)
+    site/cli site/lab/source site/sim site/sim/nvml)
 test: setup ## all tests, up to 9 minutes on two cores, if they are idle
 	@mkdir -p $(BUILT)
 	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(call OF,attacks) --packages='$(FIRST)' -- -vet=off -ldflags='-s -w' -p 3 -parallel 4 -timeout 20m
@@ -143,11 +143,6 @@ walk: packages $(BUILT)/debian-$(WALK) ## follow docs/operator.md in a clean roo
 sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=points REQUIRE_LAB=1 go test -vet=off -p 3 -parallel 3 -timeout 120m -v ./cmd/e2e/...
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd/e2e/...
-
-# Plants one fault at a time by an overlay of the build, and checks that the tests named for the fault fail. There are
-# more than 400 faults (go run ./site/lab/mutants -table). MUTANTS names some of them.
-mutants: setup ## plant faults, and run the tests that must notice them
-	go run ./site/lab/mutants $(MUTANTS)
 
 # 10,000 random jobs with random faults, for the target soak after the sweep. On two cores 500 jobs take 11 minutes. The
 # cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats it.

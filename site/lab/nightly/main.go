@@ -51,7 +51,6 @@ var parts = []part{
 	{"soak", "make soak-jobs SOAK_MINUTES=15", 22},
 	{"soak of --own", "make soak-own OWN_STARTS=400", 14},
 	{"fuzzers", "make fuzz FUZZTIME=20s", 12},
-	{"planted faults", "make mutants MUTANTS='-minutes 15'", 23},
 	{"sweep, with the race detector", "make sweep", 80},
 	{"false drains", "make million MILLION_MINUTES=18", 24}, // the last, because it adds a line to a committed file
 }

@@ -28,7 +28,6 @@ var changeRecipes = []changeRecipe{
 		"docs/decisions/032-processes-that-are-no-ranks.md": "who is bound by the limit",
 		"site/etc/policy_test.hcl":                          "an example of cases",
 		"site/etc/policies/*.hcl":                           "policies that happen to use it",
-		"site/lab/mutants/faults/review.txt":                "faults of it",
 		"policy/divide.go":                                  "the arithmetic of SMs",
 		"policy/*_test.go":                                  "grants of several attributes",
 		"policy/plan/ranks_test.go":                         "a plan of several attributes",
