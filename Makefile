@@ -166,11 +166,13 @@ million: setup ## count false drains in as many pairs of hooks as MILLION_MINUTE
 reliability: ## make the list of tries from its data
 	go run ./site/lab/reliability
 
-check: ## gofmt, go vet and the checks of site/lab/lint
+SOURCES := '*.go' '*.c' '*.s' '*.cu' '*.h' '*.sh' '*.py' '*.lua'
+check: ## gofmt, go vet, and a license line in each source file
 	@test -z "$$(gofmt -l $(FOLDERS))" || { echo "gofmt would change:"; gofmt -l $(FOLDERS); exit 1; }
 	go vet ./...
 	go vet -C $(BENCH) ./...
-	go run ./site/lab/lint
+	@bare=$$(git grep --untracked -L 'SPDX-License-Identifier: Apache-2.0' -- $(SOURCES) ':!*/testdata/*'); \
+	test -z "$$bare" || { echo "these files need a license line:"; echo "$$bare"; exit 1; }
 
 # golangci-lint is no dependency, because its build takes more than two minutes on two cores. Long lines that are
 # older than the rule are no errors, because lll checks only the lines changed since LINT_BASE.

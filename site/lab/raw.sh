@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # raw.sh ARCHIVE FOLDER...: packs the raw files of a measurement into ARCHIVE, a .tar.gz below docs/measurements. The
 # same files give the same bytes. To add a folder to an archive, unpack the archive first and name all folders. Then
-# describe the files in the README.md beside the archive: a test of site/lab/lint compares both.
+# describe the files in the README.md beside the archive.
 set -eu
 archive=$1
 shift
