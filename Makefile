@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -155,16 +155,6 @@ soak-jobs: setup ## run random jobs with random faults
 
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
-
-# Pairs of hooks without faults: their sum over all nights is in site/lab/million/runs.tsv, and in docs/limits.md.
-MILLION_MINUTES ?= 60
-million: setup ## count false drains in as many pairs of hooks as MILLION_MINUTES have
-	go run ./site/lab/million -minutes $(MILLION_MINUTES) -kept $(BUILT)/million
-
-# Makes the page of docs/measurements/reliability from the data beside it. The tests write this data if
-# RELIABILITY=FILE is set.
-reliability: ## make the list of tries from its data
-	go run ./site/lab/reliability
 
 SOURCES := '*.go' '*.c' '*.s' '*.cu' '*.h' '*.sh' '*.py' '*.lua'
 check: ## gofmt, go vet, and a license line in each source file
@@ -339,11 +329,6 @@ gpu-shared: gpu-room-pack ## try jobs that share a GPU, in turns and together
 # Measures what ranks get of the GPU under every rule. A second run continues after the last result.
 gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
 	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
-
-# mpirun-wrap --own on a kernel with Yama, in a virtual machine. It installs qemu. Two cores take 5 minutes.
-own-yama: ## try --own under each ptrace_scope of Yama, in a virtual machine
-	go run ./site/lab/room -build
-	site/lab/yama.sh $(BUILT) $(BUILT)/yama-results
 
 $(BUILT)/slurm-bundle.tar.xz: | setup
 	site/lab/bundle.sh $@

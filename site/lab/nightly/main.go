@@ -52,7 +52,6 @@ var parts = []part{
 	{"soak of --own", "make soak-own OWN_STARTS=400", 14},
 	{"fuzzers", "make fuzz FUZZTIME=20s", 12},
 	{"sweep, with the race detector", "make sweep", 80},
-	{"false drains", "make million MILLION_MINUTES=18", 24}, // the last, because it adds a line to a committed file
 }
 
 // result is what became of a part at a commit. Code is 124 for a part that took too long, as timeout(1) has it. Again
