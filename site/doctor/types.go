@@ -146,7 +146,7 @@ type limit struct {
 	MayRaise bool
 }
 
-// knownFile has proven drivers, and the first releases with fixes of known vulnerabilities. site/lab/proven reads it.
+// knownFile has proven drivers, and the first releases with fixes of known vulnerabilities.
 //
 //go:embed known.json
 var knownFile []byte
