@@ -3,8 +3,8 @@
 // Package own_test tests mpirun-wrap --own: a daemon without an admin. In each test, a plain user has one file of ours.
 // At the end, nothing is left of any step, and no rank has computed without MPS.
 //
-// The tests of this file are the situations in which scripts that people wrote by hand fail. They are a table in
-// README.md.
+// The tests of this file are the situations in which scripts that people wrote by hand fail: twelve public ones were
+// read. They wait by a sleep or a pid file, share one folder in /tmp, or let rank 0 tell the daemon to quit.
 package own_test
 
 import (

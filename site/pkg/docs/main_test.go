@@ -38,7 +38,7 @@ func TestRelink(t *testing.T) {
 }
 
 // forSource are the pages that only a person with the source needs. The packages do not contain them.
-var forSource = []string{"decisions.md", "development.md", "measurements.md", "walkthrough.md"}
+var forSource = []string{"decisions.md", "development.md", "measurements.md"}
 
 // TestThePackagedDocuments checks that the packages contain every page of docs for users and admins. Each link in
 // these pages must lead to a packaged file or to the project's page.
