@@ -188,7 +188,7 @@ func (m manual) line(path, line string) {
 var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue",
 	"sinfo", "sbcast", "mpirun", "mpiexec", "apptainer", "podman", "torchrun", "snakemake",
 	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "done", "wait", "swait", "test", "parallel", "xargs", "echo", "ls", "printf", "cd",
-	"mkdir", "exec", "trap", "unset"}
+	"mkdir", "exec", "trap", "env"}
 
 // verifiers are the programs with which a stranger verifies a release.
 var verifiers = []string{"ssh-keygen", "sha256sum", "gh"}
