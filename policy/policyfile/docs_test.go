@@ -184,8 +184,8 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := regexp.MustCompile("(?m)^\\* `(share|ceiling) = \"?([^`\"]+)\"?`[^:]*: ([^:]+) a rank, (\\d+) in all").FindAllStringSubmatch(string(content), -1)
-	if len(rows) != 6 {
-		t.Fatalf("%d rows of shares, want 6", len(rows))
+	if len(rows) != 5 {
+		t.Fatalf("%d rows of shares, want 5", len(rows))
 	}
 	h200, err := policy.FindModel("H200")
 	if err != nil {
@@ -244,10 +244,6 @@ func TestTheCasesOfTheDocumentHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		casesHold(t, withoutWarnings(t, string(policy)), cases)
-		row := "\n* " + strings.TrimSuffix(filepath.Base(path), "_test.hcl") + ".hcl: "
-		if !strings.Contains(string(content), row) {
-			t.Errorf("docs/policy.md has no row %q", row)
-		}
 	}
 }
 
