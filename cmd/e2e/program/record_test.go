@@ -134,19 +134,6 @@ func TestAJobWithoutMPSIsRecorded(t *testing.T) {
 	p.Quiet()
 }
 
-// A job whose GPUs have no process at all has a report, too: that is what a site looks for.
-func TestAJobThatHoldsGPUsIsRecorded(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Must(0, job, "prolog")
-	p.report(p.runningReport(), "samples", func(r usage.Report) bool { return len(r.GPUs[1].Samples) > 1 })
-	p.Must(0, job, "epilog")
-	r := p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
-	if !r.NoMPS || len(r.Clients) != 0 || processes(r.GPUs[0])+processes(r.GPUs[1]) != 0 || r.End.IsZero() {
-		t.Errorf("%+v", r)
-	}
-	p.Quiet()
-}
-
 // Without record = "all", a job without MPS gets nothing: the driver is not even asked. With it, a job without a GPU
 // and a site without an interval get nothing.
 func TestNothingIsRecordedUnasked(t *testing.T) {
@@ -233,15 +220,6 @@ func TestAPrologDoesNotWaitForARecordersNVML(t *testing.T) {
 	p.Quiet()
 }
 
-// A killed recorder costs its job nothing but the report's end, and the epilog clears up.
-func TestAKilledRecorder(t *testing.T) {
-	p, job := recorded(t)
-	p.killRecorder()
-	p.Must(0, job, "epilog")
-	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return !r.End.IsZero() })
-	p.Quiet()
-}
-
 // A recorder that hangs in the driver is killed, and its report is kept without the last sample.
 func TestARecorderThatHangs(t *testing.T) {
 	p, job := recorded(t)
@@ -303,39 +281,6 @@ func TestALostEpilogOfARecordedJob(t *testing.T) {
 	p.Quiet()
 }
 
-// A prolog that runs again keeps the recorder, or replaces one that has ended. If the job asks for MPS by now, it gets
-// MPS. A job that began with MPS keeps it, whatever the policy says later.
-func TestARecordedJobAgain(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Must(0, job, "prolog")
-	first := p.Lease(7).Guard
-	p.Must(0, job, "prolog")
-	if p.Lease(7).Guard != first || !e2e.Alive(first) {
-		t.Errorf("another recorder: %v after %v", p.Lease(7).Guard, first)
-	}
-	if err := first.Kill(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	p.Gone(first)
-	p.Must(0, job, "prolog")
-	second := p.Lease(7).Guard
-	if second == first || !e2e.Alive(second) {
-		t.Errorf("no other recorder: %v after %v", second, first)
-	}
-	asks := p.Job(7, "0,1")
-	p.Must(0, asks, "prolog")
-	p.Gone(second)
-	if l := p.Lease(7); l.NoMPS || len(l.Daemons) != 1 || p.Modes() != "33" {
-		t.Errorf("modes %s, lease %+v", p.Modes(), l)
-	}
-	p.Must(0, job, "prolog")
-	if l := p.Lease(7); l.NoMPS || !e2e.Alive(l.Daemons[0].Proc) {
-		t.Errorf("the job has lost its MPS: %+v", l)
-	}
-	p.Must(0, job, "epilog")
-	p.Quiet()
-}
-
 // A refused job runs without MPS and is recorded, and its ticket has the reason. Status prints both.
 func TestARefusedJobIsRecorded(t *testing.T) {
 	const denies = "version = 1\nrecord = \"all\"\ntrigger { constraint = \"mps\" }\n" +
@@ -355,34 +300,5 @@ func TestARefusedJobIsRecorded(t *testing.T) {
 	}
 	p.Must(0, job, "epilog")
 	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return r.NoMPS })
-	p.Quiet()
-}
-
-// Two jobs with parts of one GPU each see their own processes, and no percentage.
-func TestPartsAreRecordedWithoutPercentages(t *testing.T) {
-	p, job := recordsAll(t)
-	p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=shard Count=8\n")
-	p.Write(p.Conf, strings.Replace(e2e.Read(t, p.Conf), "Gres=gpu:2", "Gres=gpu:2,shard:8", 1))
-	job.GPUs = "0"
-	other := job
-	other.ID = 8
-	p.Must(0, job, "prolog")
-	p.Must(0, other, "prolog")
-	if part := p.Lease(7).Part; part.Gres != "shard" || part.Count != 4 {
-		t.Fatalf("the job's part is %+v\n%s", part, p.Log())
-	}
-	program := p.plain()
-	seen := func(r usage.Report) bool { return len(r.Clients) == 1 && len(r.GPUs[0].Samples) > 2 }
-	r := p.report(p.runningReport(), "the program", seen)
-	if r.Whole() || r.Mean().SMActive >= 0 {
-		t.Errorf("%+v", r)
-	}
-	beside, err := usage.Read(filepath.Join(p.Paths().Run(), "jobs", "8", usage.Running))
-	if err != nil || len(beside.Clients) != 0 || beside.Whole() || beside.Mean().SMActive >= 0 {
-		t.Errorf("the other job has %+v, %v", beside, err)
-	}
-	_, _ = program.Process.Kill(), program.Wait()
-	p.Must(0, job, "epilog")
-	p.Must(0, other, "epilog")
 	p.Quiet()
 }

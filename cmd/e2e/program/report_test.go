@@ -382,25 +382,6 @@ func TestAReportThatIsNotKept(t *testing.T) {
 	p.Quiet()
 }
 
-// A site can switch the recorder off.
-func TestAJobThatIsNotRecorded(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	p.Facts(`usage_interval = "0s"`)
-	p.Must(0, p.Job(7, "0"), "prolog")
-	client := p.Client(7, "spin", "-ms", "1", "-for", "900", "-exit-idle") // a job with a client leaves a report
-	time.Sleep(1500 * time.Millisecond)
-	if r := p.Recorder(); r.PID != 0 {
-		t.Errorf("%v records", r)
-	}
-	_ = client.Process.Signal(syscall.SIGTERM)
-	_ = client.Wait()
-	p.Must(0, p.Job(7, "0"), "epilog")
-	if _, err := os.Stat(p.keptReport()); err == nil {
-		t.Error("there is a report")
-	}
-	p.Quiet()
-}
-
 // mpsctl report has the end of a client that has just ended, long before the next sample. So it can be the last line of
 // a batch script.
 //

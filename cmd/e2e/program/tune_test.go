@@ -123,31 +123,6 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// Without a rate, mps-tune compares times. A failed run is reported and never wins.
-func TestTuneOtherwise(t *testing.T) {
-	p := tuning(t)
-	wrap := p.Command("mpirun-wrap", "--local-size=1", "--local-rank=0", "PROGRAM")
-	result := p.tune(append([]string{"--repeats=1", "--share=even,overlap:2", "--"}, wrap...)...)
-	if result.Code != 0 || !strings.Contains(result.Output, "\nThe numbers are runs in an hour; ") || !strings.Contains(result.Output, "\nuse: ") {
-		t.Errorf("%+v", result)
-	}
-	result = p.tune(append([]string{"--json", "--repeats=2", "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--"}, append(wrap, "never")...)...)
-	var r tuned
-	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "25%" || !r.Proved || !strings.HasPrefix(r.Rules[2].Failed, "exit status 4") {
-		t.Errorf("%v: %+v", err, result)
-	}
-	if want := "mpirun-wrap --share=25% --root "; !strings.Contains(r.Command, want) {
-		t.Errorf("%s, want %s", r.Command, want)
-	}
-	for _, args := range [][]string{{"fails"}, {"never"}} {
-		flags := []string{"--repeats=1", "--share=even,none", "--rate", "speed ([0-9]+)", "--"}
-		if result := p.tune(append(flags, append(wrap, args...)...)...); result.Code != 1 || result.Output != "" {
-			t.Errorf("%q: %+v", args, result)
-		}
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-}
-
 // If mps-tune cannot do what is asked, it prints the reason in one sentence before any run.
 func TestTuneRefuses(t *testing.T) {
 	p := newTestNode(t, "", node.H200)

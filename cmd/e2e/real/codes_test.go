@@ -3,8 +3,6 @@
 package real_test
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,9 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/slurm-mps/slurm-mps/site/sim/night"
-	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // TestRealCodes runs LAMMPS, or programs in Python, in jobs in turns: without MPS, by a control daemon that the user
@@ -72,100 +67,10 @@ func TestRealCodes(t *testing.T) {
 	}
 }
 
-// TestPythonTurn runs a turn of python.sh on a simulated GPU, with modules that stand for PyTorch and JAX: a line for
-// each program and number of processes. Programs whose modules are missing are skipped, and so is a number of processes
-// for which there are no cores. If the import of a program starts CUDA, its processes import it themselves.
-func TestPythonTurn(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, mode, ranks, rate string
-		env                     []string
-		want                    []string // patterns of what else it prints
-	}{
-		{name: "no MPS", mode: "slices", ranks: "1 2", rate: `[1-9][0-9.]*`, want: []string{
-			"gnn is skipped: No module named 'torch_geometric'",
-			"gaussian_process is skipped: No module named 'gpytorch'",
-			"9999 processes are skipped: there is no core 9998", `2 processes of \S.*: \S+ s, of them \S+ s measured`}},
-		{name: "an import starts CUDA", mode: "slices", ranks: "1", rate: `[1-9][0-9.]*`,
-			env: []string{"IMPORT_STARTS_CUDA=transformers"}, want: []string{
-				"the imports of gpt2_decode have started CUDA, after the import of transformers",
-				`1 processes of resnet18, diffusion, jax_mlp: \S+ s`, `1 processes that import gpt2_decode: \S+ s`}},
-		{name: "the import of all starts CUDA", mode: "bare", ranks: "2", rate: `[1-9][0-9.]*`,
-			env:  []string{"IMPORT_STARTS_CUDA=torch"},
-			want: []string{`2 processes of jax_mlp: \S+ s`, "2 processes that import resnet18, gpt2_decode, diffusion: "}},
-		{name: "a process fails", mode: "bare", ranks: "1", rate: "failed", env: []string{"GPU_FAILS=4"},
-			want: []string{"a process has ended", "RuntimeError: CUDA out of memory"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			out := pythonTurn(t, c.mode, c.ranks, c.env...)
-			for _, n := range strings.Fields(c.ranks) {
-				for _, program := range []string{"resnet18", "gpt2_decode", "diffusion", "jax_mlp"} {
-					c.want = append(c.want, fmt.Sprintf(`(?m)^3 %s %s %s %s$`, c.mode, program, n, c.rate))
-				}
-			}
-			for _, want := range c.want {
-				if !regexp.MustCompile(want).MatchString(out) {
-					t.Errorf("no %q in\n%s", want, out)
-				}
-			}
-		})
-	}
-}
-
-// byNight skips a test of a script for a GPU machine, which loads both cores for a minute.
-func byNight(t *testing.T) {
-	if !night.Whole() && flag.Lookup("test.run").Value.String() == "" {
-		t.Skip("it takes a minute: make nightly runs it, and go test -run")
-	}
-}
-
-// TestCodesLeft rehearses what gpu-left.sh does with programs in Python: a turn with a trainer beside a server, and one
-// with the programs of python.py.
-func TestCodesLeft(t *testing.T) {
-	byNight(t)
-	lab := pythonLab(t)
-	pack, results := t.TempDir(), t.TempDir()
-	if err := os.CopyFS(filepath.Join(pack, "codes"), os.DirFS(filepath.Join(lab.folder, "codes"))); err != nil {
-		t.Fatal(err)
-	}
-	script := filepath.Join(lab.folder, "gpu-left.sh")
-	out := lab.run(t, script, []string{pack, results}, "LEFT=codes", "LEFT_SIMULATED=1", "RANKS=1")
-	for file, want := range map[string]string{
-		"feel-0.txt": `(?m)^1 slices server\.all [0-9]`, "python-0.txt": `(?m)^1 slices jax_mlp 1 [1-9][0-9.]*$`,
-		"codes-times.txt": "imports and weights: ", "left-machine.txt": "no GPU"} {
-		if text, err := os.ReadFile(filepath.Join(results, file)); err != nil || !regexp.MustCompile(want).Match(text) {
-			t.Errorf("%s has no %q: %s, %v\n%s", file, want, text, err, out)
-		}
-	}
-}
-
-// pythonTurn returns what a turn prints, with one number of processes more than any machine has cores.
-func pythonTurn(t *testing.T, mode, ranks string, env ...string) string {
-	t.Helper()
-	lab := pythonLab(t)
-	codes := filepath.Join(lab.folder, "codes")
-	env = append([]string{"CODES=" + codes, "RANKS=" + ranks + " 9999", "FIRST_CORE=0", "ONLY_GPU="}, env...)
-	return lab.run(t, filepath.Join(codes, "python.sh"), []string{mode, "3"}, env...)
-}
-
 // withPython is a simulated node, with modules that stand for PyTorch and JAX, and the folder of the lab.
 type withPython struct {
 	testNode
 	folder, python, modules string
-}
-
-func pythonLab(t *testing.T) withPython {
-	t.Helper()
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("needs python3")
-	}
-	lab, err1 := filepath.Abs("../../../site/lab")
-	modules, err2 := filepath.Abs("testdata/fake")
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	return withPython{newTestNode(t, "", node.H200), lab, python, modules}
 }
 
 // run runs a script of the lab on the node, and returns what it prints.

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"testing"
 )
 
 // endsKind is what a victim computes.
@@ -227,39 +226,4 @@ func (p *endsPlanner) compared(trials int) []endsWave {
 		}
 	}
 	return all
-}
-
-// A round has every cell, no wave has more work in flight than the limit, and a seed repeats the round.
-func TestEndsPlan(t *testing.T) {
-	plan := func(seed uint64) []endsWave {
-		p := endsPlanner{random: rand.New(rand.NewPCG(seed, 0)), only: regexp.MustCompile(""), limit: 10, absent: map[string]string{"pidns": "not here"}}
-		return p.round()
-	}
-	all := plan(1)
-	if fmt.Sprint(all) != fmt.Sprint(plan(1)) {
-		t.Error("the seed does not repeat the round")
-	}
-	seen, victims := map[string]bool{}, 0
-	for _, w := range all {
-		victims += len(w.victims)
-		if w.inFlight() > 10.001 || w.how == "pidns" || len(w.victims) == 0 {
-			t.Errorf("%s has %g s in flight: %v", w, w.inFlight(), w.victims)
-		}
-		for _, v := range w.victims {
-			seen[v.kind.name+" "+v.ending] = true
-			if w.step != "" && v.ending != w.step || w.step == "" && strings.Contains(v.ending, "srun") {
-				t.Errorf("%s has a victim that ends by %s", w, v.ending)
-			}
-		}
-	}
-	for _, kind := range endsKinds {
-		for _, ending := range slices.Concat([]string{"kill", "term", endsLoading}, endsOfSrun, endsOfMpi) {
-			if !seen[kind.name+" "+ending] {
-				t.Errorf("no victim %s ends by %s", kind.name, ending)
-			}
-		}
-	}
-	if victims < 700 {
-		t.Errorf("a round has %d endings", victims)
-	}
 }

@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-import gpu
-
-gpu.imported(__name__)
-
-GPT2LMHeadModel = GPT2Config = gpu.Anything()
