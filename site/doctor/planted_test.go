@@ -170,7 +170,9 @@ func (w healthyNode) sets(line string) { w.edit(w.Conf, "GresTypes=", line+"\nGr
 
 // diagnose reads the node in this process. slurmd is the path of the program that lists the GPUs, or LeaveSlurmd.
 func (w healthyNode) diagnose(slurmd string) Report {
-	return newReport(gather(w.Ctx, Question{Paths: w.Paths(), Conf: w.Conf, Node: healthyName, Slurmd: slurmd}, w.bin))
+	facts := gather(w.Ctx, Question{Paths: w.Paths(), Conf: w.Conf, Node: healthyName, Slurmd: slurmd}, w.bin)
+	facts.Hidden = nil // of all processes of this machine, other tests' too
+	return newReport(facts)
 }
 
 // A driver on which slurm-mps was proven is named so. It may lack fixes all the same, which is a warning.
