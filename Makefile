@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep mutants soak soak-jobs million reliability bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own own-yama soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -91,7 +91,7 @@ OF      = $(EVENTS:.json=.$(1).json)
 # The attacks come first, because all tests that look at processes see theirs, which are many and may not answer. Unit
 # tests that look at none fill the processors meanwhile.
 FIRST   := $(addprefix ./,cmd/e2e/hostile policy/... site/usage/... site/pkg/... site/slurm/... cmd/mpsctl/... site/gpu \
-    site/cli site/lab/source site/lab/mutants site/sim site/sim/nvml)
+    site/cli site/lab/source site/sim site/sim/nvml)
 test: setup ## all tests, up to 9 minutes on two cores, if they are idle
 	@mkdir -p $(BUILT)
 	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(call OF,attacks) --packages='$(FIRST)' -- -vet=off -ldflags='-s -w' -p 3 -parallel 4 -timeout 20m
@@ -144,11 +144,6 @@ sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=points REQUIRE_LAB=1 go test -vet=off -p 3 -parallel 3 -timeout 120m -v ./cmd/e2e/...
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd/e2e/...
 
-# Plants one fault at a time by an overlay of the build, and checks that the tests named for the fault fail. There are
-# more than 400 faults (go run ./site/lab/mutants -table). MUTANTS names some of them.
-mutants: setup ## plant faults, and run the tests that must notice them
-	go run ./site/lab/mutants $(MUTANTS)
-
 # 10,000 random jobs with random faults, for the target soak after the sweep. On two cores 500 jobs take 11 minutes. The
 # cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats it.
 SOAK_JOBS ?= 10000
@@ -161,21 +156,13 @@ soak-jobs: setup ## run random jobs with random faults
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
 
-# Pairs of hooks without faults: their sum over all nights is in site/lab/million/runs.tsv, and in docs/limits.md.
-MILLION_MINUTES ?= 60
-million: setup ## count false drains in as many pairs of hooks as MILLION_MINUTES have
-	go run ./site/lab/million -minutes $(MILLION_MINUTES) -kept $(BUILT)/million
-
-# Makes the page of docs/measurements/reliability from the data beside it. The tests write this data if
-# RELIABILITY=FILE is set.
-reliability: ## make the list of tries from its data
-	go run ./site/lab/reliability
-
-check: ## gofmt, go vet and the checks of site/lab/lint
+SOURCES := '*.go' '*.c' '*.s' '*.cu' '*.h' '*.sh' '*.py' '*.lua'
+check: ## gofmt, go vet, and a license line in each source file
 	@test -z "$$(gofmt -l $(FOLDERS))" || { echo "gofmt would change:"; gofmt -l $(FOLDERS); exit 1; }
 	go vet ./...
 	go vet -C $(BENCH) ./...
-	go run ./site/lab/lint
+	@bare=$$(git grep --untracked -L 'SPDX-License-Identifier: Apache-2.0' -- $(SOURCES) ':!*/testdata/*'); \
+	test -z "$$bare" || { echo "these files need a license line:"; echo "$$bare"; exit 1; }
 
 # golangci-lint is no dependency, because its build takes more than two minutes on two cores. Long lines that are
 # older than the rule are no errors, because lll checks only the lines changed since LINT_BASE.
@@ -342,11 +329,6 @@ gpu-shared: gpu-room-pack ## try jobs that share a GPU, in turns and together
 # Measures what ranks get of the GPU under every rule. A second run continues after the last result.
 gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
 	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
-
-# mpirun-wrap --own on a kernel with Yama, in a virtual machine. It installs qemu. Two cores take 5 minutes.
-own-yama: ## try --own under each ptrace_scope of Yama, in a virtual machine
-	go run ./site/lab/room -build
-	site/lab/yama.sh $(BUILT) $(BUILT)/yama-results
 
 $(BUILT)/slurm-bundle.tar.xz: | setup
 	site/lab/bundle.sh $@

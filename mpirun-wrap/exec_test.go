@@ -32,10 +32,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain sets the default action of SIGHUP for the programs that the tests start, even if nohup started the tests.
+// TestMain sets the default actions of SIGHUP and SIGINT for the programs that the tests start: nohup ignores the one,
+// and a script that starts "make test &" the other. SIGINT of a terminal still ends the tests, if no one ignores it.
 // A caught signal gets its default action in a new program, but an ignored signal stays ignored.
 func TestMain(m *testing.M) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	if signal.Ignored(syscall.SIGINT) {
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGINT)
+	}
 	os.Exit(m.Run())
 }
 

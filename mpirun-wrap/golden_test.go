@@ -5,7 +5,6 @@ package mpirunwrap
 import (
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,6 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
+	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -27,24 +28,22 @@ type goldenCase struct {
 	flags  []string
 }
 
-// TestGoldens runs every file of testdata/golden. Three lines describe the case. A line for each rank has GPU,
-// daemon, SMs, percentage and the number of ranks on the GPU.
+// goldens is an archive with a file for each case. Three lines describe the case. A line for each rank has GPU, daemon,
+// SMs, percentage and the number of ranks on the GPU.
+const goldens = "testdata/golden.txtar"
+
 func TestGoldens(t *testing.T) {
-	paths, err := filepath.Glob("testdata/golden/*.txt")
+	cases, err := txtar.Read(goldens)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(paths) < 60 {
-		t.Fatalf("only %d cases", len(paths))
+	if len(cases.Files) < 60 {
+		t.Fatalf("only %d cases", len(cases.Files))
 	}
-	for _, path := range paths {
-		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
-			content, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := readGolden(t, string(content))
-			golden.Compare(t, path, c.text(c.placeAll(t)))
+	for _, name := range cases.Names() {
+		t.Run(strings.TrimSuffix(name, ".txt"), func(t *testing.T) {
+			c := readGolden(t, cases.Files[name])
+			golden.CompareIn(t, goldens, name, c.text(c.placeAll(t)))
 		})
 	}
 }
@@ -205,11 +204,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 
 // recordedOf returns the recorded environment of a rank in a real launch.
 func recordedOf(t *testing.T, name string, rank, ranks int) []string {
-	content, err := os.ReadFile(filepath.Join("../site/slurm/testdata/launches", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := strings.Split(strings.TrimSpace(string(content)), "\n\n")
+	blocks := strings.Split(strings.TrimSpace(recorded.Text(t, "launches/"+name)), "\n\n")
 	if len(blocks) != ranks {
 		t.Fatalf("%s has %d ranks, and the case %d", name, len(blocks), ranks)
 	}

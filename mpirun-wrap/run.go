@@ -15,7 +15,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/lease/direct"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -136,7 +135,6 @@ func (r *run) findTicket() error {
 		return err
 	}
 	r.store = lease.OpenReadOnly(r.Paths.Run(), boot)
-	r.store.Direct = direct.Read
 	r.ticket, err = findTicket(r.store, r.task)
 	return err
 }

@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// recorded is what a real server wrote during provoked faults, and the daemon's answers at the same time. The trials
+// recordedLog is what a real server wrote during provoked faults, and the daemon's answers at the same time. The trials
 // are those of docs/measurements/3-h200.
-const recorded = "testdata/fault-window.txt"
+const recordedLog = "testdata/fault-window.txt"
 
 var (
 	killedAt = regexp.MustCompile(`^kill -9 of the victim at (\d\d:\d\d:\d\d\.\d+)`)
@@ -29,7 +29,7 @@ var (
 // While the daemon of an H200 answered FAULT, the server's log contained the fault, too. So a daemon need not be
 // asked if its server's log contains no fault. When the daemon answered ACTIVE again, the log showed that as well.
 func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
-	content, err := os.ReadFile(recorded)
+	content, err := os.ReadFile(recordedLog)
 	if err != nil {
 		t.Fatal(err)
 	}

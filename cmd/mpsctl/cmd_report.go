@@ -35,7 +35,7 @@ were, how much memory was in use, and fatal GPU errors. The first sentence is th
 a sentence of advice follows: about the number of ranks, or how to start them.
 
 JOB is the number of a job, or its name in a job array, as 4711_3. Without it, it is the job of $SLURM_JOB_ID: mpsctl
-report may be the last line of a batch script. Outside of a job, it is a list of your jobs that have a report here;
+report may be the last thing that a batch script runs, as by trap 'mpsctl report' EXIT. Outside of a job, it is a list of your jobs that have a report here;
 root gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job
 had MPS and a client or lasted a minute, or if the policy has record = "all". If a node has more than 1,000 reports,
 the oldest of the user with the most are removed. It waits up to 2 s for the ends of clients that have just ended. The
@@ -58,7 +58,9 @@ The legend below the table explains the figures. They have the same names in mps
 page of --html and in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
 and no energy. A value that is not known is printed as -.
 
-It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
+It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument. If
+the job of $SLURM_JOB_ID has no report, that is a line and exit code 0, because the exit code of a script's last
+command is the job's.`
 
 func reportCommand(call *command.Invocation) *cobra.Command {
 	var html, from string
@@ -88,6 +90,11 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 				return printReports(call)
 			}
 			nodes, err := nodesOf(call.Paths, job, from)
+			var without absence
+			if errors.As(err, &without) && len(args) == 0 && from == "" && !call.JSON {
+				_, err := fmt.Fprintf(call.Err, "mpsctl: job %s has nothing to report: %v\n", job, without)
+				return command.WriteError("report", err)
+			}
 			if err != nil {
 				return cli.RuntimeError{Err: fmt.Errorf("cannot report job %s: %w", job, err)}
 			}
@@ -168,14 +175,22 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		return r, err
 	}
 	if _, running := os.Stat(folder); running == nil {
-		return r, errors.New("it has no report yet: " +
-			"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0")
+		return r, errNoReportYet
 	}
 	return r, errNoReport
 }
 
-var errNoReport = errors.New("this node has no report of it: see whether it ran here in the last 30 days, with MPS or " +
-	"record = \"all\", and had a client or lasted a minute")
+// absence is why a job has no report, which is no failure of the job.
+type absence string
+
+func (a absence) Error() string { return string(a) }
+
+const (
+	errNoReport = absence("this node has no report of it: see whether it ran here in the last 30 days, with MPS or " +
+		"record = \"all\", and had a client or lasted a minute")
+	errNoReportYet = absence("it has no report yet: " +
+		"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0")
+)
 
 func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 	var b strings.Builder

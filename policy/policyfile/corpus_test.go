@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -15,24 +13,29 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 )
 
-// Each file of testdata is a policy with its expected results. A line that begins with === names a result: "wrong"
+// corpus is an archive of policies, each with its expected results. A line that begins with === names a result: "wrong"
 // and the whole error, "warned" and all warnings, or "job", a request and the decision.
+const corpus = "testdata/corpus.txtar"
+
 func TestCorpus(t *testing.T) {
-	paths, err := filepath.Glob("testdata/*.hcl")
-	if err != nil || len(paths) < 100 {
-		t.Fatalf("%d cases, %v", len(paths), err)
-	}
-	for _, path := range paths {
-		t.Run(strings.TrimSuffix(filepath.Base(path), ".hcl"), func(t *testing.T) {
-			content, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			golden.Compare(t, path, outcome(t, string(content)))
+	policies := readCorpus(t)
+	for _, name := range policies.Names() {
+		t.Run(strings.TrimSuffix(name, ".hcl"), func(t *testing.T) {
+			golden.CompareIn(t, corpus, name, outcome(t, policies.Files[name]))
 		})
 	}
+}
+
+func readCorpus(t testing.TB) txtar.Archive {
+	t.Helper()
+	policies, err := txtar.Read(corpus)
+	if err != nil || len(policies.Files) < 100 {
+		t.Fatalf("%d cases, %v", len(policies.Files), err)
+	}
+	return policies
 }
 
 // outcome is the text of a file with the real results in the place of the expected ones.

@@ -3,12 +3,10 @@
 package policyfile_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -31,17 +29,10 @@ func FuzzParse(f *testing.F) {
 	f.Add(shipped)
 	f.Add([]byte("version = 1\nrule \"r\" {\n when = job.gpus[0] == 3\n grant {}\n}\n"))
 	f.Add([]byte("version = 1e400"))
-	paths, err := filepath.Glob("testdata/*.hcl")
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, path := range paths {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
-		if source, _, _ := bytes.Cut(content, []byte("=== ")); len(source) <= maxFuzzed {
-			f.Add(source)
+	policies := readCorpus(f)
+	for _, name := range policies.Names() {
+		if source, _, _ := strings.Cut(policies.Files[name], "=== "); len(source) <= maxFuzzed {
+			f.Add([]byte(source))
 		}
 	}
 	f.Fuzz(func(t *testing.T, source []byte) {

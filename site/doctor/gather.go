@@ -38,8 +38,9 @@ type Question struct {
 // driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
 const driverTimeout = 15 * time.Second
 
-// gather reads the state of a node. If a part cannot be read, it records that and continues.
-func gather(ctx context.Context, q Question) node {
+// gather reads the state of a node. If a part cannot be read, it records that and continues. Programs of ours that Slurm
+// does not start are where that function says.
+func gather(ctx context.Context, q Question, where func(program string) string) node {
 	q.Conf = state.SlurmConf(q.Conf)
 	n := node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
 	if !n.Root {
@@ -66,7 +67,7 @@ func gather(ctx context.Context, q Question) node {
 		}
 		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
 	}
-	n.Programs = programs(ctx, n.Slurm)
+	n.Programs = programs(ctx, n.Slurm, where)
 	n.State = stateDir(q.Paths)
 	n.Limits = limits()
 	n.Guard = guarding()
@@ -78,13 +79,13 @@ func gather(ctx context.Context, q Question) node {
 // known reports whether the site's settings are known: its file can be used, or a copy of it.
 func (n node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
 
-// programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this one or as packaged.
-func programs(ctx context.Context, s *slurmFiles) []program {
+// programs finds our programs: those that Slurm starts at Slurm's paths, the others where that function says.
+func programs(ctx context.Context, s *slurmFiles, where func(program string) string) []program {
 	var all []program
 	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"} {
 		path := s.started(name)
 		if path == "" {
-			path = site.ProgramPath(name)
+			path = where(name)
 		}
 		if path == filepath.Join(site.Libexec, "mpirun-wrap") {
 			path = "/usr/bin/mpirun-wrap"

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -144,6 +145,24 @@ func TestRepairsNameInstalledFiles(t *testing.T) {
 	for _, path := range []string{site.Libexec + "/prolog", shipped + "policy.hcl", shipped + "site.hcl", examples + "gres.conf"} {
 		if !strings.Contains(string(list), ", dst: "+path+", ") {
 			t.Errorf("no package has %s", path)
+		}
+	}
+}
+
+// Every row of known.json has what doctor compares: releases are versions.
+func TestKnownIsWhole(t *testing.T) {
+	if len(known().Proven) == 0 || len(known().Patched) == 0 {
+		t.Fatal("known.json cannot be read")
+	}
+	version := regexp.MustCompile(`^[1-9][0-9]+(\.[0-9]+)+$`)
+	for _, d := range known().Proven {
+		if !version.MatchString(d.Driver) || d.GPU == "" {
+			t.Errorf("half a row: %+v", d)
+		}
+	}
+	for _, p := range known().Patched {
+		if p.What != "driver" && p.What != "Slurm" || !version.MatchString(p.First) || p.Source == "" || p.Branches == "" {
+			t.Errorf("half a row: %+v", p)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -111,4 +112,27 @@ func TestALinkInTheMiddleOfAChain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The limit of another process is read, and that it may not raise it: as in a container without the capability.
+func TestLimitOfAProcess(t *testing.T) {
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("needs setpriv, as root")
+	}
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `ulimit -n 512; exec "$@"`, "sh",
+		setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource", "cat")
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	_, err1 = in.Write([]byte("x"))
+	_, err2 = out.Read(make([]byte, 1)) // cat runs
+	got := limitOf(nil, "it", cmd.Process.Pid)
+	if want := []limit{{"it", 512, false}}; err1 != nil || err2 != nil || !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v: %v, %v", got, want, err1, err2)
+	}
+	_ = in.Close()
+	_ = cmd.Wait()
 }

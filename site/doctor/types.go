@@ -146,7 +146,7 @@ type limit struct {
 	MayRaise bool
 }
 
-// knownFile has proven drivers, and the first releases with fixes of known vulnerabilities. site/lab/proven reads it.
+// knownFile has proven drivers, and the first releases with fixes of known vulnerabilities.
 //
 //go:embed known.json
 var knownFile []byte
@@ -181,7 +181,9 @@ type checked struct {
 }
 
 // Examine reads the state of a node and judges it.
-func Examine(ctx context.Context, q Question) Report { return newReport(gather(ctx, q)) }
+func Examine(ctx context.Context, q Question) Report {
+	return newReport(gather(ctx, q, site.ProgramPath))
+}
 
 func newReport(n node) Report {
 	r := Report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Unseen: n.Unseen}

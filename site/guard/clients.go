@@ -173,7 +173,7 @@ func (g *Guard) take(pid int, opened opened, full bool) {
 	switch {
 	case g.living[pid] != nil:
 	case len(c.files) == 0:
-		unix.Close(c.pidfd)
+		g.events.unfollow(c.pidfd)
 		return
 	default:
 		g.living[pid] = c
@@ -197,7 +197,7 @@ func (g *Guard) dismiss(c *client) {
 	g.dismissed[c.proc] = true
 	g.forget(c)
 	delete(g.living, c.proc.PID)
-	unix.Close(c.pidfd)
+	g.events.unfollow(c.pidfd)
 	g.close(c)
 }
 
@@ -251,7 +251,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 		err = errNotOurs
 	}
 	if err == nil {
-		if err = g.events.add(pidfd, pid, 0); err != nil {
+		if err = g.events.follow(pidfd, pid); err != nil {
 			err = fmt.Errorf("cannot wait for its end: %w", errors.Unwrap(err)) // the same for all processes
 		}
 	}
@@ -529,7 +529,7 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 	c.exit = g.exits.of(g.kernel, c.pidfd, pid)
 	final := g.exits.whole || c.exit.known && !c.exit.inOrder()
 	c.inOrder, c.unsettled = final && c.exit.inOrder(), !final
-	unix.Close(c.pidfd)
+	g.events.unfollow(c.pidfd)
 	delete(g.living, pid)
 	g.noteEnd(c, now)
 	g.noteHarm(c, now)
@@ -597,7 +597,7 @@ func (g *Guard) findClosed(now time.Time) {
 			c.died = now
 			g.noteHarm(c, now)
 			g.tellDead(c, usage.Ended, 0)
-			unix.Close(c.pidfd)
+			g.events.unfollow(c.pidfd)
 			delete(g.living, pid)
 		}
 	}

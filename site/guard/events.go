@@ -61,6 +61,17 @@ func openEvents() (*events, error) {
 	return e, errors.Join(e.add(e.inotify, 0, unix.EPOLLONESHOT), e.add(e.lines, 0, unix.EPOLLONESHOT))
 }
 
+// follow makes the death of a process end one wait, which returns the pid. A death comes once, so the event does, too: a
+// pidfd of a dead process is ready for ever.
+func (e *events) follow(pidfd, pid int) error { return e.add(pidfd, pid, unix.EPOLLONESHOT) }
+
+// unfollow closes a pidfd. Its event would otherwise live as long as any duplicate, which a taker may have for as long as
+// a user's file system likes.
+func (e *events) unfollow(pidfd int) {
+	_ = unix.EpollCtl(e.epoll, unix.EPOLL_CTL_DEL, pidfd, nil)
+	unix.Close(pidfd)
+}
+
 // add makes a ready descriptor end a wait. The wait returns the pid if the descriptor is a pidfd.
 func (e *events) add(fd, pid int, flags uint32) error {
 	event := unix.EpollEvent{Events: unix.EPOLLIN | flags, Fd: int32(fd), Pad: int32(pid)}

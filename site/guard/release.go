@@ -252,7 +252,7 @@ func (g *Guard) releaseAll() {
 	}
 	for pid, c := range g.living {
 		delete(g.living, pid)
-		unix.Close(c.pidfd)
+		g.events.unfollow(c.pidfd)
 		g.close(c)
 	}
 	if !g.awaitResults(endWait, func() bool { return g.files == 0 }) {

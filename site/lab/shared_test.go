@@ -12,10 +12,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 )
 
-// recordTo is the folder that gets the environments of this file's jobs, for site/slurm/testdata/shared.
-var recordTo = flag.String("record", "", "write the environments of jobs with a part of a GPU into this folder")
+// recordTo is the archive that gets the environments of this file's jobs, as site/sim/recorded/shared.txtar.
+var recordTo = flag.String("record", "", "write the environments of jobs with a part of a GPU into the archive of this absolute path")
 
 // partHook records its environment. The epilog also waits while the file hold exists.
 const partHook = `#!/bin/sh
@@ -81,7 +83,7 @@ func (p parts) env(t *testing.T, job int, who string) map[string]string {
 var unsaid = []string{"SLURM_TASK_PID", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_LAUNCH_NODE_IPADDR",
 	"SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_STEPMGR"}
 
-// keep writes the job's recordings into the folder of the flag.
+// keep writes the job's recordings into the archive of the flag.
 func (p parts) keep(t *testing.T, name string, job int) {
 	t.Helper()
 	if *recordTo == "" {
@@ -100,8 +102,7 @@ func (p parts) keep(t *testing.T, name string, job int) {
 		if who == "ready" {
 			continue
 		}
-		text := tidied(readFile(t, path), host)
-		if err := os.WriteFile(filepath.Join(*recordTo, p.Release()+"-"+name+"-"+who+".env"), []byte(text), 0o644); err != nil {
+		if err := txtar.Put(*recordTo, p.Release()+"-"+name+"-"+who+".env", tidied(readFile(t, path), host)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -294,7 +295,7 @@ func (p parts) ranWithin(t *testing.T, id int) string {
 func forRecordings(t *testing.T) {
 	t.Helper()
 	if *recordTo == "" {
-		t.Skip("-args -record FOLDER records the environments of these jobs")
+		t.Skip("-args -record ARCHIVE records the environments of these jobs")
 	}
 }
 

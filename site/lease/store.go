@@ -28,8 +28,6 @@ type Store struct {
 	// Emptier is the command line of a process that calls Empty with the name that follows it. If it is empty, this
 	// process empties file systems of closed jobs itself, and may wait for ever for a user's process.
 	Emptier []string
-	// Direct may read a ticket faster than encoding/json, which reads what Direct leaves. nil: all.
-	Direct func(content []byte, t *Ticket) bool
 }
 
 // Open makes the store's folders below dir, owned by root. The boot is site.BootID's.
@@ -328,11 +326,7 @@ func (s *Store) ReadTicket(job uint32) (t Ticket, err error) {
 	if err != nil {
 		return t, err
 	}
-	var torn error
-	if s.Direct == nil || !s.Direct(content, &t) {
-		t = Ticket{}
-		torn = json.Unmarshal(content, &t)
-	}
+	torn := json.Unmarshal(content, &t)
 	err = header{t.Schema, t.Boot}.check(path, s.boot)
 	switch {
 	case torn != nil && (err == nil || t.Boot == ""):

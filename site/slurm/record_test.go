@@ -3,7 +3,6 @@
 package slurm
 
 import (
-	"path/filepath"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
@@ -14,5 +13,5 @@ func recording(t *testing.T, path string) Env { return NewEnv(recorded.Lines(t, 
 
 // recordings lists the recordings that match.
 func recordings(t *testing.T, pattern string, atLeast int) []string {
-	return recorded.Paths(t, filepath.Join("testdata", pattern), atLeast)
+	return recorded.Paths(t, pattern, atLeast)
 }

@@ -3,12 +3,10 @@
 package job_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,28 +30,19 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 		breaks func(testNode)
 		want   string
 	}{
-		{"the control program is not there", func(p testNode) {
-			p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
-		}, `prolog: cannot start /nonexistent -d: .*no such file or directory`},
 		{"the daemon dies at its start", func(p testNode) { p.Fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
-		{"the start is silent", func(p testNode) { p.Fault("silent_start", "1") }, `prolog: cannot (ask|prepare) daemon of .*: (the daemon does not answer|no answer within 10s: .*)`},
-		{"the daemon answers rubbish", func(p testNode) { p.Fault("garbage_answer", "1") }, `prolog: cannot .*`},
-		{"the daemon never stops answering", func(p testNode) { p.Fault("endless_answer", "1") }, `prolog: cannot .*`},
 		{"the daemon is deaf", func(p testNode) { p.Fault("deaf", "1") }, `prolog: cannot ask daemon of \S+/jobs/7/0/pipe "get_default_active_thread_percentage": the daemon does not answer`},
 		{"there is no driver", func(p testNode) {
 			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
 				p.T.Fatal(err)
 			}
 		}, `prolog: cannot initialise NVML: Driver Not Loaded`},
-		{"the mode may not be set", func(p testNode) { p.Fail("nvmlDeviceSetComputeMode", 4, 0) }, `prolog: cannot set compute mode of GPU-\S+ to exclusive_process: .*`},
 		{"the mode is accepted and not set", func(p testNode) { p.Fail("nvmlDeviceSetComputeMode.ignored", 1, 0) }, `prolog: cannot set compute mode of GPU-\S+: set to exclusive_process, and it reads default`},
-		{"the GPU is lost", func(p testNode) { p.Fail("nvmlDeviceGetUUID", 15, 0) }, `prolog: cannot .*`},
 		{"an admin took the GPU out of service", func(p testNode) {
 			if err := p.Sim.Node.GPU(0).SetMode(2); err != nil {
 				p.T.Fatal(err)
 			}
 		}, `prolog: cannot use GPU-\S+: its compute mode is prohibited: an admin took it out of service`},
-		{"the state cannot be written", func(p testNode) { p.Write(p.Paths().Run(), "a file") }, `prolog: cannot make state folder: .*`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)
@@ -71,22 +60,6 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
-	p := newTestNode(t, testnode.Default(`on_failure = "run_without"`), node.H200)
-	p.Fault("dies_at_start", "1")
-	p.Must(0, p.Job(7, "0"), "prolog")
-	if ticket := p.Ticket(7); !ticket.RunWithoutMPS || !strings.Contains(ticket.RefusalReason, "cannot start") {
-		t.Errorf("ticket %+v", ticket)
-	}
-	env := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", "PATH=/usr/bin:/bin"}
-	result, err := p.Run(p.Ctx, env, "mpirun-wrap", "echo", "ran")
-	if err != nil || result.Code != 0 || !strings.HasSuffix(result.Output, "ran\n") || !strings.HasPrefix(result.Output, "mpirun-wrap: running without MPS, as this site's policy allows: ") {
-		t.Errorf("%+v, %v", result, err)
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
 }
 
 // Whatever an epilog finds running, stopped or missing, it ends in time and leaves nothing behind.
@@ -243,16 +216,6 @@ func TestModesBefore(t *testing.T) {
 	}
 }
 
-func TestComputeModeUnchanged(t *testing.T) {
-	p := newTestNode(t, testnode.Default(`compute_mode = "unchanged"`), node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
-	if p.Modes() != "0" {
-		t.Errorf("mode %s", p.Modes())
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
-}
-
 // The epilog follows the lease. A policy that has been removed or broken since the prolog changes nothing.
 //
 // Contract: R2
@@ -326,83 +289,5 @@ func TestMIGInstances(t *testing.T) {
 		t.Errorf("the mode of a GPU with instances was set to %s", p.Modes())
 	}
 	p.Must(0, job, "epilog")
-	p.Clean()
-}
-
-// A ticket refuses a job if it is not certain which GPU is meant, or if the GPU cannot be shared. No node drains.
-func TestRefusals(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		model  node.Model
-		gres   string
-		gpus   string
-		reason string
-	}{
-		{"no GPU", node.H200, "", "", `job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N`},
-		{"two types", node.H200, "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "0",
-			`cannot resolve GPUs of job 7: node n1 has GPU types a and b in slurm.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type`},
-		{"older than Volta", node.P100, "", "0", `GPU-\S+ \(Tesla P100\S*\) has compute capability 6.0: MPS shares a GPU safely from 7.0 \(Volta\) on`},
-		{"a whole GPU in MIG mode", node.H100SXM.Cut(node.H100Slice1), "", "0", `GPU-\S+ is in MIG mode, and the job has it whole: ask for an instance of it`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := newTestNode(t, "", c.model, c.model)
-			if c.gres != "" {
-				p.Write(p.Gres(), c.gres)
-				p.Write(p.Conf, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n")
-			}
-			p.Must(0, p.Job(7, c.gpus), "prolog")
-			if got := p.Ticket(7).RefusalReason; !regexp.MustCompile("^" + c.reason + "$").MatchString(got) {
-				t.Errorf("got  %s\nwant %s", got, c.reason)
-			}
-			if p.Modes() != "00" {
-				t.Errorf("modes %s", p.Modes())
-			}
-			p.Must(0, p.Job(7, c.gpus), "epilog")
-			p.Clean()
-		})
-	}
-}
-
-// If root may not raise slurmd's limit of open files, a GPU gets only as many ranks as the daemon can serve. If that
-// is fewer than one, the prolog fails with a message.
-func TestFewOpenFiles(t *testing.T) {
-	p := newTestNode(t, "", node.H200, node.H200)
-	prolog := func(files int, job testnode.Job) (int, string) {
-		t.Helper()
-		line := append([]string{fmt.Sprintf("--nofile=%d:%d", files, files), "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, p.Command("prolog")...)
-		cmd := exec.CommandContext(p.Ctx, "prlimit", line...)
-		cmd.Env = append(job.Environment("prolog_slurmd"), "PATH=/usr/bin:/bin")
-		said, err := cmd.CombinedOutput()
-		var exit *exec.ExitError
-		if err != nil && !errors.As(err, &exit) {
-			t.Fatal(err)
-		}
-		return cmd.ProcessState.ExitCode(), string(said)
-	}
-	for _, c := range []struct {
-		files   int
-		gpus    string
-		clients int
-	}{{1024, "0", 12}, {1024, "0,1", 6}, {16384, "0,1", 48}} {
-		if code, said := prolog(c.files, p.Job(7, c.gpus)); code != 0 {
-			t.Fatalf("%d files: code %d: %s\n%s", c.files, code, said, p.Log())
-		}
-		if got := p.Ticket(7).Grant.MaxClients; got != c.clients {
-			t.Errorf("%d files, GPUs %s: max_clients %d, want %d", c.files, c.gpus, got, c.clients)
-		}
-		if limits := e2e.Read(t, fmt.Sprintf("/proc/%d/limits", p.Ticket(7).Daemons[0].Proc.PID)); !strings.Contains(limits, fmt.Sprintf("Max open files            %d", c.files)) {
-			t.Errorf("the daemon's limits:\n%s", limits)
-		}
-		p.Must(0, p.Job(7, c.gpus), "epilog")
-	}
-	if !strings.Contains(p.Log(), `"granted":48,"max_clients":12`) {
-		t.Errorf("the log does not report the smaller grant:\n%s", p.Log())
-	}
-	code, said := prolog(63, p.Job(8, "0"))
-	if want := "prolog: cannot start a control daemon of 1 GPUs: its limit of open files is 63, too few for one client on each: set LimitNOFILE=131072 in slurmd.service and restart slurmd\n"; code != 1 || said != want {
-		t.Errorf("code %d\ngot  %swant %s", code, said, want)
-	}
-	p.Must(0, p.Job(8, "0"), "epilog")
 	p.Clean()
 }

@@ -169,18 +169,6 @@ func TestASharedGPUInExclusiveMode(t *testing.T) {
 	p.Must(0, p.Job(7, "0"), "epilog")
 }
 
-// If a node also has gres/mps, a job gets its whole GPUs as on any other node.
-func TestAWholeGPUBesideGresMPS(t *testing.T) {
-	p := newTestNode(t, "", node.H200, node.H200)
-	p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
-	p.Must(0, p.Job(7, "0"), "prolog")
-	if refused := p.Ticket(7).RefusalReason; refused != "" {
-		t.Error(refused)
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
-}
-
 // Under a real Slurm, two jobs on one GPU by gres run under MPS at the same time, and do not drain the node. A job beside
 // them that does not use MPS computes.
 func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {

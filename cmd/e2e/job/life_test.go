@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -76,12 +75,6 @@ func TestAJobThatAsksForNoMPS(t *testing.T) {
 	p.Clean()
 }
 
-func TestAnEpilogWithoutAProlog(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
-}
-
 func TestAPrologAgainAdopts(t *testing.T) {
 	p := newTestNode(t, "", node.H200, node.H200)
 	job := p.Job(7, "0,1")
@@ -95,101 +88,5 @@ func TestAPrologAgainAdopts(t *testing.T) {
 		t.Errorf("not adopted:\n%s", p.Log())
 	}
 	p.Must(0, job, "epilog")
-	p.Clean()
-}
-
-func TestAPrologAfterItsDaemonDied(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	job := p.Job(7, "0")
-	p.Must(0, job, "prolog")
-	before := p.Ticket(7).Daemons[0]
-	if err := before.Proc.Kill(9); err != nil {
-		t.Fatal(err)
-	}
-	p.Gone(before.Proc)
-	p.Must(0, job, "prolog")
-	if after := p.Ticket(7).Daemons[0]; after.Proc == before.Proc || !e2e.Alive(after.Proc) {
-		t.Errorf("daemon %v after %v", after.Proc, before.Proc)
-	}
-	p.Must(0, job, "epilog")
-	p.Clean()
-}
-
-func TestTwoJobsSideBySide(t *testing.T) {
-	p := newTestNode(t, "", node.H200, node.H200)
-	seven, eight := p.Job(7, "0"), p.Job(8, "1")
-	p.Must(0, seven, "prolog")
-	p.Must(0, eight, "prolog")
-	if got := p.Modes(); got != "33" {
-		t.Errorf("modes %s", got)
-	}
-	p.Must(0, seven, "epilog")
-	if got := p.Modes(); got != "03" {
-		t.Errorf("after the first job: modes %s", got)
-	}
-	if !e2e.Alive(p.Ticket(8).Daemons[0].Proc) {
-		t.Error("the other job's daemon is gone")
-	}
-	p.Must(0, eight, "epilog")
-	p.Clean()
-}
-
-// A GPU whose job was never closed still belongs to that job. The next job's prolog drains the node, and the first
-// job's epilog frees the GPU.
-//
-// Contract: R6
-func TestAGPUThatAnotherJobHolds(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
-	out := p.Must(1, p.Job(8, "0"), "prolog")
-	uuid := p.Ticket(7).Devices[0].UUID
-	if want := fmt.Sprintf("prolog: cannot claim %s: job 7 holds it: its epilog has not closed it; "+
-		"if squeue -j 7 shows that the job is gone: %s\n", uuid, p.Paths().ReapCommand(7)); out != want {
-		t.Errorf("got %s want %s", out, want)
-	}
-	p.Must(0, p.Job(8, "0"), "epilog")
-	if !e2e.Alive(p.Ticket(7).Daemons[0].Proc) || p.Modes() != "3" {
-		t.Error("the second job's epilog changed the first job's GPU")
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
-}
-
-// Contract: R4
-func TestAnotherBoot(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
-	daemon := p.Ticket(7).Daemons[0].Proc
-	// The node has booted: no process runs, the modes have their defaults, and the records name another boot.
-	if err := daemon.Kill(9); err != nil {
-		t.Fatal(err)
-	}
-	p.KillLeft()
-	p.Until("end of all processes", func() bool { return !strings.Contains(fmt.Sprint(p.Leftovers()), "process") })
-	if err := p.LoseGroups(); err != nil {
-		t.Fatal(err)
-	}
-	gpus, err := p.Sim.Node.GPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := gpus[0].SetMode(2); err != nil { // an admin sets it after the boot
-		t.Fatal(err)
-	}
-	boot, err := proc.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, record := range []string{"leases/7.json", "tickets/7.json", "claims/" + string(p.UUID(0))} {
-		path := filepath.Join(p.Paths().Run(), record)
-		p.Rewrite(path, strings.ReplaceAll(e2e.Read(t, path), boot, "00000000-earlier"))
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	if got := p.Modes(); got != "2" {
-		t.Errorf("a record of another boot changed a mode: %s", got)
-	}
-	if err := gpus[0].SetMode(0); err != nil {
-		t.Fatal(err)
-	}
 	p.Clean()
 }

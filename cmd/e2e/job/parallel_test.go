@@ -179,45 +179,6 @@ func TestSixtyFourJobsAtOnce(t *testing.T) {
 	p.Clean()
 }
 
-// Three jobs want two of three GPUs each, and one of them gets both of its GPUs. The others leave nothing behind, not
-// even a claim on the free GPU.
-func TestJobsThatClaimTheSameGPUs(t *testing.T) {
-	p := newCrowd(t, "", 3)
-	want := [][]int{{0, 1}, {1, 2}, {2, 0}}
-	for round := range 6 {
-		id := func(i int) uint32 { return uint32(10*(round+1) + i) }
-		var winner atomic.Int32
-		winner.Store(-1)
-		together(copies(3, func(i int) {
-			did := p.runs(p.Job(id(i), fmt.Sprintf("%d,%d", want[i][0], want[i][1])), "prolog")
-			switch {
-			case did.Code == 0:
-				if other := winner.Swap(int32(i)); other != -1 {
-					t.Errorf("jobs %d and %d both opened", id(i), id(int(other)))
-				}
-			case did.Code != 1 || !heldBy.MatchString(did.Output):
-				t.Errorf("prolog of job %d: %+v", id(i), did)
-			}
-		})...)
-		first := int(winner.Load())
-		if first < 0 {
-			t.Fatalf("no prolog opened its job\n%s", p.Log())
-		}
-		p.has(id(first), want[first]...)
-		if free := 3 - want[first][0] - want[first][1]; p.holder(free) != 0 || p.Modes()[free] != '0' {
-			t.Errorf("GPU %d is job %d's, modes %s", free, p.holder(free), p.Modes())
-		}
-		for _, folder := range []string{"leases", "tickets", "jobs"} {
-			entries, err := os.ReadDir(filepath.Join(p.Paths().Run(), folder))
-			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), fmt.Sprint(id(first))) {
-				t.Errorf("%s: %v, %v, want job %d's alone", folder, entries, err, id(first))
-			}
-		}
-		together(copies(3, func(i int) { p.closes(p.Job(id(i), "")) })...)
-		p.Clean()
-	}
-}
-
 // Three epilogs of a job start while its prolog, whose slurmd has died, is still in the driver. The first epilog
 // waits for the prolog or ends it, and no epilog ends another.
 func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
@@ -266,54 +227,6 @@ func (p testNode) orphan(job testnode.Job) proc.Process {
 	}
 	p.T.Cleanup(func() { _ = stat.Kill(9) })
 	return stat.Process
-}
-
-// Epilogs of one job run at the same time, while a client has its grace period. That is longer than an epilog waits for
-// a prolog before it ends the prolog. Each waits for the one before it, and none ends another.
-func TestEpilogsOfOneJobAtOnce(t *testing.T) {
-	p := newCrowd(t, testnode.Default(`drain_grace = "11s"`), 1)
-	p.Facts(`epilog_deadline = "2m"`)
-	job := p.Job(7, "0")
-	p.Must(0, job, "prolog")
-	wrapped := p
-	wrapped.Bin = filepath.Join(p.Bin, "../bin")
-	wrapped.Client(7, "spin", "-ms", "5", "-for", "100")
-	together(copies(4, func(int) { p.closes(job) })...)
-	p.Clean()
-	if strings.Contains(p.Log(), "killing the job's prolog") {
-		t.Errorf("an epilog was ended:\n%s", p.Log())
-	}
-}
-
-// The epilog of a job runs again, several times, after another job got the GPU. The other job does not notice.
-//
-// The second time, the first job's lease exists again without its claim. An epilog leaves this state if it dies at
-// its last step.
-//
-// Contract: M2
-func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
-	p := newCrowd(t, "", 1)
-	seven, eight := p.Job(7, "0"), p.Job(8, "0")
-	p.Must(0, seven, "prolog")
-	path := filepath.Join(p.Paths().Run(), "leases/7.json")
-	lease := e2e.Read(t, path)
-	p.Must(0, seven, "epilog")
-	p.Must(0, eight, "prolog")
-	before := p.Ticket(8).Daemons[0].Proc
-	for range 2 {
-		together(copies(4, func(int) { p.closes(seven) })...)
-		p.has(8, 0)
-		if after := p.Ticket(8).Daemons[0].Proc; after != before {
-			t.Errorf("the daemon was %v and is %v", before, after)
-		}
-		if _, err := os.Stat(path); err == nil {
-			t.Error("job 7 has a lease")
-		}
-		p.Rewrite(path, lease)
-	}
-	p.Must(0, seven, "epilog")
-	p.Must(0, eight, "epilog")
-	p.Clean()
 }
 
 // A requeued job's next prolog starts while its epilog still runs, a little later in each round. One whole lease is

@@ -13,13 +13,14 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
-// Goldens are the environments of real launches: go test ./cmd/e2e/launcher -run TestPlacements -args -record DIR. It writes a
-// file for each launch and node, with the environments of the ranks in order (site/slurm/testdata/launches).
-var recordTo = flag.String("record", "", "folder for the environments of the ranks of every launch")
+// Goldens are the environments of real launches: go test ./cmd/e2e/launcher -run TestPlacements -args -record ARCHIVE. It
+// writes a file for each launch and node, with the environments of the ranks in order (site/sim/recorded/launches.txtar).
+var recordTo = flag.String("record", "", "absolute path of the archive for the environments of the ranks of every launch")
 
 // recordScript records the environment that a rank in its place sees, and then becomes that rank.
 const recordScript = `#!/bin/sh
@@ -47,7 +48,7 @@ func (s *launchCluster) recorder(number int) string {
 	return fmt.Sprintf("%s %d ", path, number)
 }
 
-// keep writes a launch's recordings to the folder of goldens.
+// keep writes a launch's recordings into the archive.
 func (s *launchCluster) keep(number int, l launchCase) {
 	if *recordTo == "" {
 		return
@@ -76,7 +77,7 @@ func (s *launchCluster) keep(number int, l launchCase) {
 		if len(s.Nodes()) == 1 {
 			name = "n1"
 		}
-		if err := os.WriteFile(filepath.Join(*recordTo, file+"."+name), []byte(text.String()), 0o644); err != nil {
+		if err := txtar.Put(*recordTo, file+"."+name, text.String()); err != nil {
 			s.T.Fatal(err)
 		}
 	}

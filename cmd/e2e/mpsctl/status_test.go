@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,12 +21,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -237,15 +234,6 @@ func newScene(t *testing.T, attributes ...string) scene {
 
 func (s scene) path(name string) string { return filepath.Join(s.Paths().Run(), name) }
 
-// record writes a file of the state as root.
-func (s scene) record(name, content string) {
-	s.T.Helper()
-	if err := os.MkdirAll(filepath.Dir(s.path(name)), 0o755); err != nil {
-		s.T.Fatal(err)
-	}
-	s.Rewrite(s.path(name), content)
-}
-
 // remove removes a file of the state.
 func (s scene) remove(name string) {
 	s.T.Helper()
@@ -340,8 +328,8 @@ func (s scene) server() int {
 	return pid
 }
 
-// Status reports each disagreement between lease and node, and nothing else. The test makes each disagreement by
-// hand.
+// Status reports a disagreement between lease and node, and nothing else. Here are those that a daemon's answers show.
+// TestJudge of package state has all.
 func TestStatusMarksDisagreements(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -350,15 +338,11 @@ func TestStatusMarksDisagreements(t *testing.T) {
 		want  string
 	}{
 		{"nothing", func(s scene) { s.remove("jobs/7/0/lock") }, ""}, // status does not make the file again
-		{"an admin set the mode back", func(s scene) { s.mode(0, node.Default) }, "mode-differs"},
-		{"a GPU is exclusive without a lease", func(s scene) { s.mode(1, node.ExclusiveProcess) }, "exclusive-without-lease"},
-		{"the daemon was killed", func(s scene) { _ = s.daemon.Proc.Kill(9); s.Gone(s.daemon.Proc) }, "daemon-gone"},
 		{"another daemon took its folder", func(s scene) {
 			_ = s.daemon.Proc.Kill(9)
 			s.Gone(s.daemon.Proc)
 			s.start(s.daemon.PipeDir, 0)
 		}, "daemon-replaced"},
-		{"the daemon is stopped", func(s scene) { s.stop(s.daemon.Proc.PID) }, "daemon-wedged"},
 		{"the server is stopped", func(s scene) { s.stop(s.server()) }, "daemon-wedged"},
 		{"the user emptied the pipe folder", func(s scene) {
 			for _, name := range []string{"control", "control_privileged", "nvidia-cuda-mps-control.pid"} {
@@ -374,40 +358,7 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			_ = cmd.Run()
 		}, "server-fault"},
 		{"the user lifted the ceiling", func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
-		{"the user lifted the ceiling of servers to come", func(s scene) { s.ask(s.daemon, "set_default_active_thread_percentage 100") }, "ceiling-lifted"},
-		{"a claim without a lease", func(s scene) {
-			claim := e2e.Read(s.T, s.path("claims/"+string(s.UUID(0))))
-			s.record("claims/"+string(s.UUID(1)), strings.Replace(claim, `"job":7`, `"job":6`, 1))
-		}, "claim-without-lease"},
-		{"a ticket without a lease", func(s scene) {
-			ticket := e2e.Read(s.T, s.path("tickets/7.json"))
-			s.record("tickets/6.json", strings.Replace(ticket, `"id": 7`, `"id": 6`, 1))
-		}, "ticket-without-lease"},
-		{"a folder without a lease", func(s scene) { s.record("jobs/6/lock", "") }, "directory-without-lease"},
-		{"a daemon of slurm-mps without a lease", func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "daemon-without-lease"},
 		{"a user's own daemon", func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, ""},
-		{"the ticket is gone", func(s scene) { s.remove("tickets/7.json") }, "lease-without-ticket"},
-		{"the claim is gone", func(s scene) { s.remove("claims/" + string(s.UUID(0))) }, "lease-without-claim"},
-		{"the lease is torn", func(s scene) { s.record("leases/7.json", `{"schema":1,`) }, "lease-unreadable"},
-		{"the lease is of a newer kind", func(s scene) {
-			s.record("leases/7.json", strings.Replace(e2e.Read(s.T, s.path("leases/7.json")), `"schema": 3`, `"schema": 9`, 1))
-		}, "lease-unreadable"},
-		{"the lease is a user's", func(s scene) { _ = os.Chown(s.path("leases/7.json"), e2e.UID, e2e.GID) }, "lease-unreadable"},
-		{"its prolog died", func(s scene) {
-			s.record("leases/7.json", strings.Replace(e2e.Read(s.T, s.path("leases/7.json")), `"phase": "open"`, `"phase": "opening"`, 1))
-		}, "lease-unfinished"},
-		{"its epilog died", func(s scene) {
-			s.record("leases/7.json", strings.Replace(e2e.Read(s.T, s.path("leases/7.json")), `"phase": "open"`, `"phase": "closing"`, 1))
-		}, "lease-unfinished"},
-		{"the lease is of an earlier boot", func(s scene) {
-			boot, _ := proc.BootID()
-			_ = s.daemon.Proc.Kill(9)
-			s.Gone(s.daemon.Proc)
-			s.mode(0, node.Default)
-			for _, name := range []string{"leases/7.json", "tickets/7.json", "claims/" + string(s.UUID(0))} {
-				s.record(name, strings.ReplaceAll(e2e.Read(s.T, s.path(name)), boot, "00000000-earlier"))
-			}
-		}, "directory-without-lease"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScene(t, "ceiling = 50")
@@ -459,38 +410,6 @@ func (p testNode) files() []string {
 		return nil
 	})
 	return all
-}
-
-// The commands of a finding repair it, as an admin pastes them.
-func TestRepairsOfFindings(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(scene){
-		"unfinished": func(s scene) {
-			s.record("leases/7.json", strings.Replace(e2e.Read(s.T, s.path("leases/7.json")), `"phase": "open"`, `"phase": "closing"`, 1))
-		},
-		"folder": func(s scene) { s.Must(0, s.Job(7, "0"), "epilog"); s.record("jobs/6/lock", "") },
-		"ticket": func(s scene) {
-			ticket := strings.Replace(e2e.Read(s.T, s.path("tickets/7.json")), `"id": 7`, `"id": 6`, 1)
-			s.Must(0, s.Job(7, "0"), "epilog")
-			s.record("tickets/6.json", ticket)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t)
-			spoil(s)
-			found := s.status().Findings
-			if len(found) != 1 {
-				t.Fatalf("found %+v", found)
-			}
-			_, command, ok := strings.Cut(found[0].Do, ": ")
-			cmd := exec.Command("/bin/sh", "-c", command)
-			cmd.Env = []string{"PATH=" + s.Bin + ":/usr/bin:/bin"}
-			if out, err := cmd.CombinedOutput(); !ok || err != nil {
-				t.Fatalf("%s: %v: %s", found[0].Do, err, out)
-			}
-			s.Clean()
-		})
-	}
 }
 
 // Audit finds exactly the planted problem, of each kind.
@@ -663,151 +582,4 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 		t.Errorf("only %d jobs ran at the same time", jobs)
 	}
 	p.Clean()
-}
-
-// Status prints a thousand leases in 100 ms, with its start, its output and its driver; by day a hundred. The test
-// takes the shortest of several runs, because this machine also does other work.
-//
-// All leases except the first name the daemon of the first lease, because a thousand daemons are too many for this
-// machine.
-func TestAThousandLeases(t *testing.T) {
-	s := newScene(t)
-	boot, err := proc.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := lease.Open(s.Paths().Run(), boot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	one := s.fastest(1, 0)
-	leases := night.Of(1000, 100)
-	for i := range leases - 1 {
-		owner := lease.Job{ID: uint32(i + 1001), UID: e2e.UID, GID: e2e.GID, User: "hpc1"}
-		l := lease.Lease{Job: owner, Phase: lease.Opened, Rule: "mps", CreatedAt: time.Now(), Daemons: []lease.Daemon{s.daemon}}
-		if err := errors.Join(store.Create(s.Ctx, l),
-			store.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Grant: policy.DefaultGrant(), Daemons: l.Daemons})); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// A machine that needs long for one lease is slow, or busy.
-	most := max(100*time.Millisecond, 8*one)
-	best := s.fastest(leases, most)
-	t.Logf("%d leases in %v, one in %v", leases, best, one)
-	if best > most {
-		t.Errorf("%d leases take %v, and one takes %v", leases, best, one)
-	}
-}
-
-// fastest returns the time of the fastest of some runs of status with so many leases. It ends with one that is fast
-// enough.
-func (s scene) fastest(leases int, enough time.Duration) time.Duration {
-	s.T.Helper()
-	best := time.Hour
-	for runs := 0; runs < 20 && best > enough; runs++ {
-		line := s.Command("mpsctl", "status", "--no-queries")
-		cmd := exec.CommandContext(s.Ctx, line[0], line[1:]...)
-		start := time.Now()
-		out, err := cmd.Output()
-		if err != nil || bytes.Count(out, []byte("\njob ")) != leases {
-			s.T.Fatalf("%d jobs: %v", bytes.Count(out, []byte("\njob ")), err)
-		}
-		// Status waits for nothing, so on an idle machine its run takes no longer than its processor time.
-		best = min(best, time.Since(start), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
-	}
-	return best
-}
-
-// A wrong command line makes mpsctl exit with 2 and print one sentence.
-func TestMpsctlUsage(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	for args, want := range map[string]string{
-		"bogus":           `cannot run "bogus": there is no such command: see mpsctl --help`,
-		"tune":            `cannot run "tune": there is no such command: see mpsctl --help`,
-		"status 7":        `cannot take "7": mpsctl status takes only flags: see mpsctl status --help`,
-		"status --bogus":  "cannot read flags: unknown flag: --bogus: see mpsctl status --help",
-		"audit 7":         `cannot take "7": mpsctl audit takes only flags: see mpsctl audit --help`,
-		"audit --watch":   "cannot read flags: unknown flag: --watch: see mpsctl audit --help",
-		"completion tcsh": `cannot complete for ["tcsh"]: name one shell: bash, zsh or fish`,
-	} {
-		if result := p.Ctl(strings.Fields(args)...); result.Code != 2 || result.Output != "mpsctl: "+want+"\n" {
-			t.Errorf("%q: code %d\ngot  %swant mpsctl: %s", args, result.Code, result.Output, want)
-		}
-	}
-	for _, command := range []string{"status", "audit", "reap"} {
-		if result := p.Ctl(command, "--help"); result.Code != 0 ||
-			!strings.Contains(result.Output, "Examples:\n  mpsctl "+command) || !strings.Contains(result.Output, "--json") {
-			t.Errorf("help of %s: code %d\n%s", command, result.Code, result.Output)
-		}
-	}
-	if result := p.Ctl("__complete", "status", "--"); !strings.Contains(result.Output, "--no-queries\t") || !strings.Contains(result.Output, "--json\t") {
-		t.Errorf("flags of status complete to %s", result.Output)
-	}
-}
-
-// terminal returns the two ends of a pseudo terminal of 24 lines and 80 columns.
-func terminal(t *testing.T) (ours, theirs *os.File) {
-	t.Helper()
-	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { ours.Close() })
-	number, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	theirs, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { theirs.Close() })
-	if err := unix.IoctlSetWinsize(int(ours.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
-		t.Fatal(err)
-	}
-	return ours, theirs
-}
-
-// On a terminal, status has colours if the terminal allows it.
-func TestStatusOnATerminal(t *testing.T) {
-	s := newScene(t)
-	for _, c := range []struct {
-		env    []string
-		colour bool
-	}{{[]string{"TERM=xterm"}, true}, {[]string{"TERM=xterm", "NO_COLOR=1"}, false}, {[]string{"TERM=dumb"}, false}} {
-		ours, theirs := terminal(t)
-		line := s.Command("mpsctl", "status")
-		cmd := exec.CommandContext(s.Ctx, line[0], line[1:]...)
-		cmd.Env, cmd.Stdout, cmd.Stderr = c.env, theirs, theirs
-		drawn := make(chan string)
-		go func() {
-			text, _ := io.ReadAll(ours) // ends with EIO when no process has the other end
-			drawn <- string(text)
-		}()
-		if err := cmd.Run(); err != nil {
-			t.Errorf("%q: %v", c.env, err)
-		}
-		theirs.Close()
-		text := <-drawn
-		if got := regexp.MustCompile(`\x1b\[\d+m`).MatchString(text); got != c.colour || !strings.Contains(text, "job 7") {
-			t.Errorf("%q: colour is %v: %q", c.env, got, text)
-		}
-	}
-}
-
-// Status reports a driver that does not start, and reports all else as usual.
-func TestStatusWithoutADriver(t *testing.T) {
-	s := newScene(t)
-	s.server()
-	if err := s.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
-		t.Fatal(err)
-	}
-	got := s.status()
-	if want := []string{"the GPUs: cannot initialise NVML: Driver Not Loaded"}; !slices.Equal(got.Unseen, want) ||
-		got.Jobs[0].Daemons[0].State != "serving" || len(got.Findings) != 0 {
-		t.Errorf("unseen %q, %+v", got.Unseen, got)
-	}
 }

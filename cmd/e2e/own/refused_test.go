@@ -3,8 +3,6 @@
 package own_test
 
 import (
-	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -64,24 +62,6 @@ func TestExclusiveMode(t *testing.T) {
 	n.clean()
 }
 
-// The 49th client of a GPU is refused: with a launcher by a sentence, and otherwise by CUDA's error.
-func TestTooManyClients(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	n.start(inStep(7, 0, 0, 49), n.wrap(n.CudaClient(), "info")...).says("48")
-	n.clean()
-	var all []*process
-	for range 48 {
-		all = append(all, n.start(nil, n.spin("600")...))
-	}
-	ready(all...)
-	last := n.start(nil, n.spin("600")...)
-	if last.end() == 0 || !strings.Contains(last.Text(), "err=") {
-		t.Errorf("the 49th client prints %s", last.Text())
-	}
-	lives(all...)
-	n.clean()
-}
-
 // With the site's prolog the ticket wins, and --report says so. The same script works on both kinds of sites.
 func TestTheSitesTicketWins(t *testing.T) {
 	n := newTestNode(t, node.H200)
@@ -98,50 +78,5 @@ func TestTheSitesTicketWins(t *testing.T) {
 	}
 	n.Must(0, n.Job(7, "0"), "epilog")
 	n.Clean()
-	n.clean()
-}
-
-// Flags and variables of the wrapper work as with the prolog.
-func TestOptions(t *testing.T) {
-	n := newTestNode(t, node.H200, node.H200)
-	for _, c := range []struct {
-		flags string
-		ranks int
-		want  []string // in what the ranks print, in the order of the ranks
-	}{
-		{"--share=even --gpu=block", 3, []string{"sm=66 ", "sm=66 ", "sm=132 "}},
-		{"--share=25% --gpu=cyclic", 2, []string{"sm=32 ", "sm=32 "}},
-		{"--share=3:1", 4, []string{"sm=100 ", "sm=100 ", "sm=32 ", "sm=32 "}},
-		{"--mem=8G", 1, []string{"free=8271MiB"}},
-		{"--share=none --gpu=all", 2, []string{"ndev=2", "ndev=2"}},
-	} {
-		t.Run(c.flags, func(t *testing.T) {
-			all := n.step(7, 0, c.ranks, n.wrap(append(strings.Fields(c.flags), n.CudaClient(), "info")...)...)
-			ends(0, all...)
-			for i, p := range all {
-				if !strings.Contains(p.Text(), c.want[i]) {
-					t.Errorf("rank %d prints %s, want %q", i, p.Text(), c.want[i])
-				}
-			}
-		})
-	}
-	n.clean()
-}
-
-// mps-tune finds the fastest shares of ranks under --own.
-func TestTune(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	path := filepath.Join(n.home, "program")
-	if err := node.WriteProgram(path, []byte("#!/bin/sh\ncase $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in 50*) echo rate 9;; *) echo rate 3;; esac\n")); err != nil {
-		t.Fatal(err)
-	}
-	wrapper := strings.Join(n.Command("mpirun-wrap", "--local-size=4"), " ")
-	four := fmt.Sprintf("for i in 0 1 2 3; do %s --local-rank=$i %s & done; wait", wrapper, path)
-	line := n.Command("mps-tune", "--repeats=2", "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", "sh", "-c", four)
-	p := n.start([]string{"SLURM_MPS_OWN=1"}, line...)
-	ends(0, p)
-	if want := "\nbest: overlap:2: the site's own share"; !strings.Contains(p.Text(), want) || !strings.Contains(p.Text(), "overlap:2") {
-		t.Errorf("it prints %s", p.Text())
-	}
 	n.clean()
 }

@@ -60,28 +60,6 @@ func TestSecondStep(t *testing.T) {
 	n.clean()
 }
 
-// All processes of a step are killed at the same moment, as Slurm may do it. Folder, socket and pid file of the daemon
-// stay. The same step and another one start all the same, and remove them.
-func TestStaleFolder(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	for _, next := range []int{0, 1} {
-		all := n.step(7, 0, 2, n.spin("60")...)
-		ready(all...)
-		stale := n.folders()
-		n.killAll(all...)
-		if now := n.folders(); len(stale) != 1 || !slices.Equal(now, stale) {
-			t.Fatalf("folders %q, then %q", stale, now)
-		}
-		if _, err := os.Stat(filepath.Join(stale[0], "jobs/7/0/pipe/control")); err != nil {
-			t.Error(err)
-		}
-		again := n.step(7, next, 2, n.spin("60")...)
-		ready(again...)
-		lives(again...)
-		n.clean()
-	}
-}
-
 // killAll stops all processes of a step and then kills them, so that none can react.
 func (n testNode) killAll(ranks ...*process) {
 	n.T.Helper()
@@ -125,10 +103,8 @@ func TestForeignFolder(t *testing.T) {
 	elsewhere := e2e.PublicDir(t)
 	name := fmt.Sprintf("slurm-mps-%d", e2e.UID)
 	for form, plant := range map[string]func(path string) error{
-		"a folder":  func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2002, 2002)) },
-		"a link":    func(path string) error { return os.Symlink(elsewhere, path) },
-		"a file":    func(path string) error { return os.WriteFile(path, nil, 0o666) },
-		"wide open": openTo,
+		"a folder": func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2002, 2002)) },
+		"a link":   func(path string) error { return os.Symlink(elsewhere, path) },
 	} {
 		for _, taken := range [][]string{n.bases()[:1], n.bases()} {
 			t.Run(fmt.Sprintf("%s in %d", form, len(taken)), func(t *testing.T) {
@@ -202,17 +178,6 @@ func (n testNode) stepsLeft() int {
 	return len(all)
 }
 
-// openTo makes a folder of the user that others can enter.
-func openTo(dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	if err := os.Chown(dir, e2e.UID, e2e.GID); err != nil {
-		return err
-	}
-	return os.Chmod(dir, 0o755)
-}
-
 // A rank that crashes has its own status, and its neighbours live, also if its work is in flight.
 func TestACrash(t *testing.T) {
 	n := newTestNode(t, node.H200)
@@ -257,53 +222,6 @@ func TestALateRank(t *testing.T) {
 	later := n.step(7, 0, 2, n.spin("60")...) // at this moment, the daemon ends
 	ready(later...)
 	lives(later...)
-	n.clean()
-}
-
-// Ranks of one step on two nodes have the same $TMPDIR, and the nodes have the same devices. Each node has its daemon.
-func TestSharedTmpdir(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	first := n.step(7, 0, 2, n.spin("60")...)
-	second := n.start(append(inStep(7, 0, 0, 1), "SLURMD_NODENAME=n2"), n.spin("60")...)
-	ready(append(first, second)...)
-	if got := len(n.folders()); got != 2 {
-		t.Errorf("%d folders, want one for each node: %s", got, n.state())
-	}
-	lives(second)
-	lives(first...)
-	n.clean()
-}
-
-// $TMPDIR does not decide where ranks meet: it may differ by task, or be on a network. Slots bound all of them.
-func TestAnyTmpdir(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	var all []*process
-	for _, dir := range []string{"/proc/self", n.home, "relative", "/nonexistent", "/" + strings.Repeat("long/", 18)} {
-		all = append(all, n.start([]string{"TMPDIR=" + dir}, n.spin("60", "--slots=5")...))
-	}
-	ready(all...)
-	n.one("--own-keep")
-	sixth := n.start([]string{"TMPDIR=" + n.tmp}, n.spin("0", "--slots=5", "--slots-wait=0")...)
-	sixth.says("cannot take a slot: all 5 are taken")
-	lives(all...)
-	n.clean()
-}
-
-// A job or a session may have a /tmp of its own, as job_container/tmpfs and pam_namespace make it. Its ranks meet
-// there.
-func TestAMountNamespace(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	tmpfs := "mount -t tmpfs -o mode=1777 none "
-	user := fmt.Sprintf("setpriv --reuid=%d --regid=%d --clear-groups", e2e.UID, e2e.GID)
-	line := fmt.Sprintf(`%s%s && %[1]s%[3]s && exec %s sh -c '"$@" & "$@" & wait' sh "$@"`, tmpfs, n.bases()[0], n.bases()[1], user)
-	private := []string{"/usr/bin/unshare", "-m", "sh", "-c", line, "sh"}
-	p := n.startAs(0, inStep(7, 0, 0, 2), append(private, n.spin("60")...)...)
-	n.Until("two ranks", func() bool { return strings.Count(p.Text(), " ready ") == 2 || p.over() })
-	if got := n.serving(2); got != 2 || len(n.places()) > 0 {
-		t.Errorf("%d processes of MPS; folders outside: %v\n%s%s", got, n.places(), p.Text(), n.state())
-	}
-	_ = node.SignalGroup(p.cmd, unix.SIGTERM)
-	p.end()
 	n.clean()
 }
 
@@ -391,67 +309,6 @@ func TestAQuestionWhileTheDaemonStarts(t *testing.T) {
 		ends(1, ranks...)
 		n.clean()
 	}
-}
-
-// The user's shell names another daemon, for example that of the default directory. The ranks have their own daemon, and
-// the other one stays as it is.
-func TestDefaultDirectory(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	other := []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(n.home, "mps"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(n.home, "mps")}
-	ends(0, n.start(other, "sh", "-c", "mkdir -p mps; nvidia-cuda-mps-control -d; echo start_server -uid 2001 | nvidia-cuda-mps-control"))
-	var theirs []proc.Process
-	n.Until("daemon of the user's and its server", func() (there bool) {
-		var err error
-		if theirs, err = n.Below(n.home + "/"); err != nil {
-			t.Fatal(err)
-		}
-		return len(theirs) == 2
-	})
-	p := n.start(other, n.spin("60")...)
-	ready(p)
-	if got := n.serving(2); got != 2 {
-		t.Errorf("%d processes of MPS below TMPDIR\n%s", got, n.state())
-	}
-	if want := "mpirun-wrap: another MPS server of yours (pid "; !strings.Contains(p.Text(), want) {
-		t.Errorf("it prints %q, want %q", p.Text(), want)
-	}
-	lives(p)
-	n.Until("end of the daemon", func() bool { return len(n.daemons()) == 0 })
-	if !e2e.Alive(theirs[0]) || !e2e.Alive(theirs[1]) {
-		t.Error("the other daemon has ended")
-	}
-	ends(0, n.start(other, "sh", "-c", "echo quit | nvidia-cuda-mps-control"))
-	n.clean()
-}
-
-// Eight ranks on four GPUs: two on each, with half of it. CUDA_VISIBLE_DEVICES chooses among the GPUs, and ranks with
-// different lists have different daemons.
-func TestFourGPUs(t *testing.T) {
-	n := newTestNode(t, node.H200, node.H200, node.H200, node.H200)
-	all := n.step(7, 0, 8, n.wrap("--share=even", n.CudaClient(), "info", "-v")...)
-	ends(0, all...)
-	count := map[string]int{}
-	for _, p := range all {
-		found := regexp.MustCompile(`err=0\(cudaSuccess\) sm=66 ndev=1 .* uuid=(\S+)`).FindStringSubmatch(p.Text())
-		if found == nil {
-			t.Fatalf("a rank prints %s", p.Text())
-		}
-		count[found[1]]++
-	}
-	for gpu := range 4 {
-		if got := count[string(n.UUID(gpu))]; got != 2 {
-			t.Errorf("%d ranks on GPU %d", got, gpu)
-		}
-	}
-	n.clean()
-	left := n.start([]string{"CUDA_VISIBLE_DEVICES=0,1"}, n.spin("60")...)
-	right := n.start([]string{"CUDA_VISIBLE_DEVICES=" + string(n.UUID(2))}, n.spin("60")...)
-	ready(left, right)
-	if got := n.serving(4); got != 4 {
-		t.Errorf("%d processes of MPS\n%s", got, n.state())
-	}
-	lives(left, right)
-	n.clean()
 }
 
 // Several launches at once and one after the other, without Slurm. The members of an ensemble share the GPU by slots.

@@ -4,19 +4,14 @@ package policy_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 const teaching = `version = 1
@@ -137,138 +132,6 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	p.Clean()
-}
-
-// explain prints the placements that the rule gives: overlap 2 of four ranks is 66 of 132 SMs, and of three it is 88.
-func TestExplainPrintsThePlacements(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200)
-	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
-	if got, want := fmt.Sprint(x.Ranks), "[{0 0 66} {1 1 88} {2 0 66} {3 1 88} {4 0 66} {5 1 88} {6 0 66}]"; got != want {
-		t.Errorf("placed %s, want %s", got, want)
-	}
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--ranks", "2"}, `mpsctl: cannot place ranks: cannot find GPU "": known are `},
-		{[]string{"--gpu", "H200", "--ranks", "49"}, "mpsctl: cannot place 49 ranks on 1 GPU: GPU 0 would have 49 and MPS serves 48 at once"},
-		{[]string{"--gpu", "H200", "--ranks", "-1"}, "mpsctl: cannot explain -1 ranks on 1 GPUs: give --gpus 0 to 64, and --ranks 1 or more"},
-	} {
-		result := p.Ctl(append([]string{"policy", "explain", "--constraint", "mps"}, c.args...)...)
-		if result.Code != 2 || !strings.HasPrefix(result.Output, c.want) {
-			t.Errorf("%v: code %d\n%s", c.args, result.Code, result.Output)
-		}
-	}
-}
-
-func TestPolicyCheckAndTest(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200)
-	dir := t.TempDir()
-	write := func(name, content string) string {
-		path := filepath.Join(dir, name)
-		p.Write(path, content)
-		return path
-	}
-	good := write("policy.hcl", teaching)
-	bad := write("bad.hcl", "version = 1\nrule \"x\" {\n  when = job.gpu == 1\n  grant { scope = \"nod\" }\n}\n")
-	never := write("never.hcl", strings.Replace(teaching, `when = job.partition`, `when = gpu.model == "h200" || job.partition`, 1))
-	cases := write("policy_test.hcl", `version = 1
-case "a student with two GPUs" {
-  job {
-    partition = "edu"
-    requested = ["mps"]
-    gpus      = [0, 1]
-  }
-  expect {
-    rule   = "teaching"
-    denied = "one GPU at a time"
-  }
-}
-`)
-	failing := write("failing_test.hcl", `version = 1
-case "wrong" {
-  job {
-    requested = ["mps"]
-  }
-  expect {
-    rule = "chemistry"
-  }
-}
-`)
-	alone := filepath.Join(t.TempDir(), "some_test.hcl")
-	p.Write(alone, e2e.Read(t, cases))
-	p.Write(filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl"), e2e.Read(t, failing))
-	for _, c := range []struct {
-		args []string
-		code int
-		want string
-	}{
-		{[]string{"check"}, 0, "can be used: 3 rules\n"},
-		{[]string{"check", good}, 0, good + " can be used: 3 rules\n"},
-		{[]string{"check", never}, 0, "Warning: Never equal\n\n  on " + never + " line 9, column 23, in rule \"teaching\":"},
-		{[]string{"check", "--json", never}, 0, `"warnings":[{"file":"` + never + `","line":9,`},
-		{[]string{"check", bad}, 1, "   3:   when = job.gpu == 1\n                  ^^^^"},
-		{[]string{"check", bad}, 1, `scope: want job or gpu`},
-		{[]string{"check", "--json", bad}, 1, `{"ok":false,"diagnostics":[{"file":"` + bad + `","line":3,"column":13`},
-		{[]string{"check", dir + "/none.hcl"}, 1, "mpsctl: cannot read " + dir + "/none.hcl: no such file or directory\n"},
-		{[]string{"test", cases}, 0, ": case \"a student with two GPUs\"\n1 case passed, 0 failed\n"},
-		{[]string{"test", failing}, 1, "FAIL " + failing +
-			":2: case \"wrong\"\n     the rule that decides is \"all\", expected \"chemistry\"\n0 cases passed, 1 failed\n"},
-		{[]string{"test", "--json", "--policy", good, failing}, 1, `"failed":1}`},
-		{[]string{"test"}, 1, "0 cases passed, 1 failed\n"},
-		{[]string{"test", alone}, 1, "mpsctl: cannot test " + alone + ": there is no policy.hcl beside it: name the policy with --policy\n"},
-		{[]string{"explain", "--gpus", "99"}, 2, "mpsctl: cannot explain 0 ranks on 99 GPUs: give --gpus 0 to 64, and --ranks 1 or more\n"},
-		{[]string{"judge"}, 2, "mpsctl: cannot run \"judge\": there is no such command: see mpsctl policy --help\n"},
-	} {
-		result := p.Ctl(append([]string{"policy"}, c.args...)...)
-		if result.Code != c.code || !strings.Contains(result.Output, c.want) || c.want == "" && result.Output != "" {
-			t.Errorf("%q: code %d, want %d\n got  %s\n want %s", c.args, result.Code, c.code, result.Output, c.want)
-		}
-	}
-}
-
-var (
-	defaultLines = regexp.MustCompile(`(?m)(^  \w+ += \S+ +default\n)+`)
-	allowedNames = regexp.MustCompile(`this job set [a-z_, ]+ alone`)
-)
-
-// withoutAttributes cuts the attributes that have their defaults, and the names that the policy allows, so that no golden
-// changes with a new attribute. Each attribute of a grant must have a line with its value.
-func withoutAttributes(t *testing.T, text string) string {
-	t.Helper()
-	if strings.Contains(text, "\nGranted by rule") {
-		for _, setting := range policy.DefaultGrant().Settings() {
-			name, value := regexp.QuoteMeta(setting.Name), regexp.QuoteMeta(setting.Value)
-			if !regexp.MustCompile(`(?m)^  ` + name + ` += (` + value + ` +default|.*[^t])$`).MatchString(text) {
-				t.Errorf("explain does not print %s = %s:\n%s", setting.Name, setting.Value, text)
-			}
-		}
-	}
-	return allowedNames.ReplaceAllString(defaultLines.ReplaceAllString(text, "  (defaults)\n"), "this job set (names) alone")
-}
-
-// explain prints these texts for six jobs with the shipped policy.
-func TestExplainOnTheShippedPolicy(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	p.Write(p.Paths().Policy(), e2e.Read(t, "../../../site/etc/policy.hcl"))
-	for name, args := range map[string][]string{
-		"eight-ranks-on-two-gpus": {"--constraint", "mps", "--gpus", "2", "--gpu", "H200", "--ranks", "8"},
-		"does-not-ask":            {"--gpus", "1"},
-		"asks-in-its-comment":     {"--comment", "mps:share=even,mem=8G", "--gpu", "H200", "--ranks", "3"},
-		"asks-for-a-scope":        {"--mps=scope=gpu", "--gpus", "2"},
-		"has-no-gpu":              {"--constraint", "mps", "--gpus", "0"},
-		"asks-for-too-much":       {"--constraint", "a100&mps", "--mps=hold=5s"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := p.Ctl(append([]string{"policy", "explain"}, args...)...)
-			text := "$ mpsctl policy explain " + strings.ReplaceAll(strings.Join(args, " "), "a100&mps", "'a100&mps'") + "\n" +
-				strings.ReplaceAll(got.Output, p.Root, "")
-			if got.Code != 0 {
-				t.Errorf("code %d:\n%s", got.Code, text)
-			}
-			golden.Compare(t, filepath.Join("testdata", "explain", name+".txt"), withoutAttributes(t, text))
-		})
-	}
 }
 
 // policy apply installs a whole policy or nothing, after the policy's own tests. It prints the difference.
@@ -403,98 +266,5 @@ rule "new" {
 	}
 	if result := p.Ctl("policy", "apply"); result.Code != 2 {
 		t.Errorf("without a file: %+v", result)
-	}
-}
-
-// The last five policies that apply replaced are kept, for root alone and with their cases. The newest goes back to the
-// policy and the cases before. Nothing is kept in a folder that is a link or another's, and nothing is applied then.
-func TestReplacedPoliciesAreKept(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200)
-	file, cases := filepath.Join(t.TempDir(), "policy.hcl"), ""
-	etc := filepath.Dir(p.Paths().Policy())
-	old, elsewhere := filepath.Join(etc, "old"), t.TempDir()
-	apply := func(n int) testnode.Result {
-		t.Helper()
-		p.Write(file, fmt.Sprintf("%s\n# %d\n", teaching, n))
-		cases = fmt.Sprintf("version = 1\ncase \"%d\" {\n  job {}\n  expect {\n    asked = false\n  }\n}\n", n)
-		p.Write(filepath.Join(filepath.Dir(file), "policy_test.hcl"), cases)
-		return p.Ctl("policy", "apply", file)
-	}
-	for _, spoil := range []func() error{
-		func() error { return os.Symlink(elsewhere, old) },
-		func() error { return errors.Join(os.Remove(old), os.Mkdir(old, 0o755), os.Chmod(old, 0o777)) },
-	} {
-		if err := spoil(); err != nil {
-			t.Fatal(err)
-		}
-		if result := apply(0); result.Code != 1 || !strings.Contains(result.Output, "cannot keep the replaced policy: ") {
-			t.Errorf("%+v", result)
-		}
-		if got := e2e.Read(t, p.Paths().Policy()); got != teaching {
-			t.Errorf("applied: %s", got)
-		}
-	}
-	if names, err := os.ReadDir(elsewhere); err != nil || len(names) > 0 {
-		t.Errorf("at the target of the link: %v, %v", names, err)
-	}
-	if err := os.Remove(old); err != nil {
-		t.Fatal(err)
-	}
-	back := ""
-	for n := range 8 {
-		result := apply(n)
-		_, back, _ = strings.Cut(result.Output, "To go back: mpsctl ")
-		if result.Code != 0 || back == "" {
-			t.Fatalf("%+v", result)
-		}
-	}
-	kept, err := filepath.Glob(filepath.Join(old, "*", "policy.hcl"))
-	if err != nil || len(kept) != 5 {
-		t.Fatalf("kept: %q, %v", kept, err)
-	}
-	for i, path := range kept {
-		if mark := fmt.Sprintf("\n# %d\n", i+2); !strings.HasSuffix(e2e.Read(t, path), mark) {
-			t.Errorf("%s does not end with %q", path, mark)
-		}
-		for _, dir := range []string{old, filepath.Dir(path)} {
-			if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-				t.Errorf("%s: %v, %v", dir, info, err)
-			}
-		}
-	}
-	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 || !strings.Contains(result.Output, `: case "6"`) {
-		t.Errorf("%s: %+v", back, result)
-	}
-	if got := e2e.Read(t, p.Paths().Policy()); !strings.HasSuffix(got, "\n# 6\n") {
-		t.Errorf("the policy before is not back: %s", got)
-	}
-	if got := e2e.Read(t, filepath.Join(etc, "policy_test.hcl")); !strings.Contains(got, `case "6"`) {
-		t.Errorf("the cases before are not back: %s", got)
-	}
-}
-
-// JSON output has text without escapes, so that a reader can copy it without decoding.
-func TestJSONIsNotEscaped(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200)
-	if out := p.Ctl("policy", "explain", "--json", "--partition", "edu", "--constraint", "mps").Output; !strings.Contains(out, " && length(job.gpus) > 1") {
-		t.Errorf("%s", out)
-	}
-	var sources []string
-	for _, pattern := range []string{"cmd/*/*.go", "cmd/mpsctl/*/*.go", "site/c*/*.go", "site/guard/*/*.go", "prolog/*/*.go"} {
-		found, err := filepath.Glob("../../../" + pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sources = append(sources, found...)
-	}
-	if len(sources) < 50 {
-		t.Fatalf("only %d sources", len(sources))
-	}
-	for _, path := range sources {
-		// A gauge answers the guard, and no reader.
-		if !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(path, "/gauge.go") &&
-			path != "../../../site/cli/cli.go" && strings.Contains(e2e.Read(t, path), "json.NewEncoder(") {
-			t.Errorf("%s writes JSON itself: use cli.WriteJSON", path)
-		}
 	}
 }

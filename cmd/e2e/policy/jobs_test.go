@@ -61,58 +61,6 @@ rule "mps" {
 	}
 }
 
-// If the policy denies a job or an option is not allowed, the ticket has the reason and no program fails.
-func TestDenials(t *testing.T) {
-	p := newTestNode(t, triggered+`
-rule "small" {
-  when = length(job.gpus) > 1
-  deny = "one GPU at a time, not ${length(job.gpus)}; you wrote ${job.comment}"
-}
-rule "mine" {
-  when  = job.partition == "main"
-  allow = ["share"]
-  grant {}
-}
-`, node.H200, node.H200)
-	for _, c := range []struct {
-		gpus, rule string
-		extra      []string
-		want       string
-	}{
-		{"0,1", "small", []string{"SLURM_JOB_COMMENT=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
-		{"0", "mine", []string{"SPANK_MPS=share=overlap:3"}, "cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that"},
-		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set share alone"},
-		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"},
-			`cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want ` + strings.Join(policy.OptionNames(), ", ")},
-		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` +
-			strings.Repeat("x", 64) + `"…: 100000 bytes, want at most 512`},
-		{"0", "", []string{"SLURM_JOB_PARTITION=other"}, "no rule of this site's policy is for this job"},
-	} {
-		job := p.Job(7, c.gpus)
-		job.Extra = c.extra
-		env := job.Environment("prolog_slurmd")
-		for i, entry := range env { // of two entries with the same name, the earlier one counts
-			for _, extra := range c.extra {
-				if name, _, _ := strings.Cut(extra, "="); strings.HasPrefix(entry, name+"=") {
-					env[i] = extra
-				}
-			}
-		}
-		if result, err := p.Run(p.Ctx, env, "prolog"); err != nil || result.Code != 0 {
-			t.Fatalf("%q: %+v, %v", c.extra, result, err)
-		}
-		ticket := p.Ticket(7)
-		if ticket.RefusalReason != c.want || ticket.Rule != c.rule {
-			t.Errorf("rule %q: %s\nwant %q: %s", ticket.Rule, ticket.RefusalReason, c.rule, c.want)
-		}
-		if p.Modes() != "00" {
-			t.Errorf("modes %s", p.Modes())
-		}
-		p.Must(0, job, "epilog")
-		p.Clean()
-	}
-}
-
 // A rule may ask about the user's groups, the node and the GPU. The lease keeps what the rule asked, for mpsctl.
 func TestLookUps(t *testing.T) {
 	p := newTestNode(t, triggered+`
@@ -141,70 +89,6 @@ rule "none" {
 		t.Errorf("the lease has the request %+v, %v", asked, err)
 	}
 	p.Must(0, job, "epilog")
-	p.Clean()
-}
-
-// A job that does not ask for MPS causes no look-up: the policy needs the driver, and there is no driver.
-func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
-	p := newTestNode(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
-	p.Write(p.Paths().ConfigFile(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
-	job := p.Job(7, "0")
-	job.Features = "a100"
-	p.Must(0, job, "prolog")
-	p.Clean()
-	if out := p.Must(1, p.Job(8, "0"), "prolog"); !strings.Contains(out, "cannot open NVML library /nonexistent/libnvidia-ml.so.1") {
-		t.Errorf("a job that asks: %s", out)
-	}
-	p.Must(0, p.Job(8, "0"), "epilog")
-	p.Clean()
-}
-
-// A job that asks for MPS and has no GPU is refused before any rule that asks about GPUs.
-func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
-	p := newTestNode(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
-	p.Must(0, p.Job(7, ""), "prolog")
-	if ticket := p.Ticket(7); ticket.Rule != "" || ticket.RefusalReason != "job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N" {
-		t.Errorf("rule %q: %s", ticket.Rule, ticket.RefusalReason)
-	}
-	p.Must(0, p.Job(7, ""), "epilog")
-	p.Clean()
-}
-
-// A running job keeps what it has, although a later policy denies it.
-func TestAPolicyThatDeniesLater(t *testing.T) {
-	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {}\n}\n", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
-	before := p.Ticket(7)
-	p.Write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
-	p.Must(0, p.Job(7, "0"), "prolog")
-	if after := p.Ticket(7); after.RefusalReason != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !e2e.Alive(after.Daemons[0].Proc) {
-		t.Errorf("the ticket is %+v, and was %+v", after, before)
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
-}
-
-// The rules of policy.d count. If a file there has a mistake, the log has its place, and the policy from before
-// decides.
-func TestAPolicyOfSeveralFiles(t *testing.T) {
-	p := newTestNode(t, triggered, node.H200)
-	more := filepath.Join(filepath.Dir(p.Paths().Policy()), "policy.d", "10-more.hcl")
-	p.Write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {}\n}\n")
-	p.Must(0, p.Job(7, "0"), "prolog")
-	if ticket := p.Ticket(7); ticket.Rule != "more" {
-		t.Errorf("rule %q", ticket.Rule)
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    ceiling = 101\n  }\n}\n")
-	p.Must(0, p.Job(8, "0"), "prolog")
-	if ticket := p.Ticket(8); ticket.Rule != "more" || ticket.RefusalReason != "" {
-		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
-	}
-	p.Must(0, p.Job(8, "0"), "epilog")
-	want := `"error":"` + more + ":5:15: Unusable value 101: ceiling: want a number from 1 to 100\""
-	if log := p.Log(); strings.Count(log, want) != 1 {
-		t.Errorf("the log has it %d times, want once: %s\n%s", strings.Count(log, want), want, log)
-	}
 	p.Clean()
 }
 

@@ -51,20 +51,12 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 		policy string
 		breaks func(p testNode)
 	}{
-		"a mistake":             {trigger + rule, func(p testNode) { p.Write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
-		"a mistake in policy.d": {trigger, func(p testNode) { p.Write(filepath.Dir(p.Paths().Policy())+"/policy.d/a.hcl", "rule {") }},
-		"no file":               {trigger + rule, func(p testNode) { os.Remove(p.Paths().Policy()) }},
-		"writable by others":    {trigger + rule, func(p testNode) { os.Chmod(p.Paths().Policy(), 0o666) }},
-		"another's":             {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), e2e.UID, e2e.GID) }},
-		"no trigger": {"version = 1\n" + strings.Replace(rule, "true", `contains(job.requested, "mps")`, 1),
-			func(p testNode) { p.Write(p.Paths().Policy(), "version = 99\n") }},
+		"a mistake": {trigger + rule, func(p testNode) { p.Write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
+		"no file":   {trigger + rule, func(p testNode) { os.Remove(p.Paths().Policy()) }},
+		"another's": {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), e2e.UID, e2e.GID) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newTestNode(t, c.policy, node.H200)
-			beside := filepath.Dir(p.Paths().Policy()) + "/policy.d/a.hcl"
-			if c.policy == trigger {
-				p.Write(beside, "version = 1\n"+rule)
-			}
 			p.asksNot(6)
 			kept := filepath.Join(p.Paths().Kept(), "policy.json")
 			var first, later unix.Stat_t
@@ -86,7 +78,7 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 				t.Errorf("rule %q decides", rule)
 			}
 			level := "warning " // jobs run
-			if name == "writable by others" || name == "another's" {
+			if name == "another's" {
 				level = "fault "
 			}
 			for _, command := range []string{"status", "audit", "doctor"} {
@@ -130,35 +122,6 @@ func (p testNode) applyKept(kept, want string) {
 	if found := p.findings("doctor")["policy"]; found != "" {
 		p.T.Errorf("afterwards: %s", found)
 	}
-}
-
-// On a node that has never had a usable policy, only jobs that ask for MPS as in the shipped policy fail. The reason
-// is in the project's own log.
-func TestANodeThatNeverHadAPolicy(t *testing.T) {
-	p := newTestNode(t, "rubbish {", node.H200)
-	p.asksNot(6)
-	for name, ask := range map[string]func(j *[]string, features *string){
-		"constraint": func(_ *[]string, features *string) { *features = "a100&mps" },
-		"comment":    func(extra *[]string, _ *string) { *extra = []string{"SLURM_JOB_COMMENT=mps:share=even"} },
-		"option":     func(extra *[]string, _ *string) { *extra = []string{"SPANK_MPS="} },
-	} {
-		job := p.Job(7, "0")
-		job.Features = ""
-		ask(&job.Extra, &job.Features)
-		out := p.Must(1, job, "prolog")
-		why := strings.TrimPrefix(strings.TrimSpace(out), "prolog: ")
-		if !strings.Contains(out, "no earlier one was kept") || !strings.Contains(p.Log(), `"outcome":"failed"`) || !strings.Contains(p.Log(), why[:60]) {
-			t.Errorf("%s: %s\n%s", name, out, p.Log())
-		}
-		p.Must(0, job, "epilog")
-	}
-	if found := p.findings("doctor"); !strings.HasPrefix(found["policy"], "fault ") {
-		t.Errorf("doctor: %q", found)
-	}
-	// A copy that cannot be used counts as no copy.
-	p.Write(filepath.Join(p.Paths().Kept(), "policy.json"), "{")
-	p.Must(1, p.Job(7, "0"), "prolog")
-	p.Clean()
 }
 
 // If the site's file breaks, its last usable copy is used. The file is read only for jobs that ask for MPS.

@@ -176,7 +176,9 @@ func TestWhoReadsAReport(t *testing.T) {
 		}
 	}
 	p.Must(0, p.Job(7, "0"), "prolog")
-	expect(e2e.UID, "7", 1, "has no report yet")
+	expect(e2e.UID, "7", 0, "job 7 has nothing to report: it has no report yet")
+	expect(e2e.UID, "", 1, "has no report yet", "7")
+	expect(e2e.UID, "7", 1, "has no report yet", "--json")
 	client := p.Client(7, "spin", "-ms", "1", "-for", "900", "-exit-idle")
 	p.report(p.runningReport(), "report of a client", func(r usage.Report) bool { return r.ClientsSeen > 0 })
 	both := func(ended string) {
@@ -212,6 +214,7 @@ func TestWhoReadsAReport(t *testing.T) {
 	expect(e2e.UID, "", 2, "takes one job", "7", "8")
 	expect(e2e.UID, "", 2, "cannot print in several forms", "7", "--line", "--json")
 	expect(e2e.UID, "", 1, "this node has no report of it", "8")
+	expect(e2e.UID, "8", 0, "job 8 has nothing to report: this node has no report of it")
 	p.Write(p.keptReport(), "{}")
 	expect(0, "", 1, "it is not a report of slurm-mps", "7")
 	p.Quiet()

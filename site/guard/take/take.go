@@ -290,18 +290,20 @@ func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 	if pidfd < 0 {
 		return -1, unix.EINVAL
 	}
-	defer unix.Close(pidfd)
 	var r request
 	if json.Unmarshal(question, &r) != nil {
+		unix.Close(pidfd)
 		return -1, unix.EINVAL
 	}
-	if r.Text != "" {
-		return -1, tell(pidfd, r)
-	}
 	fd, err := unix.PidfdGetfd(pidfd, r.Number, 0)
+	unix.Close(pidfd) // before anything that may take for ever
 	if err != nil {
 		errors.As(err, &code)
 		return -1, code
+	}
+	if r.Text != "" {
+		defer unix.Close(fd) // of another kind of file, this may take for ever
+		return -1, tell(fd, r)
 	}
 	var st unix.Statx_t
 	if err := Statx(fd, "", unix.AT_EMPTY_PATH, &st); err != nil || IdentityOf(&st) != r.Wanted {

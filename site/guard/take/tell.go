@@ -18,16 +18,10 @@ func (t *Takers) Tell(pidfd int, text string, uid, gid uint32) {
 	t.Abandon(0) // lines are rare, and a taker that has written is the user's
 }
 
-// tell writes a line into a descriptor of another process, if it takes the line at once. The file may lead to any
+// tell writes a line into another process's file, if it takes the line at once. The file may lead to any
 // program, and the kernel can tell that program who writes. So root becomes the job's user first, for good.
-func tell(pidfd int, r request) unix.Errno {
+func tell(fd int, r request) unix.Errno {
 	var code unix.Errno
-	fd, err := unix.PidfdGetfd(pidfd, r.Number, 0)
-	if err != nil {
-		errors.As(err, &code)
-		return code
-	}
-	defer unix.Close(fd) // of another kind of file, this may take for ever
 	var st unix.Statx_t
 	if Statx(fd, "", unix.AT_EMPTY_PATH, &st) != nil || !shownAtOnce(&st) {
 		return unix.ENOTTY

@@ -51,9 +51,7 @@ var parts = []part{
 	{"soak", "make soak-jobs SOAK_MINUTES=15", 22},
 	{"soak of --own", "make soak-own OWN_STARTS=400", 14},
 	{"fuzzers", "make fuzz FUZZTIME=20s", 12},
-	{"planted faults", "make mutants MUTANTS='-minutes 15'", 23},
 	{"sweep, with the race detector", "make sweep", 80},
-	{"false drains", "make million MILLION_MINUTES=18", 24}, // the last, because it adds a line to a committed file
 }
 
 // result is what became of a part at a commit. Code is 124 for a part that took too long, as timeout(1) has it. Again

@@ -29,7 +29,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
-	"github.com/slurm-mps/slurm-mps/site/lab/proven"
 	"golang.org/x/sys/unix"
 )
 
@@ -151,7 +150,7 @@ func check(ctx context.Context, s settings, folder string) error {
 		said = append(said, p.name+": "+r.text)
 	}
 	err = k.close()
-	row := proven.Driver{Driver: k.driver, GPU: k.gpu.Name, Commit: strings.Fields(cli.Version())[1], Mode: k.mode(),
+	row := driver{Driver: k.driver, GPU: k.gpu.Name, Commit: strings.Fields(cli.Version())[1], Mode: k.mode(),
 		Date: time.Now().UTC().Format(time.DateOnly),
 		Ran:  "`make site-check`, by " + k.method + ": " + strings.Join(said, "; ")}
 	line, err2 := json.Marshal(row)
@@ -160,6 +159,17 @@ func check(ctx context.Context, s settings, folder string) error {
 		err = errors.Join(err, errors.New("a part is bad or was not made: the line says so, and is welcome"))
 	}
 	return errors.Join(err, err2)
+}
+
+// driver is the line: a row of known.json.
+type driver struct {
+	Driver string `json:"driver"`
+	GPU    string `json:"gpu"`    // its name as NVML reports it
+	Commit string `json:"commit"` // of slurm-mps
+	Date   string `json:"date"`
+	Mode   string `json:"mode"` // the GPUs' compute mode
+	Ran    string `json:"ran"`  // what was run
+	Data   string `json:"data"` // the address of the issue
 }
 
 // migLacks is what an instance lacks (docs/limits.md).

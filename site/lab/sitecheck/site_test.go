@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
-	"github.com/slurm-mps/slurm-mps/site/lab/proven"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -98,7 +97,7 @@ func TestTheShortForm(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	var line proven.Driver
+	var line driver
 	if err := json.Unmarshal(row.Find(out), &line); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -124,7 +123,7 @@ func TestAnInstance(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	var line proven.Driver
+	var line driver
 	if err := json.Unmarshal(row.Find(out), &line); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

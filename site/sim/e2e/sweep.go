@@ -17,7 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
 )
 
-// Report adds a test's result to the file that RELIABILITY names, for docs/limits.md (make reliability). A line
+// Report adds a test's result to the file that RELIABILITY names, for docs/limits.md. A line
 // has the name, the number of tries, the number of failures, the seconds and perhaps a sentence.
 func Report(t *testing.T, name string, tried, failed int, took time.Duration, said ...string) {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
+	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 )
 
 var update = flag.Bool("update", false, "write the goldens again: read the difference before you commit it")
@@ -19,18 +20,32 @@ var update = flag.Bool("update", false, "write the goldens again: read the diffe
 // writes the file again.
 func Compare(t testing.TB, path, got string) {
 	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+	want, err := os.ReadFile(path)
+	compare(t, path, string(want), err, got, func() error { return os.WriteFile(path, []byte(got), 0o644) })
+}
+
+// CompareIn is Compare for a file of an archive (site/sim/txtar).
+func CompareIn(t testing.TB, archive, name, got string) {
+	t.Helper()
+	a, err := txtar.Read(archive)
+	want, found := a.Files[name]
+	if err == nil && !found {
+		err = fmt.Errorf("%s has no file %s", archive, name)
+	}
+	compare(t, archive+": "+name, want, err, got, func() error { return txtar.Put(archive, name, got) })
+}
+
+func compare(t testing.TB, name, want string, err error, got string, write func() error) {
+	t.Helper()
+	switch {
+	case *update:
+		if err := write(); err != nil {
 			t.Fatal(err)
 		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
+	case err != nil:
 		t.Fatalf("%v\nto write it: %s -update", err, rerun.Command(t))
-	}
-	if got != string(want) {
-		t.Errorf("%s (-) differs from the result (+):\n%sto write it again: %s -update", path, Diff(string(want), got), rerun.Command(t))
+	case got != want:
+		t.Errorf("%s (-) differs from the result (+):\n%sto write it again: %s -update", name, Diff(want, got), rerun.Command(t))
 	}
 }
 

@@ -1,24 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorded reads the environments that Slurm passed to its scripts, from site/slurm/testdata.
+// Package recorded has the environments that Slurm and launchers passed to scripts and ranks. The head of each archive
+// says how they were recorded. The recording NAME of an archive KIND.txtar has the path KIND/NAME.
 package recorded
 
 import (
+	"embed"
 	"maps"
-	"os"
-	"path/filepath"
+	"path"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 )
 
-// Lines returns the lines NAME=value of a recording (testdata/*/README.md).
-func Lines(t *testing.T, path string) (lines []string) {
+//go:embed *.txtar
+var archives embed.FS
+
+// read returns the text of each recording by its path.
+var read = sync.OnceValues(func() (map[string]string, error) {
+	entries, err := archives.ReadDir(".")
+	if err != nil {
+		return nil, err
+	}
+	texts := map[string]string{}
+	for _, entry := range entries {
+		content, err := archives.ReadFile(entry.Name())
+		if err != nil {
+			return nil, err
+		}
+		archive, err := txtar.Parse(string(content))
+		if err != nil {
+			return nil, err
+		}
+		for name, text := range archive.Files {
+			texts[path.Join(strings.TrimSuffix(entry.Name(), ".txtar"), name)] = text
+		}
+	}
+	return texts, nil
+})
+
+// Text returns a recording.
+func Text(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
+	texts, err := read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range strings.Split(string(data), "\n") {
+	text, found := texts[path]
+	if !found {
+		t.Fatalf("no recording %s", path)
+	}
+	return text
+}
+
+// Lines returns the lines NAME=value of a recording.
+func Lines(t *testing.T, path string) (lines []string) {
+	t.Helper()
+	for line := range strings.SplitSeq(Text(t, path), "\n") {
 		if !strings.HasPrefix(line, "#") {
 			lines = append(lines, line)
 		}
@@ -26,12 +67,21 @@ func Lines(t *testing.T, path string) (lines []string) {
 	return lines
 }
 
-// Paths lists the files that match. It fails if there are fewer than atLeast.
-func Paths(t *testing.T, pattern string, atLeast int) []string {
+// Paths lists the recordings that match a pattern of path.Match. It fails if there are fewer than atLeast.
+func Paths(t *testing.T, pattern string, atLeast int) (paths []string) {
 	t.Helper()
-	paths, err := filepath.Glob(pattern)
+	texts, err := read()
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		matches, err := path.Match(pattern, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if matches {
+			paths = append(paths, name)
+		}
 	}
 	if len(paths) < atLeast {
 		t.Fatalf("%d recordings match %s, want at least %d", len(paths), pattern, atLeast)

@@ -25,7 +25,7 @@ type launch struct {
 }
 
 // launches has the variables of every row of the table, and of other programs that start processes. Those of Open MPI
-// and MPICH are recorded (testdata/launcher-env), the others are from documents.
+// and MPICH are recorded (site/sim/recorded), the others are from documents.
 var launches = []launch{
 	{"torchrun", "torchrun", "TORCHELASTIC_RUN_ID=none TORCHELASTIC_ERROR_FILE=/tmp/te_LAUNCH/RANK LOCAL_RANK=RANK " +
 		"LOCAL_WORLD_SIZE=2 RANK=RANK MASTER_PORT=29500", false},

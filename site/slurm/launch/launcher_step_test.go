@@ -3,7 +3,6 @@
 package launch
 
 import (
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -22,7 +21,7 @@ func TestLaunchesRanks(t *testing.T) {
 		"srun": false, "srun-in-mpirun": false,
 		"hydra-by-python": false, // not recognisable: documented
 	} {
-		env := recording(t, filepath.Join("../testdata/task-prologs", name))
+		env := recording(t, "task-prologs/"+name)
 		if got := IsLauncherStep(env); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
@@ -47,7 +46,7 @@ func TestLaunchesRanks(t *testing.T) {
 
 // The daemons of Open MPI 5 and 6 have other variables, and no "_" if a program started mpirun.
 func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
-	old := recording(t, "../testdata/task-prologs/mpirun-by-python")
+	old := recording(t, "task-prologs/mpirun-by-python")
 	env := recorded.With(old, slurm.Env{"IPATH_NO_BACKTRACE": "-", "HFI_NO_BACKTRACE": "-", "PMIX_MCA_mca_base_component_show_load_errors": "-",
 		"OMPI_TOOL_NAME": "mpirun", "OMPI_VERSION": "5.0.7", "OMPI_MCA_PREFIXES": "opal,orte"})
 	for _, c := range []struct {
@@ -71,20 +70,16 @@ func launchRecordings(t *testing.T) map[string][]slurm.Env {
 	t.Helper()
 	found := map[string][]slurm.Env{}
 	for _, path := range slices.Concat(recordings(t, "launches/*.n[1-3]", 50), recordings(t, "launches/2*/*.n[1-3]", 20)) {
-		name := strings.TrimPrefix(path, "../testdata/launches/")
+		name := strings.TrimPrefix(path, "launches/")
 		found[name] = recordedRanks(t, path)
 	}
 	return found
 }
 
-// recordedRanks returns the environments of the ranks in a file, in order.
+// recordedRanks returns the environments of the ranks in a recording, in order.
 func recordedRanks(t *testing.T, path string) (ranks []slurm.Env) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for block := range strings.SplitSeq(strings.TrimSpace(string(content)), "\n\n") {
+	for block := range strings.SplitSeq(strings.TrimSpace(recorded.Text(t, path)), "\n\n") {
 		ranks = append(ranks, slurm.NewEnv(strings.Split(block, "\n")))
 	}
 	return ranks

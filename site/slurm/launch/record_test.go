@@ -3,7 +3,6 @@
 package launch
 
 import (
-	"path/filepath"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
@@ -15,5 +14,5 @@ func recording(t *testing.T, path string) slurm.Env { return slurm.NewEnv(record
 
 // recordings lists the recordings that match.
 func recordings(t *testing.T, pattern string, atLeast int) []string {
-	return recorded.Paths(t, filepath.Join("../testdata", pattern), atLeast)
+	return recorded.Paths(t, pattern, atLeast)
 }

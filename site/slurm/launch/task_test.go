@@ -152,7 +152,7 @@ func TestReadTask(t *testing.T) {
 // A rank of prterun inherits the place of the batch script. Without --personality ompi it has no other.
 func TestReadTaskOfPRRTE(t *testing.T) {
 	for name, want := range map[string]string{"own": "--personality ompi", "ompi": ""} {
-		ranks := recordedRanks(t, filepath.Join("../testdata/prterun", name))
+		ranks := recordedRanks(t, "prterun/"+name)
 		if len(ranks) != 3 {
 			t.Fatalf("%d ranks of %s", len(ranks), name)
 		}

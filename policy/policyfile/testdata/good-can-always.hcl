@@ -1,7 +1,0 @@
-version = 1
-rule "r" {
-  when = can(job.user)
-  grant {}
-}
-=== job {"User": "anna"}
-rule "r": granted

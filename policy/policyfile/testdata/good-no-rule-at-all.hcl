@@ -1,3 +1,0 @@
-version = 1
-=== job {"HasOption": true, "Requested": ["mps"]}
-not asked
