@@ -17,7 +17,7 @@ var h200 = GPU{SMs: 132, SMsPerTPC: 2}
 // SMsAt gives the recorded sweep of a real H200: percent, SMs, context MiB.
 func TestSMsAtIsTheRecordedSweep(t *testing.T) {
 	points := 0
-	for line := range lines(t, "testdata/sweep-h200.txt") {
+	for line := range lines(t, "../site/sim/conformance/testdata/sweep-h200.txt") {
 		fields := strings.Fields(line)
 		percent, err := ParsePercent(fields[0])
 		if err != nil {
@@ -42,7 +42,7 @@ func TestSMsAtIsTheRecordedSweep(t *testing.T) {
 func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 	form := regexp.MustCompile(`^([0-9.]+) err=0\(cudaSuccess\) sm=(\d+)`)
 	points := 0
-	for line := range lines(t, "testdata/percentages.txt") {
+	for line := range lines(t, "../site/sim/conformance/testdata/percentages.txt") {
 		m := form.FindStringSubmatch(line)
 		if m == nil {
 			continue

@@ -13,7 +13,7 @@ import (
 // much more.
 func TestContextIsTheRecordedSweep(t *testing.T) {
 	points := 0
-	for line := range lines(t, "testdata/sweep-h200.txt") {
+	for line := range lines(t, "../site/sim/conformance/testdata/sweep-h200.txt") {
 		fields := strings.Fields(line)
 		sms, err := strconv.Atoi(fields[1])
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -59,7 +58,7 @@ func TestAuditGoldens(t *testing.T) {
 				if want := name != "clean"; errors.Is(err, cli.ErrFindings) != want {
 					t.Errorf("%v, and found is %v", err, want)
 				}
-				golden.Compare(t, filepath.Join("testdata", "audit", name+ending), out.String())
+				golden.CompareIn(t, goldens, "audit/"+name+ending, out.String())
 				for line := range strings.Lines(out.String()) {
 					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !isFix(line) {
 						t.Errorf("%d columns: %s", n-1, line)

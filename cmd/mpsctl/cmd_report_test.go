@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +13,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
+
+// goldens is an archive of what the commands print: COMMAND/CASE.
+const goldens = "testdata/golden.txtar"
 
 // reported is a job of an hour and a quarter on two GPUs.
 func reported() usage.Report {
@@ -65,7 +67,7 @@ func TestReportGoldens(t *testing.T) {
 	for name, r := range map[string]usage.Report{"ended": reported(), "running": running} {
 		now := running.Begin.Add(90 * time.Second)
 		text := reportText(answerOf([]usage.Report{r}, now), command.Screen{Columns: 80}, now)
-		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
+		golden.CompareIn(t, goldens, "report/"+name+".txt", text)
 		fitsColumns(t, text)
 	}
 	many := reported()
@@ -112,7 +114,7 @@ func TestListGoldens(t *testing.T) {
 	for name, all := range map[string][]usage.Report{"list": {running, one}, "list-of-root": {running, other},
 		"list-of-none": nil} {
 		text := reportsText(all, command.Screen{Columns: 80})
-		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
+		golden.CompareIn(t, goldens, "report/"+name+".txt", text)
 		fitsColumns(t, text)
 	}
 }

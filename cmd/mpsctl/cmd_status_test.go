@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -133,7 +132,7 @@ func TestStatusGoldens(t *testing.T) {
 				if err := printStatus(call, c.n, c.found); err != nil && !errors.Is(err, cli.ErrFindings) {
 					t.Fatal(err)
 				}
-				golden.Compare(t, filepath.Join("testdata", "status", name+ending), out.String())
+				golden.CompareIn(t, goldens, "status/"+name+ending, out.String())
 				if !asJSON {
 					fitsColumns(t, out.String())
 				}

@@ -211,7 +211,7 @@ func TestWasteGoldens(t *testing.T) {
 		if code != 0 || complaint != "" {
 			t.Errorf("%s: code %d: %s", name, code, complaint)
 		}
-		golden.Compare(t, filepath.Join("testdata", "waste", name+".txt"), out)
+		golden.CompareIn(t, goldens, "waste/"+name+".txt", out)
 		if name != "csv" {
 			fitsColumns(t, out)
 		}

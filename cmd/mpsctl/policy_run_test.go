@@ -211,7 +211,7 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 			if got.Code != 0 {
 				t.Errorf("code %d:\n%s", got.Code, text)
 			}
-			golden.Compare(t, filepath.Join("testdata", "explain", name+".txt"), withoutAttributes(t, text))
+			golden.CompareIn(t, goldens, "explain/"+name+".txt", withoutAttributes(t, text))
 		})
 	}
 }

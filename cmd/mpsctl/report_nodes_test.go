@@ -42,7 +42,7 @@ func TestReportOfNodes(t *testing.T) {
 	second.GPUs, second.EnergyJ, second.Faults = second.GPUs[:1], 1476000, nil
 	a := answerOf([]usage.Report{onNode("gpu01", 0), second}, second.End)
 	text := reportText(a, command.Screen{Columns: 80}, second.End)
-	golden.Compare(t, filepath.Join("testdata", "report", "nodes.txt"), text)
+	golden.CompareIn(t, goldens, "report/nodes.txt", text)
 	fitsColumns(t, text)
 	content, err := json.Marshal(a)
 	var got struct {
