@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs soaks-pack own soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs soaks-pack own soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -78,9 +78,6 @@ play: setup ## open a shell of a user on that Slurm, with ten things to try
 
 own: setup ## show mpirun-wrap --own with four ranks by Open MPI, on a simulated GPU: 10 s
 	@go run ./site/lab/own
-
-pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
-	@go run ./site/lab/demo -pictures docs/pictures
 
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone, and is
 # named at the end (docs/decisions/041-a-failed-test-runs-again-alone.md). Tests wait most of the time, so nine run at
