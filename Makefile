@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play pictures test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench benchmarks fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs gpu-codes gpu-codes-pack gpu-packing gpu-left gpu-left-pack soaks-pack gpu-bench own soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs soaks-pack own soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -79,9 +79,6 @@ play: setup ## open a shell of a user on that Slurm, with ten things to try
 own: setup ## show mpirun-wrap --own with four ranks by Open MPI, on a simulated GPU: 10 s
 	@go run ./site/lab/own
 
-pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
-	@go run ./site/lab/demo -pictures docs/pictures
-
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone, and is
 # named at the end. Tests wait most of the time, so nine run at
 # once. "make check" vets. Binaries without symbols are linked faster.
@@ -156,7 +153,7 @@ soak-jobs: setup ## run random jobs with random faults
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
 
-SOURCES := '*.go' '*.c' '*.s' '*.cu' '*.h' '*.sh' '*.py' '*.lua'
+SOURCES := '*.go' '*.c' '*.s' '*.h' '*.sh' '*.py' '*.lua'
 check: ## gofmt, go vet, and a license line in each source file
 	@test -z "$$(gofmt -l $(FOLDERS))" || { echo "gofmt would change:"; gofmt -l $(FOLDERS); exit 1; }
 	go vet ./...
@@ -187,17 +184,13 @@ fuzz: ## run every fuzzer for FUZZTIME
 
 # With PAIRS it measures the slowest of so many prologs and epilogs, alone and beside load. Each pair is a line of
 # .build/tail.jsonl.
-bench: setup build ## measure the cost of prolog, epilog and wrapper; PAIRS=N: the slowest of N hooks
+bench: setup build ## measure the cost of prolog and epilog; PAIRS=N: the slowest of N hooks
 ifdef PAIRS
 	go run -C $(BENCH) . -only tail -pairs $(PAIRS) -json $(BUILT)/tail.jsonl
 else
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/state
 	go run -C $(BENCH) .
 endif
-
-# Makes the tables of docs/benchmarks.md, and docs/plots, from docs/measurements.
-benchmarks: ## make docs/benchmarks.md from its data
-	go run -C $(BENCH) ./report -docs $(CURDIR)/docs
 
 # All files for a machine with a GPU, which may have neither Go nor Slurm. Copy the folder there and run
 # site/lab/gpu.sh.
@@ -208,11 +201,7 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## all f
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
 	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/job
-	go build -C $(BENCH) -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ . ./gpu
-	mpicc.openmpi -O2 -o $(BUILT)/gpu/ranks $(BENCH)/gpu/ranks/ranks.c -ldl
-	cp $(BENCH)/gpu/ranks/kernels.cu $(BENCH)/gpu/ranks/work.h $(BUILT)/gpu/
-	CGO_ENABLED=0 go build -C $(BENCH) -trimpath -o $(BUILT)/gpu/bin/ ./execs
-	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing $(BENCH)/nothing/nothing.c
+	go build -C $(BENCH) -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ .
 	cp site/lab/ends/victim.py $(BUILT)/gpu/ends/
 	cp site/lab/programs/programs.py $$(command -v parallel) $(BUILT)/gpu/programs/
 	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/real.test ./cmd/e2e/real
@@ -231,7 +220,7 @@ $(BUILT)/gpu/old/bin:
 gpu-ends-pack: gpu-pack ## the part of gpu-pack for gpu-ends, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
 	cd $(BUILT)/gpu && cp -r bin old ends programs real.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
-	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing bin/mps-tune old/bin/mpsctl && strip bin/*
+	cd $(BUILT)/small/gpu && rm -f bin/mps-tune old/bin/mpsctl && strip bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 
 # The files for the trial of a GPU with little room, in one small file without Slurm. The simulation is among them, so
@@ -272,38 +261,6 @@ gpu-test: gpu-pack ## the tests that need a GPU
 gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
 	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
-# LAMMPS, or programs in PyTorch and JAX (CODES_SCRIPT=python.sh), in turns without MPS, by a daemon by hand and by
-# slurm-mps. LAMMPS is a folder with its source: Debian 13 has it by "apt-get source lammps". Nothing of it is in this
-# repository.
-LAMMPS ?= lammps
-CODES_PACK := $(BUILT)/small/gpu
-gpu-codes-pack: gpu-pack ## the files for gpu-codes, in one file
-	rm -rf $(BUILT)/small && mkdir -p $(CODES_PACK)/mpi/lib $(CODES_PACK)/lammps
-	cd $(BUILT)/gpu && cp -r bin programs real.test slurm-bundle.tar.xz $(CODES_PACK)/
-	cp -r site/lab/codes $(CODES_PACK)/
-	cp -r $$(mpicc.openmpi -showme:incdirs | cut -d' ' -f1) $(CODES_PACK)/mpi/include
-	cp -L $$(mpicc.openmpi -showme:libdirs | cut -d' ' -f1)/libmpi.so $(CODES_PACK)/mpi/lib/
-	test ! -d $(LAMMPS)/src || cp -r $(addprefix $(LAMMPS)/,src lib bench) $(CODES_PACK)/lammps/
-	strip $(CODES_PACK)/bin/*
-	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-codes.tar.xz && rm -rf $(BUILT)/small
-gpu-codes: gpu-codes-pack ## real codes with and without MPS, in turns, on a GPU
-	site/lab/gpu-codes.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
-
-# What the pages call "not run on a GPU": a call with LEFT=node, and one with LEFT=codes (see site/lab/gpu-left.sh).
-gpu-left-pack: gpu-codes-pack site-check ## the files for gpu-left, in one file
-	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small
-	tar -C $(BUILT)/small -xJf $(BUILT)/gpu-codes.tar.xz && rm -rf $(CODES_PACK)/lammps $(CODES_PACK)/mpi $(CODES_PACK)/programs
-	cp $(BUILT)/gpu/bench $(BUILT)/site-check $(CODES_PACK)/ && cp -r $(BUILT)/sim $(CODES_PACK)/
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(CODES_PACK)/conformance.test ./site/sim/conformance
-	strip $(CODES_PACK)/sim/bin/nvidia-cuda-mps-*
-	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-left.tar.xz && rm -rf $(BUILT)/small
-gpu-left: gpu-left-pack ## what was not yet run on a GPU, in two calls
-	LEFT=$(LEFT) site/lab/gpu-left.sh $(BUILT)/gpu-left.tar.xz $(BUILT)/gpu-results
-
-# What 1, 2, 4 and 8 equal ranks do, in four quarters of 5 minutes (PACKING_PART=1): the data of docs/packing.md.
-gpu-packing: gpu-codes-pack ## what more ranks gain, beside the figures of a report, on a GPU
-	site/lab/gpu-packing.sh $(BUILT)/gpu-codes.tar.xz $(BUILT)/gpu-results
-
 # Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms, and a month.
 SOAK_SUITES := trixie forky
 soaks-pack: gpu-pack ## the files for site/lab/soaks.sh, in one file
@@ -325,10 +282,6 @@ gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
 # Jobs that share a GPU by gres/mps (see site/lab/gpu-shared.sh).
 gpu-shared: gpu-room-pack ## try jobs that share a GPU, in turns and together
 	site/lab/gpu-shared.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
-
-# Measures what ranks get of the GPU under every rule. A second run continues after the last result.
-gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
-	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 $(BUILT)/slurm-bundle.tar.xz: | setup
 	site/lab/bundle.sh $@

@@ -25,11 +25,10 @@ failed=0
 modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode --format=csv,noheader; }
 
 # leave MACHINE PROGRAMS: ends the script. It fails if a test failed, if a process of MPS, Slurm or PROGRAMS is left,
-# or if the GPUs differ from the output of modes in the file MACHINE. If ONLY_GPU is set, another run may share the
-# machine, so processes are not looked at.
+# or if the GPUs differ from the output of modes in the file MACHINE.
 leave() {
     local left
-    [ -n "${ONLY_GPU:-}" ] || left=$(pgrep -fa "nvidia-cuda-mps|slurm(ctl)?d|munged|$2" | grep -v -e pgrep -e '<defunct>')
+    left=$(pgrep -fa "nvidia-cuda-mps|slurm(ctl)?d|munged|$2" | grep -v -e pgrep -e '<defunct>')
     [ -z "${left:-}" ] || { failed=1; echo "left behind: $left"; }
     modes | diff - "$1" || { failed=1; echo "the GPUs are not as they were"; }
     exit $failed

@@ -232,66 +232,6 @@ func TestBatchJob(t *testing.T) {
 	wantVariables(t, "task prolog", s.hook(t, "task", job.ID, "n1"), map[string]string{"USER": "hpc1", "SLURM_JOB_UID": "2001"})
 }
 
-func TestDirectStep(t *testing.T) {
-	needLab(t)
-	s := up(t, Options{GPUs: 2, Prolog: record, TaskProlog: record})
-	if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"); got != "2001\n0\n" {
-		t.Errorf("the step printed %q", got)
-	}
-	wantVariables(t, "prolog", s.hook(t, "prolog", firstJob(s.base), "n1"), map[string]string{"SLURM_JOB_GPUS": "0"})
-	wantVariables(t, "task prolog", s.hook(t, "task", firstJob(s.base), "n1"), map[string]string{"SLURM_PROCID": "0"})
-	r, err := s.Run(s.ctx, s.user, "srun", "sh", "-c", "exit 7")
-	if err != nil || r.Exit != 7 {
-		t.Errorf("srun of a program that exits 7: %d, %v", r.Exit, err)
-	}
-}
-
-// TestPrologFlags makes an allocation without a step. With Alloc the prolog and the epilog run. Without Alloc only
-// the epilog runs.
-func TestPrologFlags(t *testing.T) {
-	for _, tc := range []struct {
-		flags  string
-		prolog bool
-	}{{"Alloc", true}, {"", false}} {
-		t.Run("flags="+tc.flags, func(t *testing.T) {
-			needLab(t)
-			s := up(t, Options{GPUs: 1, PrologFlags: tc.flags, Prolog: record, Epilog: record})
-			s.must(t, "salloc", "--gres=gpu:1", "true")
-			s.wait(t, firstJob(s.base))
-			if got := s.hook(t, "prolog", firstJob(s.base), "n1") != nil; got != tc.prolog {
-				t.Errorf("a prolog ran: %t, want %t", got, tc.prolog)
-			}
-			wantVariables(t, "epilog", s.hook(t, "epilog", firstJob(s.base), "n1"), map[string]string{"SLURM_JOB_ID": fmt.Sprint(firstJob(s.base))})
-		})
-	}
-}
-
-// TestNodesWithNames starts three nodes that each have a host name. The MPI launchers rely on these names.
-func TestNodesWithNames(t *testing.T) {
-	needLab(t)
-	s := up(t, Options{Nodes: 3, UTSNodes: true})
-	lines := strings.Fields(s.must(t, "srun", "--nodes=3", "--label", "hostname"))
-	if want := []string{"0:", "n1", "1:", "n2", "2:", "n3"}; !sameWords(lines, want) {
-		t.Errorf("srun hostname printed %q, want the words of %q", lines, want)
-	}
-	out := s.batch(t, []string{"--nodes=3", "--ntasks=3"}, "mpiexec.hydra -n 3 -ppn 1 hostname")
-	if got := strings.Fields(out); !sameWords(got, []string{"n1", "n2", "n3"}) {
-		t.Errorf("mpiexec.hydra hostname printed %q", got)
-	}
-	if version := s.must(t, "mpirun.openmpi", "--version"); !strings.Contains(version, "Open MPI) 4.") {
-		t.Logf("not tested with several nodes, because Open MPI 5's runtime refuses the loopback interface: %s", version)
-		return
-	}
-	out = s.batch(t, []string{"--nodes=3", "--ntasks=3"}, "mpirun.openmpi -n 3 hostname")
-	if got := strings.Fields(out); !sameWords(got, []string{"n1", "n2", "n3"}) {
-		t.Errorf("mpirun.openmpi hostname printed %q", got)
-	}
-}
-
-func sameWords(a, b []string) bool {
-	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
-}
-
 // batch runs a command in its own job and returns the output. The job must succeed.
 func (s scene) batch(t *testing.T, args []string, command string) string {
 	t.Helper()
@@ -308,52 +248,9 @@ func (s scene) batch(t *testing.T, args []string, command string) string {
 	return out
 }
 
-// TestLaunchers checks that every launcher starts its ranks on one node that has the host's name.
-func TestLaunchers(t *testing.T) {
-	needLab(t)
-	s := up(t, Options{SameName: true, Extra: []string{"KillWait=1"}})
-	for _, tc := range []struct{ command, want string }{
-		{"mpirun.openmpi -n 2 printenv OMPI_COMM_WORLD_LOCAL_RANK", "0 1"},
-		{"mpiexec.hydra -n 2 printenv MPI_LOCALRANKID", "0 1"},
-		{"srun --mpi=pmix printenv PMIX_RANK", "0 1"},
-		{"srun --mpi=pmi2 printenv SLURM_LOCALID", "0 1"},
-	} {
-		if strings.Contains(tc.command, "--mpi=pmix") && !HasPMIx(os.Getenv("SLURM_BUNDLE")) {
-			continue
-		}
-		got := strings.Fields(s.batch(t, []string{"--ntasks=2"}, tc.command))
-		slices.Sort(got)
-		if strings.Join(got, " ") != tc.want {
-			t.Errorf("%s printed %q, want %s", tc.command, got, tc.want)
-		}
-	}
-	if conf := s.must(t, "scontrol", "show", "config"); !strings.Contains(conf, "KillWait                = 1 sec") {
-		t.Error("an extra line of slurm.conf did not replace the lab's line")
-	}
-}
-
 // openEach tries to open every fake GPU. The kernel answers ENXIO if the control group allows access, because there
 // is no driver. It answers EPERM if the control group denies access.
 const openEach = `for d in 0 1 2 3; do (: <%s/nvidia$d) 2>&1 | sed -e "s/.*No such device.*/$d allowed/" -e "s/.*not permitted.*/$d denied/"; done`
-
-func TestConstrainDevices(t *testing.T) {
-	needLab(t)
-	if err := checkGroups(); err != nil {
-		t.Skip(err) // no package changes a kernel from cgroup version 2 to version 1
-	}
-	s := up(t, Options{GPUs: 4, ConstrainDevices: true})
-	look := fmt.Sprintf(openEach, filepath.Join(s.Dir(), "dev"))
-	got := s.must(t, "srun", "--gres=gpu:2", "sh", "-c", look)
-	if want := "0 allowed\n1 allowed\n2 denied\n3 denied\n"; got != want {
-		t.Errorf("a step with two of four GPUs prints:\n%swant:\n%s", got, want)
-	}
-	if err := s.Stop(); err != nil {
-		t.Error(err)
-	}
-	if left, _ := filepath.Glob(cgroupRoot + "/*/slurm_n1"); len(left) > 0 {
-		t.Errorf("control groups are left: %q", left)
-	}
-}
 
 // TestNodeEndsAndReturns ends a slurmd with SIGTERM and with SIGKILL. The job must continue, and the new slurmd must
 // take it over.
@@ -401,34 +298,6 @@ func TestNodeEndsAndReturns(t *testing.T) {
 			}
 			wantVariables(t, "epilog", s.hook(t, "epilog", id, "n1"), map[string]string{"SLURM_JOB_UID": "2001"})
 		})
-	}
-}
-
-// TestFailingProlog checks that a failing prolog drains the node and holds the job, and that Resume makes the node
-// available again.
-func TestFailingProlog(t *testing.T) {
-	needLab(t)
-	dir := newDir(t)
-	switchFile := filepath.Join(dir, "well")
-	prolog := script(t, dir, "prolog", "#!/bin/sh\n[ -e "+switchFile+" ]\n")
-	s := up(t, Options{PrologFlags: "Alloc", Prolog: []string{prolog}})
-	id := s.submit(t, "--wrap=true")
-	if job := s.wait(t, id); !job.Held() {
-		t.Errorf("the job is %s, %s; want it held", job.State, job.Reason)
-	}
-	state, reason, err := s.WaitNode(s.ctx, "n1", func(state string) bool { return state == "IDLE+DRAIN" })
-	if err != nil || reason != "Prolog error" {
-		t.Fatalf("the node is %s, %q, %v", state, reason, err)
-	}
-	if err := os.WriteFile(switchFile, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Resume(s.ctx, "n1"); err != nil {
-		t.Fatal(err)
-	}
-	// Slurm delays a requeued job for two minutes, so another job shows that the node works.
-	if job := s.wait(t, s.submit(t, "--wrap=true")); job.State != "COMPLETED" {
-		t.Errorf("the next job is %s, %s", job.State, job.Reason)
 	}
 }
 
@@ -539,88 +408,6 @@ func commandLines(t *testing.T, word string) []string {
 	return found
 }
 
-// TestStopNamesWhatAHookLeft checks a daemon that a hook leaves behind. Stop does not end it, because it may belong
-// to someone else, but Stop's error names it.
-func TestStopNamesWhatAHookLeft(t *testing.T) {
-	needLab(t)
-	dir := newDir(t)
-	// The hook waits until the child has left the hook's process group, because slurmd then kills the group.
-	epilog := script(t, dir, "epilog", "#!/bin/sh\nset -- "+dir+"\n"+
-		"/usr/bin/setsid /usr/bin/env -i /bin/sh -c 'cd '$2' && /bin/cat /proc/$$/stat >'$1'/stat; exec /bin/sleep 600' >/dev/null 2>&1 </dev/null &\n"+
-		"until [ -s $1/stat ]; do /bin/sleep 0.01; done\n")
-	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	defer cancel()
-	user, err := EnsureUser("hpc1", 2001)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := Start(ctx, Options{Dir: newDir(t), Epilog: []string{epilog}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := scene{Cluster: c, ctx: ctx, user: user}
-	s.must(t, "srun", "true")
-	left := s.procIn(t, filepath.Join(dir, "stat"))
-	defer kill(left)
-	err = c.Stop()
-	if want := fmt.Sprintf("left running: sleep (pid %d)", left.PID); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("Stop returned %v, want %q", err, want)
-	}
-	if st, err := readStat(left.PID); err != nil || st.start != left.Start {
-		t.Error("Stop ended a process that is not the cluster's")
-	}
-}
-
-// TestTwoClusters runs two clusters with the same options at the same time.
-func TestTwoClusters(t *testing.T) {
-	needLab(t)
-	a, b := up(t, Options{GPUs: 1, UTSNodes: true}), up(t, Options{GPUs: 1, UTSNodes: true})
-	if a.base == b.base {
-		t.Fatalf("both clusters have port %d", a.base)
-	}
-	for _, s := range []scene{a, b} {
-		if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c",
-			"echo $SLURM_JOB_ID $SLURM_CONF"); got != fmt.Sprintf("%d %s\n", firstJob(s.base), confPath(s.Dir())) {
-			t.Errorf("the step printed %q", got)
-		}
-	}
-	if err := a.Stop(); err != nil {
-		t.Error(err)
-	}
-	b.must(t, "srun", "true")
-}
-
-// TestStartSaysWhy checks that the error of a failed Start names the cause, and that no process is left.
-func TestStartSaysWhy(t *testing.T) {
-	for _, tc := range []struct {
-		name string
-		o    Options
-		want []string
-	}{
-		{"unknown line", Options{Extra: []string{"NoSuchThing=1"}}, []string{"cannot start slurmctld: it ended with exit status 1", "Parsing error", "NoSuchThing"}},
-		{"fewer GPUs than promised", Options{GPUs: 1, Gres: "gpu:2"}, []string{"node n1 is", "gres/gpu count reported lower than configured (1 < 2)"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			needLab(t)
-			ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-			defer cancel()
-			tc.o.Dir = newDir(t)
-			c, err := Start(ctx, tc.o)
-			if err == nil {
-				t.Fatalf("Start returned no error; Stop returned %v", c.Stop())
-			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error lacks %q: %v", want, err)
-				}
-			}
-			if left := commandLines(t, tc.o.Dir); len(left) > 0 {
-				t.Errorf("processes still run: %q", left)
-			}
-		})
-	}
-}
-
 // TestDaemonsDieWithTheirParent starts a cluster in a child process, which is another run of this test, and kills the
 // child.
 func TestDaemonsDieWithTheirParent(t *testing.T) {
@@ -674,30 +461,6 @@ func TestDaemonsDieWithTheirParent(t *testing.T) {
 	}
 }
 
-// TestClientsEnd checks that EndClients ends a user's shell and the processes that the shell started. The cluster and
-// its jobs must continue to run.
-func TestClientsEnd(t *testing.T) {
-	needLab(t)
-	s := up(t, Options{})
-	id := s.submit(t, "--wrap", "sleep 100")
-	if _, err := s.WaitJobUntil(s.ctx, id, func(j Job) bool { return j.State == "RUNNING" }); err != nil {
-		t.Fatal(err)
-	}
-	shell, err := s.Command(s.ctx, s.user, "bash", "-c", "trap '' HUP; sleep 1000 & wait")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(shell.Start(), s.EndClients()); err != nil {
-		t.Fatal(err)
-	}
-	if err := shell.Wait(); err == nil {
-		t.Error("the shell ended without a signal")
-	}
-	if j, err := s.Job(s.ctx, id); err != nil || j.State != "RUNNING" {
-		t.Errorf("the job is %+v, %v", j, err)
-	}
-}
-
 func noMembers(t *testing.T, dir string) bool {
 	t.Helper()
 	found, err := members(dir, 0)
@@ -705,41 +468,4 @@ func noMembers(t *testing.T, dir string) bool {
 		t.Fatal(err)
 	}
 	return len(found) == 0
-}
-
-// TestBundle runs a Slurm from a bundle. LAB_BUNDLE is the root of an unpacked bundle, or of a bundle with another
-// release's Slurm and this machine's MPIs. Both take some time to make.
-func TestBundle(t *testing.T) {
-	root := os.Getenv("LAB_BUNDLE")
-	if root == "" {
-		t.Skip("LAB_BUNDLE does not name an unpacked bundle (site/lab/bundle.sh makes one)")
-	}
-	t.Parallel()
-	s := up(t, Options{Bundle: root, SameName: true, GPUs: 2, PrologFlags: "Alloc", Prolog: record, Epilog: record})
-	for _, command := range []string{"srun --mpi=pmix printenv PMIX_RANK", "mpirun.openmpi -n 2 printenv OMPI_COMM_WORLD_LOCAL_RANK",
-		"mpiexec.hydra -n 2 printenv MPI_LOCALRANKID"} {
-		if got := strings.Fields(s.batch(t, []string{"--ntasks=2", "--gres=gpu:1"}, command)); !sameWords(got, []string{"0", "1"}) {
-			t.Errorf("%s printed %q", command, got)
-		}
-	}
-	wantVariables(t, "prolog", s.hook(t, "prolog", firstJob(s.base), s.Nodes()[0]), map[string]string{"SLURM_JOB_GPUS": "0"})
-	wantInside(t, root, "slurmd", s.node(s.Nodes()[0]).cmd.Process.Pid)
-	wantInside(t, root, "munged", s.munged.cmd.Process.Pid)
-}
-
-// wantInside checks that a process runs from the bundle, and that its libraries of Slurm, munge and PMIx are the
-// bundle's.
-func wantInside(t *testing.T, root, name string, pid int) {
-	t.Helper()
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	if err != nil || exe != filepath.Join(root, "sbin", name) {
-		t.Errorf("%s runs from %s, %v", name, exe, err)
-	}
-	for _, line := range strings.Split(readFile(t, fmt.Sprintf("/proc/%d/maps", pid)), "\n") {
-		for _, lib := range []string{"slurm", "munge", "pmix"} {
-			if f := strings.Fields(line); len(f) > 5 && strings.Contains(filepath.Base(f[5]), lib) && !strings.HasPrefix(f[5], root) {
-				t.Errorf("%s uses %s", name, f[5])
-			}
-		}
-	}
 }

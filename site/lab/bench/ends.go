@@ -11,7 +11,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -236,7 +238,11 @@ func (b bench) copied(name string) (string, error) {
 	if _, err := os.Stat(to); err == nil {
 		return to, nil
 	}
-	return to, copyProgram(filepath.Join(b.node.Bin, name), to)
+	content, err := os.ReadFile(filepath.Join(b.node.Bin, name))
+	if err != nil {
+		return "", err
+	}
+	return to, os.WriteFile(to, content, 0o755)
 }
 
 // held waits until the guard holds the files of so many clients or more. The guard writes its state once a second.
@@ -267,4 +273,18 @@ func printEnds(all []ended) {
 		fmt.Printf("%4d %7d  %7.1f %7.1f  %7.1f %7.1f   %.2f\n",
 			e.GPUs, e.Clients, bareKill, quit, kill, epilog, (kill+epilog)/(bareKill+quit))
 	}
+}
+
+// rank returns the command that srun runs for task i of n on a node, but without the shell that srun uses.
+func rank(ctx context.Context, line []string, i, n int) *exec.Cmd {
+	ids := "0"
+	for id := 1; id < n; id++ {
+		ids += "," + strconv.Itoa(id)
+	}
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=" + strconv.Itoa(i), "SLURM_GTIDS=" + ids,
+		"SLURM_STEP_GPUS=0", "SLURM_GPUS_ON_NODE=1"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
+	return cmd
 }

@@ -89,6 +89,14 @@ func (b bench) switched() (map[string]int, error) {
 	return counts, nil
 }
 
+// trees returns processes with all that they have started.
+func trees(pids []int) []int {
+	for i := 0; i < len(pids); i++ {
+		pids = append(pids, proc.Children(pids[i])...)
+	}
+	return pids
+}
+
 func (all idling) print() {
 	fmt.Println("\ncontext switches a second of an idle job   median      max")
 	for _, name := range slices.Sorted(maps.Keys(all)) {

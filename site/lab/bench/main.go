@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures the prolog, the epilog and the wrapper as whole processes, and compares them with their
-// floors on the same machine. It measures them in turns. The floor of the hooks is the time of NVML and of the
-// control program. The floor of the wrapper is a program that only executes the rank's program.
+// Command bench measures the prolog and the epilog as whole processes, and compares them with their floor on the same
+// machine, in turns. The floor is the time of NVML and of the control program.
 //
 // The command prints medians and writes every time as JSON. On a machine with a GPU it measures the GPU and leaves
 // the compute modes unchanged. Otherwise it measures the simulation.
@@ -14,7 +13,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -24,7 +22,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -45,11 +42,6 @@ type set struct {
 	Prolog []float64 `json:"prolog_ms"`
 	Quit   []float64 `json:"quit_ms"`
 	Epilog []float64 `json:"epilog_ms"`
-
-	// BashProlog and BashEpilog are hooks in bash that are like those of other projects (package peers). They start a
-	// daemon for each GPU, even if slurm-mps starts one for the job.
-	BashProlog []float64 `json:"bash_prolog_ms,omitempty"`
-	BashEpilog []float64 `json:"bash_epilog_ms,omitempty"`
 
 	// Steps are the prolog's steps, as its log has them. They show which step is slower on another machine.
 	Steps map[string][]float64 `json:"steps_ms"`
@@ -84,16 +76,11 @@ func main() {
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
 	pairs := flag.Int("pairs", 1000, "pairs of hooks of -only tail, alone and as many beside load")
-	bash := flag.Bool("bash", true, "measure hooks in bash, too, which take seconds")
 	simulated := flag.Bool("simulated", false, "measure the simulation, also on a machine with a GPU")
-	only := flag.String("only", "",
-		"acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; "+
-			"growth: only ranks at once, on simulated GPUs; "+
-			"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
-			"idle: context switches of an idle guard; recorder: what the recorder of a job without MPS costs; "+
-			"crowd: what 1, 8 and 24 guards of shard jobs and a run of mpsctl metrics cost, simulated; "+
-			"tail: the slowest of many hooks, with a line of -json for each pair (bench tails FILE... adds up such files); "+
-			"trace: a picture of where the time goes, into the folder of -json, with perf")
+	only := flag.String("only", "acts", "acts: prolog and epilog; "+
+		"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
+		"idle: context switches of an idle guard; "+
+		"tail: the slowest of many hooks, with a line of -json for each pair (bench tails FILE... adds up such files)")
 	flag.Parse()
 	switch flag.Arg(0) {
 	case "floor":
@@ -104,7 +91,7 @@ func main() {
 	case "tails":
 		exit(addUp(os.Stdout, flag.Args()[1:]))
 	}
-	exit(run(*trials, *pairs, *out, *only, testnode.RealGPUs() > 0 && !*simulated, *bash))
+	exit(run(*trials, *pairs, *out, *only, testnode.RealGPUs() > 0 && !*simulated))
 }
 
 func exit(err error) {
@@ -117,29 +104,22 @@ func exit(err error) {
 
 // result is the content of the JSON file.
 type result struct {
-	Date    string    `json:"date"`
-	Real    bool      `json:"real"`
-	CPUs    int       `json:"cpus"`
-	Trials  int       `json:"trials"`
-	Sets    []set     `json:"sets,omitempty"`
-	Wrapper *wrapping `json:"wrapper,omitempty"`
-	Growth  *growth   `json:"growth,omitempty"`
-	Guard   *guarded  `json:"guard,omitempty"`
-	Ends    []ended   `json:"ends,omitempty"`
-	Idle    idling    `json:"idle,omitempty"`
-	Record  *recorded `json:"recorder,omitempty"`
-	Crowd   []crowd   `json:"crowd,omitempty"`
+	Date   string  `json:"date"`
+	Real   bool    `json:"real"`
+	CPUs   int     `json:"cpus"`
+	Trials int     `json:"trials"`
+	Sets   []set   `json:"sets,omitempty"`
+	Ends   []ended `json:"ends,omitempty"`
+	Idle   idling  `json:"idle,omitempty"`
 }
 
-func run(trials, pairs int, out, only string, real, bash bool) error {
+func run(trials, pairs int, out, only string, real bool) error {
 	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}
 	r := result{Date: time.Now().Format(time.DateOnly), Real: real, CPUs: runtime.NumCPU(), Trials: trials}
 	switch only {
-	case "trace":
-		return traceHooks(built, out)
 	case "tail":
 		return tails(built, r.Real, pairs, out)
 	case "closes", "ends":
@@ -156,47 +136,12 @@ func run(trials, pairs int, out, only string, real, bash bool) error {
 			return err
 		}
 		r.Idle.print()
-	case "recorder":
-		all, err := recorder(built, r.Real, trials)
-		if err != nil {
+	case "acts":
+		if r.Sets, err = acts(built, r.Real, trials); err != nil {
 			return err
 		}
-		all.print()
-		r.Record = &all
-	case "crowd":
-		if r.Crowd, err = crowds(built, trials, 1, 8, 24); err != nil {
-			return err
-		}
-		printCrowds(r.Crowd)
-	}
-	if only == "" || only == "acts" {
-		if r.Sets, err = acts(built, r.Real, trials, bash); err != nil {
-			return err
-		}
-	}
-	if only == "" || only == "wrapper" {
-		wrapper, err := wrappers(built, r.Real, trials)
-		if err != nil {
-			return err
-		}
-		wrapper.print()
-		r.Wrapper = &wrapper
-	}
-	if only == "" || only == "guard" {
-		guard, err := guards(built, r.Real, trials)
-		if err != nil {
-			return err
-		}
-		guard.print()
-		r.Guard = &guard
-	}
-	if !r.Real && (only == "" || only == "growth") {
-		grown, err := grow(built, trials)
-		if err != nil {
-			return err
-		}
-		grown.print()
-		r.Growth = &grown
+	default:
+		return fmt.Errorf("cannot measure %q: give -only acts, ends, closes, idle or tail", only)
 	}
 	if out == "" {
 		return nil
@@ -209,7 +154,7 @@ func run(trials, pairs int, out, only string, real, bash bool) error {
 }
 
 // acts measures prolog and epilog on every kind of node and job.
-func acts(built string, real bool, trials int, bash bool) ([]set, error) {
+func acts(built string, real bool, trials int) ([]set, error) {
 	sets := []set{
 		{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"},
 		{GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
@@ -221,7 +166,7 @@ func acts(built string, real bool, trials int, bash bool) ([]set, error) {
 	}
 	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
 	for i := range sets {
-		if err := measure(&sets[i], built, real, trials, bash); err != nil {
+		if err := measure(&sets[i], built, real, trials); err != nil {
 			return nil, err
 		}
 		s := sets[i]
@@ -231,10 +176,6 @@ func acts(built string, real bool, trials int, bash bool) ([]set, error) {
 		}
 		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
 			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
-		if len(s.BashProlog) > 0 {
-			fmt.Printf("                 in bash %7.1f %6.2f times ours %29.1f %6.2f\n", median(s.BashProlog), median(s.BashProlog)/median(s.Prolog),
-				median(s.BashEpilog), median(s.BashEpilog)/median(s.Epilog))
-		}
 	}
 	return sets, nil
 }
@@ -253,7 +194,7 @@ type bench struct {
 	dir     string
 }
 
-func measure(s *set, built string, real bool, trials int, bash bool) error {
+func measure(s *set, built string, real bool, trials int) error {
 	b, err := newBench(built, real, *s)
 	defer b.remove()
 	if err != nil {
@@ -264,11 +205,7 @@ func measure(s *set, built string, real bool, trials int, bash bool) error {
 	}
 	for trial := range trials {
 		job := b.job(uint32(10_000+trial), s.GPUs)
-		err := b.trial(s, job)
-		if err == nil && bash {
-			err = b.bash(s, job)
-		}
-		if err != nil {
+		if err := b.trial(s, job); err != nil {
 			return err
 		}
 	}
@@ -408,43 +345,6 @@ func (b bench) settle() {
 	}
 }
 
-// bashTrials is enough, because the differences are larger than the spread. A trial takes two seconds or more.
-const bashTrials = 7
-
-// bash measures the hooks in bash, on a node without other leases, because these hooks do not know leases.
-func (b bench) bash(s *set, job testnode.Job) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if s.Leases > 1 || s.Scope != "job" || len(s.BashProlog) >= bashTrials {
-		return nil
-	}
-	scripts := filepath.Join(b.dir, "peers")
-	if err := os.MkdirAll(scripts, 0o755); err != nil {
-		return err
-	}
-	if err := peers.Install(scripts, b.node.Sim == nil); err != nil {
-		return err
-	}
-	hook := func(name string) (float64, error) {
-		cmd := exec.CommandContext(ctx, filepath.Join(scripts, name), filepath.Join(scripts, "run"), b.floor.Control, filepath.Join(scripts, "smi.sh"))
-		cmd.Dir, cmd.Env = "/", append(job.Environment(name), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", fmt.Sprintf("GPUS=%d", s.GPUs))
-		began := time.Now()
-		output, err := cmd.CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("%s: %w: %s", name, err, output)
-		}
-		return since(began), err
-	}
-	b.settle()
-	start, err := hook("prolog.sh")
-	if err != nil {
-		return err
-	}
-	end, err := hook("epilog.sh")
-	s.BashProlog, s.BashEpilog = append(s.BashProlog, start), append(s.BashEpilog, end)
-	return err
-}
-
 func (b bench) timed(ctx context.Context, job testnode.Job, program string) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -522,4 +422,16 @@ func each(n int, do func(int) error) error {
 		}
 	}
 	return failed
+}
+
+// onNode makes a node, and calls use there with a limit.
+func onNode(built string, real bool, s set, limit time.Duration, use func(context.Context, bench) error) error {
+	b, err := newBench(built, real, s)
+	defer b.remove()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	return use(ctx, b)
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestPercentiles(t *testing.T) {
@@ -23,28 +22,6 @@ func TestPercentiles(t *testing.T) {
 	}
 	if got := percentile([]float64{7}, 99.9); got != 7 {
 		t.Errorf("percentile of one value is %v", got)
-	}
-}
-
-// A hook that takes more than three times the median is printed with the time and what the machine did.
-func TestOutliers(t *testing.T) {
-	began := time.Date(2026, 11, 28, 3, 0, 0, 0, time.UTC)
-	var all []pair
-	for i := range 9 {
-		at := began.Add(time.Duration(i) * time.Second)
-		all = append(all, pair{Began: at, Load: true, Prolog: hook{MS: 10}, Epilog: hook{MS: 30}})
-	}
-	all[3].Prolog = hook{MS: 30} // not more than three times
-	all[7].Prolog = hook{MS: 31, activity: activity{Busy: 80, Wait: 20, Steal: 120, Load: "3.50"}}
-	var printed strings.Builder
-	printTails(&printed, all)
-	want := `prolog  load             9   10.0    31.0    31.0    31.0
-  prolog of the pair at 2026-11-28 03:00:07.000: 31.0 ms; processors 80 % busy, 120 ms stolen, ` +
-		`20 ms waited for disks, load 3.50
-epilog  load             9   30.0    30.0    30.0    30.0
-`
-	if printed.String() != want {
-		t.Errorf("got\n%swant\n%s", printed.String(), want)
 	}
 }
 

@@ -29,20 +29,19 @@ const folder = "mps-"
 func main() {
 	playing := flag.Bool("play", false, "open a shell on the lab in place of the acts")
 	only := flag.Int("act", 0, "show act `N` alone")
-	pictures := flag.String("pictures", "", "record a session of the shell, and a page of mpsctl report, as pictures in a `FOLDER`")
 	flag.Parse()
 	// A signal ends the acts or the shell, and then the clean-up runs. More signals do not end the clean-up.
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer cancel()
 	// The reader of a pipe may close the pipe before the clean-up ends.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if err := run(ctx, *playing, *only, *pictures); err != nil {
+	if err := run(ctx, *playing, *only); err != nil {
 		fmt.Fprintln(os.Stderr, shortUUIDs(fmt.Sprintf("demo: %v", err)))
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, playing bool, only int, pictures string) error {
+func run(ctx context.Context, playing bool, only int) error {
 	if only < 0 || only > len(acts) {
 		return fmt.Errorf("cannot show act %d: there are %d: give -act 1 to %d", only, len(acts), len(acts))
 	}
@@ -62,7 +61,7 @@ func run(ctx context.Context, playing bool, only int, pictures string) error {
 	}
 	m, err := start(ctx, dir, built)
 	if err == nil {
-		err = use(ctx, m, playing, only, pictures)
+		err = use(ctx, m, playing, only)
 	}
 	if ctx.Err() != nil {
 		err = errSignal // errors that the signal caused do not matter
@@ -78,18 +77,15 @@ func run(ctx context.Context, playing bool, only int, pictures string) error {
 
 var errSignal = errors.New("ended by a signal")
 
-// use opens a shell on the machine if playing is true, or draws pictures if there is a folder for them. Otherwise it
+// use opens a shell on the machine if playing is true. Otherwise it
 // shows the acts.
-func use(ctx context.Context, m *machine, playing bool, only int, pictures string) error {
+func use(ctx context.Context, m *machine, playing bool, only int) error {
 	s := newScreen(os.Stdout, os.Getenv)
 	if playing {
 		return play(ctx, s, m)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if pictures != "" {
-		return drawPictures(ctx, m, pictures)
-	}
 	return show(ctx, s, m, only)
 }
 

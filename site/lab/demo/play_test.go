@@ -4,13 +4,8 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // terminalRows is the height of a small terminal. One row is for the prompt.
@@ -32,33 +27,5 @@ func TestTheTextsFit(t *testing.T) {
 	}
 	if !strings.Contains(shown.String(), card[0].line) || !strings.Contains(shown.String(), "no gain in speed") {
 		t.Errorf("the welcome lacks the first thing to try, or that there is no gain in speed:\n%s", shown.String())
-	}
-}
-
-// TestKilledWithoutSrun checks that the program of the card ends with a sentence, because no other rank would come.
-func TestKilledWithoutSrun(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	program := exec.CommandContext(ctx, "bash", "-c", programs["killed"])
-	program.Dir, program.WaitDelay = t.TempDir(), time.Second
-	program.Env = []string{"PATH=" + os.Getenv("PATH"), "SLURM_JOB_ID=7", "SLURM_NTASKS=4", "SLURM_PROCID=0"} // as in a batch script
-	out, _ := program.CombinedOutput()
-	if code := program.ProcessState.ExitCode(); code != 2 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "srun has not started it") {
-		t.Errorf("code %d, want 2 and a sentence about srun:\n%s", code, out)
-	}
-}
-
-func TestEditors(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	if got := editors(); !strings.Contains(got, "none") {
-		t.Errorf("without an editor: %q", got)
-	}
-	for _, name := range []string{"vim", "nano"} {
-		if err := os.WriteFile(filepath.Join(os.Getenv("PATH"), name), []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := editors(); got != "nano, vim" {
-		t.Errorf("with two editors: %q", got)
 	}
 }

@@ -173,39 +173,3 @@ func TestACallerIsKilled(t *testing.T) {
 		t.Error("a stranger was ended")
 	}
 }
-
-// A program that is told to end may clean up first.
-func TestAProgramCleansUp(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	const tidy = `trap 'sleep 0.3; echo yes >"$0/clean"; exit 0' TERM; : >"$0/up"; while :; do sleep 0.02; done`
-	cmd := hold.Command(ctx, "sh", "-c", tidy, folder)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "the program does not start", func() bool { return exists(filepath.Join(folder, "up")) })
-	cancel()
-	_ = cmd.Wait()
-	if !exists(filepath.Join(folder, "clean")) {
-		t.Error("the program was killed before it had cleaned up")
-	}
-}
-
-func exists(path string) bool { _, err := os.Stat(path); return err == nil }
-
-// Output, input and the end by a signal are the program's.
-func TestAProgramsOwn(t *testing.T) {
-	t.Parallel()
-	cmd := hold.Command(t.Context(), "sh", "-c", "read line; echo $line; kill -9 $$")
-	cmd.Stdin = strings.NewReader("hello\n")
-	out, err := cmd.Output()
-	var exit *exec.ExitError
-	if string(out) != "hello\n" || !errors.As(err, &exit) || exit.ExitCode() != 128+9 {
-		t.Errorf("%q, %v", out, err)
-	}
-	if err := hold.Command(t.Context(), "no-such-program").Run(); !errors.As(err, &exit) || exit.ExitCode() != 127 {
-		t.Errorf("a program that does not exist: %v", err)
-	}
-}

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
 )
@@ -26,77 +25,6 @@ func created(t *testing.T, models ...Model) Node {
 		t.Fatal(err)
 	}
 	return made
-}
-
-// Every model's cores are its SMs times the 64 or 128 cores of its capability. Its SMs are whole TPCs.
-func TestModelsAreConsistent(t *testing.T) {
-	for _, model := range []Model{P100, V100, T4, A100SXM40, A100SXM80, A30, A40, L4, L40S, H100PCIe, H100SXM, H200, GH200, B200} {
-		t.Run(model.Name, func(t *testing.T) {
-			each := 128
-			if model.Major < 8 || (model.Major == 8 && model.Minor == 0) {
-				each = 64
-			}
-			if model.Cores != model.SMs*each {
-				t.Errorf("%d cores are not %d SMs of %d", model.Cores, model.SMs, each)
-			}
-			if model.SMs%model.TPC != 0 {
-				t.Errorf("%d SMs are no whole TPCs of %d", model.SMs, model.TPC)
-			}
-		})
-	}
-}
-
-func TestCreateGivesEachDeviceItsOwnValidUUID(t *testing.T) {
-	made := created(t, H200, H100SXM.Cut(H100Slice1, H100Slice3), H200)
-	seen := map[string]bool{}
-	check := func(gpu GPU, attribute string, mig bool) {
-		t.Helper()
-		text, err := gpu.Text(attribute)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if uuid := site.UUID(text); !uuid.Valid() || uuid.MIG() != mig || seen[text] || len(text) != 40 {
-			t.Errorf("%s of GPU %d = %q: not a fresh UUID", attribute, gpu.Index, text)
-		}
-		seen[text] = true
-	}
-	gpus, err := made.GPUs()
-	if err != nil || len(gpus) != 3 {
-		t.Fatalf("GPUs: %v, %v", gpus, err)
-	}
-	for _, gpu := range gpus {
-		check(gpu, "uuid", false)
-		instances, err := gpu.Instances()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, k := range instances {
-			check(gpu, filepath.Join("mig", strconv.Itoa(k), "uuid"), true)
-		}
-	}
-	if len(seen) != 5 {
-		t.Errorf("%d UUIDs, want those of 3 GPUs and 2 instances", len(seen))
-	}
-	again := created(t, H200)
-	if text, _ := again.GPU(0).Text("uuid"); !seen[text] {
-		t.Errorf("UUID of GPU 0 is %s in another run", text)
-	}
-}
-
-func TestCreateReplacesWhatWasThere(t *testing.T) {
-	made := created(t, H200, H200)
-	made.GPU(0).SetMode(ExclusiveProcess)
-	made, err := Create(made.Dir, []Model{T4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	gpus, err := made.GPUs()
-	if err != nil || len(gpus) != 1 {
-		t.Fatalf("GPUs: %v, %v", gpus, err)
-	}
-	if mode, err := gpus[0].Mode(); err != nil || mode != Default {
-		t.Errorf("mode %d, %v", mode, err)
-	}
 }
 
 // own is the pid of the test's own process. other starts a child that waits until its input ends.
@@ -338,34 +266,6 @@ func lockByte(t *testing.T, path string, at int) *os.File {
 		t.Fatal(err)
 	}
 	return file
-}
-
-func TestDropContext(t *testing.T) {
-	gpu := created(t, H200).GPU(0)
-	added := context(t, own(), Server)
-	added.Instance = 2
-	if err := gpu.AddContext(added); err != nil {
-		t.Fatal(err)
-	}
-	if held, err := gpu.Contexts(); err != nil || len(held) != 1 || held[0] != added {
-		t.Errorf("held %v, %v, want %v", held, err, added)
-	}
-	for range 2 {
-		if err := gpu.DropContext(added.PID); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if held, err := gpu.Contexts(); err != nil || len(held) != 0 {
-		t.Errorf("held %v, %v after the drop", held, err)
-	}
-}
-
-func TestOpenSaysWhatIsMissing(t *testing.T) {
-	dir := t.TempDir()
-	_, err := Open(dir)
-	if err == nil || !strings.HasPrefix(err.Error(), "cannot open simulated node "+dir) || !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("error %v", err)
-	}
 }
 
 // A process lives while it has threads, also after its first thread has ended. The real driver serves it, and its

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"golang.org/x/sys/unix"
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -183,23 +182,6 @@ func holdTime(t *testing.T, got, recorded string) {
 	}
 }
 
-// The texts are those of the library of driver 580.159.04.
-func TestErrorTextsAreAsRecorded(t *testing.T) {
-	recording, err := os.ReadFile("testdata/nvml-h200-returns.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened(t, node.H200)
-	for line := range strings.Lines(string(recording)) {
-		number, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-		code, err := strconv.Atoi(number)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want(t, "text of "+number, nvml.Return(code).Error(), text)
-	}
-}
-
 // These refusals were recorded on an H200 without MIG, with driver 580.159.04.
 func TestH200RefusesAsRecorded(t *testing.T) {
 	_, lib := opened(t, node.H200)
@@ -226,19 +208,6 @@ func TestH200RefusesAsRecorded(t *testing.T) {
 	want(t, "NUMA node that the GPU is", ret, nvml.ERROR_NOT_SUPPORTED)
 }
 
-func TestCallsBeforeInitAreRefused(t *testing.T) {
-	_, lib := opened(t, node.L4)
-	device, ret := lib.DeviceGetHandleByIndex(0)
-	ok(t, ret)
-	ok(t, lib.Shutdown())
-	_, ret = device.GetComputeMode()
-	want(t, "mode after shutdown", ret, nvml.ERROR_UNINITIALIZED)
-	want(t, "second shutdown", lib.Shutdown(), nvml.ERROR_UNINITIALIZED)
-	ok(t, lib.Init())
-	_, ret = device.GetComputeMode()
-	want(t, "mode after init", ret, nvml.SUCCESS)
-}
-
 func TestModeIsSharedBetweenProcesses(t *testing.T) {
 	needRoot(t)
 	made, lib := opened(t, node.H200, node.H200)
@@ -256,18 +225,6 @@ func TestModeIsSharedBetweenProcesses(t *testing.T) {
 	if text, err := made.Node.GPU(0).Mode(); err != nil || text != node.ExclusiveProcess {
 		t.Errorf("the folder has mode %v, %v", text, err)
 	}
-}
-
-func TestModeCanBeEditedWithAPlainWrite(t *testing.T) {
-	made, lib := opened(t, node.T4)
-	device, _ := lib.DeviceGetHandleByIndex(0)
-	file := filepath.Join(made.Node.GPU(0).Dir, "compute_mode")
-	if err := os.WriteFile(file, []byte("2\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	mode, ret := device.GetComputeMode()
-	ok(t, ret)
-	want(t, "mode", mode, nvml.COMPUTEMODE_PROHIBITED)
 }
 
 func TestSetComputeModeRefuses(t *testing.T) {
@@ -318,81 +275,6 @@ func needRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can set compute modes with NVML; run this as root or below `unshare -r`")
 	}
-}
-
-func TestDevicesAreFoundInEveryWay(t *testing.T) {
-	made, lib := opened(t, node.V100, node.B200)
-	uuid, err := made.Node.GPU(1).Text("uuid")
-	if err != nil {
-		t.Fatal(err)
-	}
-	index := func(device nvml.Device, ret nvml.Return) int {
-		t.Helper()
-		ok(t, ret)
-		if ret != nvml.SUCCESS {
-			return -1
-		}
-		found, ret := device.GetIndex()
-		ok(t, ret)
-		return found
-	}
-	want(t, "by UUID", index(lib.DeviceGetHandleByUUID(uuid)), 1)
-	want(t, "by UUID in capitals", index(lib.DeviceGetHandleByUUID("GPU-"+strings.ToUpper(uuid[4:]))), 1)
-	want(t, "by bus id", index(lib.DeviceGetHandleByPciBusId("00000000:20:00.0")), 1)
-	want(t, "by short bus id", index(lib.DeviceGetHandleByPciBusId("20:00.0")), 1)
-	_, ret := lib.DeviceGetHandleByUUID("GPU-00000000-0000-0000-0000-000000000000")
-	want(t, "unknown UUID", ret, nvml.ERROR_NOT_FOUND)
-	_, ret = lib.DeviceGetHandleByPciBusId("00000000:99:00.0")
-	want(t, "unknown bus id", ret, nvml.ERROR_NOT_FOUND)
-	_, ret = lib.DeviceGetHandleByIndex(2)
-	want(t, "index past the last", ret, nvml.ERROR_INVALID_ARGUMENT)
-}
-
-func TestWholeGPUFacts(t *testing.T) {
-	made, lib := opened(t, node.H100SXM, node.GH200)
-	if err := made.Node.GPU(1).Set("numa", "70"); err != nil {
-		t.Fatal(err)
-	}
-	device, _ := lib.DeviceGetHandleByIndex(1)
-	name, ret := device.GetName()
-	ok(t, ret)
-	want(t, "name", name, "NVIDIA GH200 480GB")
-	pci, ret := device.GetPciInfo()
-	ok(t, ret)
-	want(t, "bus id", letters(pci.BusId[:]), "00000000:20:00.0")
-	want(t, "legacy bus id", letters(pci.BusIdLegacy[:]), "0000:20:00.0")
-	want(t, "bus", pci.Bus, 0x20)
-	nodes, ret := device.GetMemoryAffinity(64, 0)
-	ok(t, ret)
-	want(t, "word 1 of the memory affinity", nodes[1], 1<<6)
-	_, ret = device.GetNumaNodeId()
-	want(t, "NUMA node that the GPU is", ret, nvml.ERROR_NOT_SUPPORTED)
-	memory, ret := device.GetMemoryInfo_v2()
-	ok(t, ret)
-	want(t, "memory", memory.Total>>20, 97871)
-	persistence, ret := device.GetPersistenceMode()
-	ok(t, ret)
-	want(t, "persistence", persistence, nvml.FEATURE_ENABLED)
-	driver, ret := lib.SystemGetDriverVersion()
-	ok(t, ret)
-	want(t, "driver", driver, "580.159.04")
-	version, ret := lib.SystemGetNVMLVersion()
-	ok(t, ret)
-	want(t, "NVML", version, "13.580.159.04")
-	cuda, ret := lib.SystemGetCudaDriverVersion()
-	ok(t, ret)
-	want(t, "CUDA", cuda, 13000)
-}
-
-func letters(array []int8) string {
-	var text strings.Builder
-	for _, c := range array {
-		if c == 0 {
-			break
-		}
-		text.WriteByte(byte(c))
-	}
-	return text.String()
 }
 
 func TestMIGInstances(t *testing.T) {
@@ -488,62 +370,6 @@ func TestTheDeadHoldNothing(t *testing.T) {
 	dying.Wait()
 }
 
-// For NVML, the clients of an MPS server hold the memory, and the server has their time on the GPU. This is also true
-// of a dead client whose files are held. Measured on an H200 with driver 580.159.04.
-func TestUtilizationIsTheServers(t *testing.T) {
-	made, lib := opened(t, node.H200)
-	device, _ := lib.DeviceGetHandleByIndex(0)
-	mps := newMPS(t, made)
-	if _, ret := device.GetProcessUtilization(0); ret != nvml.ERROR_NOT_FOUND {
-		t.Errorf("without a process: %v", ret)
-	}
-	client := mps.client("spin", "-ms", "60000", "-for", "60", "-mib", "1000")
-	server := mps.server()
-	busy := func() bool {
-		t.Helper()
-		samples, ret := device.GetProcessUtilization(uint64(time.Now().Add(-400 * time.Millisecond).UnixMicro()))
-		if ret == nvml.ERROR_NOT_FOUND {
-			return false
-		}
-		ok(t, ret)
-		if len(samples) != 1 || samples[0].Pid != uint32(server) || samples[0].TimeStamp == 0 {
-			t.Fatalf("samples %+v, want one of server %d", samples, server)
-		}
-		return samples[0].SmUtil > 0
-	}
-	memory := func() int {
-		t.Helper()
-		processes, ret := device.GetMPSComputeRunningProcesses()
-		ok(t, ret)
-		if len(processes) == 0 {
-			return 0
-		}
-		want(t, "clients", fmt.Sprint(pids(processes)), fmt.Sprint([]int{client.Pid}))
-		whole, ret := device.GetMemoryInfo()
-		ok(t, ret)
-		if used := processes[0].UsedGpuMemory; used < 1000<<20 || whole.Used < used {
-			t.Errorf("used by the client %d MiB, on the GPU %d MiB", used>>20, whole.Used>>20)
-		}
-		return int(processes[0].UsedGpuMemory >> 20)
-	}
-	until(t, "the server is busy", busy)
-	if memory() == 0 {
-		t.Error("the client has no memory")
-	}
-	held := duplicates(t, client.Pid, "nvidia-uvm")
-	client.Kill()
-	client.Wait()
-	time.Sleep(time.Second)
-	if !busy() || memory() == 0 {
-		t.Errorf("the client's files are held: busy %v, %d MiB", busy(), memory())
-	}
-	for _, file := range held {
-		unix.Close(file)
-	}
-	until(t, "the memory is free", func() bool { return memory() == 0 })
-	until(t, "the server is idle", func() bool { return !busy() })
-}
-
 // A sample of processes is of one server, also while several compute, and a server without work has none (measured on
 // an H100). A sample of the GPU has the work of all.
 func TestSamplesOfTwoServers(t *testing.T) {
@@ -610,87 +436,6 @@ type mps struct {
 	environment []string
 }
 
-func newMPS(t *testing.T, made sim.Sim) mps {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "mps-") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	m := mps{t, made, append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir, "CUDA_MPS_LOG_DIRECTORY="+dir,
-		"LD_LIBRARY_PATH="+made.Libraries())}
-	daemon := m.command("nvidia-cuda-mps-control", "-d")
-	if out, err := daemon.CombinedOutput(); err != nil {
-		t.Fatalf("cannot start daemon: %v: %s", err, out)
-	}
-	t.Cleanup(func() { m.ask("quit -t 0") })
-	return m
-}
-
-func (m mps) command(program string, args ...string) *exec.Cmd {
-	command := exec.Command(m.made.Program(program), args...)
-	command.Env = m.environment
-	return command
-}
-
-func (m mps) ask(line string) string {
-	command := m.command("nvidia-cuda-mps-control")
-	command.Stdin = strings.NewReader(line + "\n")
-	out, _ := command.Output()
-	return strings.TrimSpace(string(out))
-}
-
-func (m mps) server() int {
-	m.t.Helper()
-	pid, err := strconv.Atoi(m.ask("get_server_list"))
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return pid
-}
-
-// client starts a client. When client returns, the client computes.
-func (m mps) client(args ...string) *os.Process {
-	m.t.Helper()
-	command := m.command("cuda-client", args...)
-	out, err := command.StdoutPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		m.t.Fatal(err)
-	}
-	m.t.Cleanup(func() { command.Process.Kill() })
-	var line [256]byte
-	if n, _ := out.Read(line[:]); !strings.Contains(string(line[:n]), " ready ") {
-		m.t.Fatalf("client: %q", line[:n])
-	}
-	return command.Process
-}
-
-// duplicates returns duplicates of a process's open files with this name.
-func duplicates(t *testing.T, pid int, name string) (files []int) {
-	t.Helper()
-	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(pidfd)
-	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	for _, link := range links {
-		if to, _ := os.Readlink(link); filepath.Base(to) != name {
-			continue
-		}
-		number, _ := strconv.Atoi(filepath.Base(link))
-		file, err := unix.PidfdGetfd(pidfd, number, 0)
-		if err != nil {
-			t.Skipf("cannot duplicate another process's file: %v", err)
-		}
-		files = append(files, file)
-	}
-	return files
-}
-
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
@@ -754,28 +499,6 @@ func TestFailuresOnDemand(t *testing.T) {
 		_, ret := lib.DeviceGetCount()
 		want(t, "count", ret, nvml.ERROR_UNKNOWN)
 	}
-}
-
-func TestDelaysOnDemand(t *testing.T) {
-	made, lib := opened(t, node.H200)
-	if err := made.Node.Delay("nvmlDeviceGetCount_v2", 50); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	_, ret := lib.DeviceGetCount()
-	ok(t, ret)
-	if took := time.Since(start); took < 50*time.Millisecond {
-		t.Errorf("count answered after %v, but the delay is 50 ms", took)
-	}
-}
-
-func TestWithoutItsNodeThereIsNoDriver(t *testing.T) {
-	made, lib := created(t, node.H200)
-	if err := os.RemoveAll(made.Node.Dir); err != nil {
-		t.Fatal(err)
-	}
-	want(t, "init", lib.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
-	want(t, "text", nvml.ERROR_DRIVER_NOT_LOADED.Error(), "Driver Not Loaded")
 }
 
 func TestAGPUThatVanishesIsLost(t *testing.T) {

@@ -3,12 +3,9 @@
 package nvml_test
 
 import (
-	"bufio"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,56 +67,5 @@ func TestSMI(t *testing.T) {
 	const failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 	if got, code := smi(t, made, "-L"); code != 9 || !strings.HasPrefix(got, failed) {
 		t.Errorf("without a driver: code %d, %q", code, got)
-	}
-}
-
-// With -lms a reader of the pipe gets the table again and again, with the last sample, until it ends the program.
-func TestSMILoops(t *testing.T) {
-	made, _ := created(t, node.H200)
-	gpu := made.Node.GPU(0)
-	start, _ := node.Start(os.Getpid())
-	server := node.Context{PID: os.Getpid(), Start: start, Type: node.Server, MemoryMiB: 1000, Instance: node.Whole}
-	if err := gpu.AddContext(server); err != nil {
-		t.Fatal(err)
-	}
-	sample := func(percents ...int) {
-		var lines strings.Builder
-		for i, percent := range percents {
-			fmt.Fprintf(&lines, "%020d %3d\n", (i+1)*200_000, percent)
-		}
-		if err := gpu.Set(filepath.Join("samples", fmt.Sprint(os.Getpid())), lines.String()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	sample(10, 70)
-	cmd := exec.Command(made.Program("nvidia-smi"), "--query-gpu=utilization.gpu,memory.free",
-		"--format=csv,noheader,nounits", "-lms", "20")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	late := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
-	defer late.Stop()
-	lines := bufio.NewScanner(out)
-	await := func(want string) {
-		t.Helper()
-		for lines.Scan() {
-			if lines.Text() == want {
-				return
-			}
-		}
-		t.Fatalf("nvidia-smi ends without the line %q", want)
-	}
-	await("70, 142771")
-	sample(10, 70, 0)
-	await("0, 142771")
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if cmd.Wait(); cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
-		t.Errorf("after SIGTERM: %v", cmd.ProcessState)
 	}
 }

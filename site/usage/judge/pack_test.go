@@ -31,7 +31,7 @@ type trials map[trial]struct {
 	active, dram, gr float64
 }
 
-// read reads the lines of site/lab/gpu-packing.sh: "pack PROGRAM n=RANKS r=RANK rate RATE [gpm ACTIVE OCCUPANCY DRAM
+// read reads the lines of a run on a GPU: "pack PROGRAM n=RANKS r=RANK rate RATE [gpm ACTIVE OCCUPANCY DRAM
 // GRAPHICS TENSOR]", after a line "# share SHARE". More may follow on a line.
 func read(t *testing.T) trials {
 	files, err := filepath.Glob("testdata/packing-*.txt")
