@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,6 +37,7 @@ type run struct {
 	MPS     MPS         // nil for task-prolog
 	giveUp  func(error) // reports an error and ends the program
 
+	stepOf    func(pid, first int) string // the step in which the node shows a process
 	environ   []string    // the environment of the program, without MPS's variables
 	told      string      // the value of toldVariable
 	task      launch.Task // as read, also if the rank then takes a slot
@@ -50,7 +53,7 @@ type run struct {
 
 // newRun returns the run of a process with this environment, which has lines NAME=value.
 func newRun(pid int, environ []string, out, errs io.Writer) *run {
-	r := &run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ}
+	r := &run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ, stepOf: witness.StepOf}
 	if value, set := r.Env[toldVariable]; set {
 		delete(r.Env, toldVariable)
 		r.told, r.environ = value, without(environ, toldVariable+"=")
@@ -163,6 +166,16 @@ func (r *run) switchedOff() ([]string, error) {
 	return without(r.environ, "CUDA_MPS_"), nil
 }
 
+// hasStrangersDaemon reports whether the environment names an MPS daemon of ours that is not this job's: the job was
+// submitted by a process of another job. The daemon's GPUs are the other job's, and it ends with that job.
+func (r *run) hasStrangersDaemon() bool {
+	pipe := r.Env["CUDA_MPS_PIPE_DIRECTORY"]
+	job, ours := slurm.PipesOf(pipe)
+	own := slices.Contains(r.task.JobIDs, job) ||
+		slices.ContainsFunc(r.ticket.Daemons, func(d lease.Daemon) bool { return d.PipeDir == pipe })
+	return ours && !own
+}
+
 // runRefused decides about a rank that has no placement. It runs without MPS if the job has none and the site's policy
 // allows that.
 func (r *run) runRefused(err error) ([]string, error) {
@@ -172,6 +185,9 @@ func (r *run) runRefused(err error) ([]string, error) {
 	}
 	if r.task.LocalRank == 0 {
 		r.messages().print(fmt.Errorf("running without MPS, as this site's policy allows: %w", err))
+	}
+	if r.hasStrangersDaemon() {
+		return without(r.environ, "CUDA_MPS_"), nil
 	}
 	return r.environ, nil
 }
@@ -215,6 +231,7 @@ type Rank struct {
 
 // readRank reads the description of the rank from the environment and the machine.
 func (r *run) readRank() (err error) {
+	r.readTask() // first, because it leaves only what is this task's own
 	r.rank = Rank{Options: r.Options, CanOpen: r.canOpen, Visible: r.Env["CUDA_VISIBLE_DEVICES"]}
 	if r.rank.Binding, err = launch.ReadBinding(r.Env); err != nil {
 		return err
@@ -232,7 +249,7 @@ func (r *run) readRank() (err error) {
 		}
 		r.rank.Options.Slots = n
 	}
-	if r.readTask(); r.taskErr != nil {
+	if r.taskErr != nil {
 		return r.taskErr
 	}
 	r.rank.Task = r.task
@@ -243,13 +260,15 @@ func (r *run) canOpen(minor int) bool {
 	return osfile.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
 }
 
-// readTask reads the rank's place on its node, once. The variables of launchers that have not started this process are
-// removed from the run's, but not from the program's.
+// readTask reads the rank's place on its node, once. The variables that the job's submitter has handed on, and those of
+// launchers that have not started this process, are removed from the run's, but not from the program's.
 func (r *run) readTask() {
 	if r.taskRead {
 		return
 	}
 	r.taskRead = true
+	first, _ := strconv.Atoi(r.Env["SLURM_TASK_PID"])
+	r.Env = r.Env.Witnessed(r.stepOf(r.PID, first))
 	r.task, r.taskErr = r.findTask()
 	if r.taskErr != nil && r.Options.Slots != 0 { // the slot is the place
 		r.task, r.taskErr = launch.ManualTask(r.Env, 0, 1)

@@ -85,7 +85,7 @@ func recordedRanks(t *testing.T, path string) (ranks []slurm.Env) {
 		t.Fatal(err)
 	}
 	for block := range strings.SplitSeq(strings.TrimSpace(string(content)), "\n\n") {
-		ranks = append(ranks, slurm.NewEnv(strings.Split(block, "\n")))
+		ranks = append(ranks, slurm.ParseEnv(strings.Split(block, "\n")))
 	}
 	return ranks
 }

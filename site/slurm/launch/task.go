@@ -165,7 +165,7 @@ func jobVariables(env slurm.Env) []string {
 	if _, ok := env["SLURM_JOB_ID"]; ok {
 		found = append(found, "SLURM_JOB_ID")
 	}
-	const prefix = "SLURM_JOB_ID_HET_GROUP_"
+	const prefix = slurm.Component
 	var groups []uint64
 	for name := range env {
 		rest, ok := strings.CutPrefix(name, prefix)
