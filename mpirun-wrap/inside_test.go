@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
 // TaskProlog takes from a job the daemon of the job that has submitted it. It leaves a job's own daemon, and a daemon
@@ -17,7 +19,7 @@ import (
 //
 // Contract: K7
 func TestTheSubmittersDaemon(t *testing.T) {
-	paths, _, ticket := newJob(t) // of job 7
+	paths, _, ticket := newJob(t)                // of job 7
 	const first = "/run/slurm-mps/jobs/7/0/pipe" // as a prolog names it
 	own := ticket.Daemons[0].PipeDir
 	unset := "unset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\n"
@@ -77,6 +79,36 @@ func TestABatchScriptFromAStep(t *testing.T) {
 		list, _, _ := strings.Cut(strings.TrimPrefix(out.String(), "export CUDA_VISIBLE_DEVICES="), "\n")
 		if got := strings.Count(list, "GPU-"); got != want {
 			t.Errorf("step %q: %d GPUs, want %d:\n%s", step, got, want, out.String())
+		}
+	}
+}
+
+// A program whose user has hidden all GPUs gets no GPU, no place and no slot. In a job without a ticket, it hears why.
+func TestNoGPUIsWanted(t *testing.T) {
+	paths, _, ticket := newJob(t)
+	for _, list := range []string{"", "-1", "NoDevFiles", "-1,0"} {
+		for job, want := range map[int]string{7: "", 8: "cannot find ticket of job 8"} {
+			env := []string{
+				fmt.Sprintf("SLURM_JOB_ID=%d", job), "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0",
+				"CUDA_VISIBLE_DEVICES=" + list, "CUDA_MPS_PIPE_DIRECTORY=" + ticket.Daemons[0].PipeDir, "A=b",
+			}
+			var said bytes.Buffer
+			run := newRun(os.Getpid(), env, nil, &said)
+			run.Paths, run.Options = paths, Options{Slots: 4, Report: true}
+			got, err := run.prepare()
+			if want != "" {
+				if err == nil || !strings.HasPrefix(err.Error(), want) {
+					t.Errorf("%q in job %d: %v, want %s", list, job, err, want)
+				}
+				continue
+			}
+			if err != nil || !slices.Equal(got[len(got)-2:], []string{"A=b", "CUDA_VISIBLE_DEVICES=" + list}) ||
+				slices.Contains(got, env[6]) || run.task.Source == launch.SourceSlot {
+				t.Errorf("%q: %v, %v", list, got, err)
+			}
+			if want := fmt.Sprintf("mpirun-wrap: running without a GPU and MPS: CUDA_VISIBLE_DEVICES is %q\n", list); said.String() != want {
+				t.Errorf("%q: it prints %q, want %q", list, said.String(), want)
+			}
 		}
 	}
 }

@@ -38,9 +38,9 @@ type run struct {
 	giveUp  func(error) // reports an error and ends the program
 
 	stepOf    func(pid, first int) string // the step in which the node shows a process
-	environ   []string    // the environment of the program, without MPS's variables
-	told      string      // the value of toldVariable
-	task      launch.Task // as read, also if the rank then takes a slot
+	environ   []string                    // the environment of the program, without MPS's variables
+	told      string                      // the value of toldVariable
+	task      launch.Task                 // as read, also if the rank then takes a slot
 	taskErr   error
 	taskRead  bool
 	launch    string // "" until it is asked for
@@ -71,6 +71,9 @@ func (r *run) prepare() (environ []string, err error) {
 	if err := r.readRank(); err != nil {
 		return nil, err
 	}
+	if r.wantsNoGPU() {
+		return r.runWithoutGPU(fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q", r.rank.Visible), r.rank.Visible), nil
+	}
 	if err = r.readTicket(); err == nil {
 		err = r.place()
 	}
@@ -78,7 +81,7 @@ func (r *run) prepare() (environ []string, err error) {
 		return r.runRefused(err)
 	}
 	if launch.WithoutGPU(r.Env, r.task) {
-		return r.runWithoutGPU(), nil
+		return r.runWithoutGPU("this step has none (srun --gres=none)", ""), nil
 	}
 	m := r.messages()
 	m.remark(r.Env, r.placement, r.Options)
@@ -192,16 +195,37 @@ func (r *run) runRefused(err error) ([]string, error) {
 	return r.environ, nil
 }
 
-// runWithoutGPU returns the environment in a step without a GPU. CUDA shows the program no GPU, so it cannot run
-// outside of MPS.
-func (r *run) runWithoutGPU() []string {
+// wantsNoGPU reports whether the user has hidden all GPUs from a program of a job with MPS, or of --own. The program
+// then takes no place and no slot. Without a ticket the value may be Slurm's, for a job without a GPU, and the reason is
+// printed that such a job has no MPS.
+func (r *run) wantsNoGPU() bool {
+	list, set := r.Env["CUDA_VISIBLE_DEVICES"]
+	if !set || !hidesAll(list) {
+		return false
+	}
+	err := r.findTicket()
+	if _, none := errors.AsType[noTicketError](err); none {
+		return r.MPS != nil && r.Options.OwnDaemon
+	}
+	return err == nil && r.ticket.RefusalReason == ""
+}
+
+// hidesAll reports whether CUDA shows no GPU with this list. It ignores the list from the first entry on that is none of
+// a GPU. Scripts and older releases of Slurm write NoDevFiles.
+func hidesAll(list string) bool {
+	first, _, _ := strings.Cut(list, ",")
+	return first == "" || first == "-1" || first == "NoDevFiles"
+}
+
+// runWithoutGPU returns the environment of a program for which CUDA shows no GPU, so it cannot run outside of MPS.
+func (r *run) runWithoutGPU(why, visible string) []string {
 	if r.Options.DryRun || r.Options.Report {
-		r.messages().print(errors.New("running without a GPU and MPS: this step has none (srun --gres=none)"))
+		r.messages().print(errors.New("running without a GPU and MPS: " + why))
 	}
 	if r.Options.DryRun {
 		return nil
 	}
-	return withGPUs(r.environ, "")
+	return withGPUs(r.environ, visible)
 }
 
 // runUnavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
