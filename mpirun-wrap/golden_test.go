@@ -104,7 +104,7 @@ func (c goldenCase) placeAll(t *testing.T) []string {
 }
 
 func placementOf(ticket lease.Ticket, environment, flags []string) (*Placement, error) {
-	env := slurm.NewEnv(environment)
+	env := slurm.ParseEnv(environment)
 	options, err := ReadOptions(env)
 	if err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	}
 	texts := map[string]string{"scope": "job", "share": "even", "ceiling": "100", "memory_overlap": "1",
 		"max_clients": "48"}
-	maps.Copy(texts, slurm.NewEnv(fields[2:]))
+	maps.Copy(texts, slurm.ParseEnv(fields[2:]))
 	grant, err := policy.ReadGrant(texts)
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func recordedOf(t *testing.T, name string, rank, ranks int) []string {
 		t.Fatalf("%s has %d ranks, and the case %d", name, len(blocks), ranks)
 	}
 	lines := strings.Split(blocks[rank], "\n")
-	env := slurm.NewEnv(lines)
+	env := slurm.ParseEnv(lines)
 	if env["SLURM_TASK_PID"] == env["RANK_PID"] { // slurmstepd started this process itself
 		lines = append([]string{"SLURM_TASK_PID=4711"}, lines...)
 	}

@@ -83,6 +83,9 @@ func TestIgnoredVariables(t *testing.T) {
 	}{
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "1"}, `CUDA_VISIBLE_DEVICES="1": the rank's number chooses its GPU, see --gpu`},
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "2,3"}, ""},
+		{slurm.Env{"CUDA_VISIBLE_DEVICES": "0,0"}, `CUDA_VISIBLE_DEVICES="0,0": the rank's number chooses its GPU, see --gpu`},
+		{slurm.Env{"CUDA_VISIBLE_DEVICES": "GPU-zzz"}, `CUDA_VISIBLE_DEVICES="GPU-zzz": the rank's number chooses its GPU, see --gpu`},
+		{slurm.Env{"CUDA_VISIBLE_DEVICES": " 1"}, `CUDA_VISIBLE_DEVICES=" 1": the rank's number chooses its GPU, see --gpu`},
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
 			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-0=8192M"}, ""},
 		{slurm.Env{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8G"}, `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G": give --mem, like --mem=8G`},

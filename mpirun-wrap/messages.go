@@ -10,9 +10,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
@@ -81,12 +83,28 @@ func (p *Placement) ignored(env slurm.Env) (all []string) {
 		}
 	}
 	limit, visible := env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], env["CUDA_VISIBLE_DEVICES"]
-	few := strings.Trim(visible, "0123456789,") == "" && strings.Count(visible, ",")+1 < len(p.Ticket.Devices) && p.Task.StepID == ""
+	few := p.Task.StepID == "" && !p.listsAll(visible)
 	theirs("CUDA_VISIBLE_DEVICES", "the rank's number chooses its GPU, see --gpu", few && (byItself(p.Task) || !p.Task.BySlurm()) && !p.pinned)
 	theirs("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "give --mem, like --mem=8G", !strings.Contains(limit, "-"))
 	theirs("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "give --share, like --share=25%", other && !p.Ticket.Part.Shared())
 	theirs("CUDA_MPS_PIPE_DIRECTORY", "the job has an MPS daemon", other && !strings.Contains(pipe, "/slurm-mps"))
 	return all
+}
+
+// listsAll reports whether a list has as many GPUs as the job, by number or by UUID, as Slurm's and TaskProlog's do. The
+// script may have put them in another order. A MIG instance may have another name there.
+func (p *Placement) listsAll(list string) bool {
+	named := func(entry string) bool {
+		return slices.ContainsFunc(p.Ticket.Devices, func(d lease.TicketDevice) bool { return string(d.UUID) == entry })
+	}
+	entries := map[string]bool{}
+	for entry := range strings.SplitSeq(list, ",") {
+		if strings.Trim(entry, "0123456789") != "" && !strings.HasPrefix(entry, "MIG-") && !named(entry) {
+			return false
+		}
+		entries[entry] = true
+	}
+	return len(entries) >= len(p.Ticket.Devices)
 }
 
 // warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU, and one if

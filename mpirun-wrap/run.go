@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,9 +36,10 @@ type run struct {
 	MPS     MPS         // nil for task-prolog
 	giveUp  func(error) // reports an error and ends the program
 
-	environ   []string    // the environment of the program, without MPS's variables
-	told      string      // the value of toldVariable
-	task      launch.Task // as read, also if the rank then takes a slot
+	stepOf    func(pid, first int) string // the step in which the node shows a process
+	environ   []string                    // the environment of the program, without MPS's variables
+	told      string                      // the value of toldVariable
+	task      launch.Task                 // as read, also if the rank then takes a slot
 	taskErr   error
 	taskRead  bool
 	launch    string // "" until it is asked for
@@ -49,7 +52,7 @@ type run struct {
 
 // newRun returns the run of a process with this environment, which has lines NAME=value.
 func newRun(pid int, environ []string, out, errs io.Writer) *run {
-	r := &run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ}
+	r := &run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ, stepOf: witness.StepOf}
 	if value, set := r.Env[toldVariable]; set {
 		delete(r.Env, toldVariable)
 		r.told, r.environ = value, without(environ, toldVariable+"=")
@@ -67,6 +70,9 @@ func (r *run) prepare() (environ []string, err error) {
 	if err := r.readRank(); err != nil {
 		return nil, err
 	}
+	if r.wantsNoGPU() {
+		return r.runWithoutGPU(fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q", r.rank.Visible), r.rank.Visible), nil
+	}
 	if err = r.readTicket(); err == nil {
 		err = r.place()
 	}
@@ -74,7 +80,7 @@ func (r *run) prepare() (environ []string, err error) {
 		return r.runRefused(err)
 	}
 	if launch.WithoutGPU(r.Env, r.task) {
-		return r.runWithoutGPU(), nil
+		return r.runWithoutGPU("this step has none (srun --gres=none)", ""), nil
 	}
 	m := r.messages()
 	m.remark(r.Env, r.placement, r.Options)
@@ -161,6 +167,16 @@ func (r *run) switchedOff() ([]string, error) {
 	return without(r.environ, "CUDA_MPS_"), nil
 }
 
+// hasStrangersDaemon reports whether the environment names an MPS daemon of ours that is not this job's: the job was
+// submitted by a process of another job. The daemon's GPUs are the other job's, and it ends with that job.
+func (r *run) hasStrangersDaemon() bool {
+	pipe := r.Env["CUDA_MPS_PIPE_DIRECTORY"]
+	job, ours := slurm.PipesOf(pipe)
+	own := slices.Contains(r.task.JobIDs, job) ||
+		slices.ContainsFunc(r.ticket.Daemons, func(d lease.Daemon) bool { return d.PipeDir == pipe })
+	return ours && !own
+}
+
 // runRefused decides about a rank that has no placement. It runs without MPS if the job has none and the site's policy
 // allows that.
 func (r *run) runRefused(err error) ([]string, error) {
@@ -171,19 +187,43 @@ func (r *run) runRefused(err error) ([]string, error) {
 	if r.task.LocalRank == 0 {
 		r.messages().print(fmt.Errorf("running without MPS, as this site's policy allows: %w", err))
 	}
+	if r.hasStrangersDaemon() {
+		return without(r.environ, "CUDA_MPS_"), nil
+	}
 	return r.environ, nil
 }
 
-// runWithoutGPU returns the environment in a step without a GPU. CUDA shows the program no GPU, so it cannot run
-// outside of MPS.
-func (r *run) runWithoutGPU() []string {
+// wantsNoGPU reports whether the user has hidden all GPUs from a program of a job with MPS, or of --own. The program
+// then takes no place and no slot. Without a ticket the value may be Slurm's, for a job without a GPU, and the reason is
+// printed that such a job has no MPS.
+func (r *run) wantsNoGPU() bool {
+	list, set := r.Env["CUDA_VISIBLE_DEVICES"]
+	if !set || !hidesAll(list) {
+		return false
+	}
+	err := r.findTicket()
+	if _, none := errors.AsType[noTicketError](err); none {
+		return r.MPS != nil && r.Options.OwnDaemon
+	}
+	return err == nil && r.ticket.RefusalReason == ""
+}
+
+// hidesAll reports whether CUDA shows no GPU with this list. It ignores the list from the first entry on that is none of
+// a GPU. Scripts and older releases of Slurm write NoDevFiles.
+func hidesAll(list string) bool {
+	first, _, _ := strings.Cut(list, ",")
+	return first == "" || first == "-1" || first == "NoDevFiles"
+}
+
+// runWithoutGPU returns the environment of a program for which CUDA shows no GPU, so it cannot run outside of MPS.
+func (r *run) runWithoutGPU(why, visible string) []string {
 	if r.Options.DryRun || r.Options.Report {
-		r.messages().print(errors.New("running without a GPU and MPS: this step has none (srun --gres=none)"))
+		r.messages().print(errors.New("running without a GPU and MPS: " + why))
 	}
 	if r.Options.DryRun {
 		return nil
 	}
-	return withGPUs(r.environ, "")
+	return withGPUs(r.environ, visible)
 }
 
 // runUnavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
@@ -213,6 +253,7 @@ type Rank struct {
 
 // readRank reads the description of the rank from the environment and the machine.
 func (r *run) readRank() (err error) {
+	r.readTask() // first, because it leaves only what is this task's own
 	r.rank = Rank{Options: r.Options, CanOpen: r.canOpen, Visible: r.Env["CUDA_VISIBLE_DEVICES"]}
 	if r.rank.Binding, err = launch.ReadBinding(r.Env); err != nil {
 		return err
@@ -230,7 +271,7 @@ func (r *run) readRank() (err error) {
 		}
 		r.rank.Options.Slots = n
 	}
-	if r.readTask(); r.taskErr != nil {
+	if r.taskErr != nil {
 		return r.taskErr
 	}
 	r.rank.Task = r.task
@@ -241,13 +282,15 @@ func (r *run) canOpen(minor int) bool {
 	return osfile.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
 }
 
-// readTask reads the rank's place on its node, once. The variables of launchers that have not started this process are
-// removed from the run's, but not from the program's.
+// readTask reads the rank's place on its node, once. The variables that the job's submitter has handed on, and those of
+// launchers that have not started this process, are removed from the run's, but not from the program's.
 func (r *run) readTask() {
 	if r.taskRead {
 		return
 	}
 	r.taskRead = true
+	first, _ := strconv.Atoi(r.Env["SLURM_TASK_PID"])
+	r.Env = r.Env.Witnessed(r.stepOf(r.PID, first))
 	r.task, r.taskErr = r.findTask()
 	if r.taskErr != nil && r.Options.Slots != 0 { // the slot is the place
 		r.task, r.taskErr = launch.ManualTask(r.Env, 0, 1)

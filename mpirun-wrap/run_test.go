@@ -177,7 +177,7 @@ func TestARankWithoutAPlace(t *testing.T) {
 	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE, " +
 		"or unset PMIX_RANK if no launcher has set it; or give --local-rank and --local-size"
 	read := func(o Options) (launch.Task, error) {
-		r := run{Env: env, PID: os.Getpid(), Options: o}
+		r := run{Env: env, PID: os.Getpid(), Options: o, stepOf: func(int, int) string { return "" }}
 		r.readTask()
 		return r.task, r.taskErr
 	}

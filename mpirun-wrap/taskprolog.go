@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
@@ -50,9 +51,20 @@ func TaskProlog(p cli.Process) int {
 
 // printTask prints lines for Slurm with the placement of a task, or with the reason why a task of a job with MPS has
 // none.
+//
+// A task that gets no placement keeps a daemon of its user's own. It loses the daemon of the job that has submitted this
+// one: it would compute on that job's GPU, and die at its end.
 func (r *run) printTask() {
-	if err := r.printPlacement(); err != nil {
+	err := r.printPlacement()
+	if err != nil {
 		r.printReason(err)
+	}
+	if r.placement == nil && r.hasStrangersDaemon() {
+		for _, name := range slurm.Names(slurm.ByTicket) {
+			if _, set := r.Env[name]; set {
+				fmt.Fprintf(r.Out, "unset %s\n", name)
+			}
+		}
 	}
 }
 
@@ -112,12 +124,14 @@ func (r *run) printPlacement() (err error) {
 		}
 		place = placeNonRank
 	}
-	if r.placement, err = place(r.ticket, r.rank); err == nil {
-		err = r.placement.checkDaemon(r.giveUp)
+	placement, err := place(r.ticket, r.rank)
+	if err == nil {
+		err = placement.checkDaemon(r.giveUp)
 	}
 	if err != nil {
 		return err
 	}
+	r.placement = placement
 	if waited := r.waitRoom(nil); waited > time.Second && r.isFirst() {
 		fmt.Fprintf(r.Out, "print slurm-mps: waited %v for ranks that ended and may have work on the GPU\n", waited.Round(100*time.Millisecond))
 	}

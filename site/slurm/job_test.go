@@ -14,10 +14,14 @@ import (
 )
 
 func TestNewEnviron(t *testing.T) {
-	got := NewEnv([]string{"A=1", "A=2", "B=", "C", "=x", "D=x=y"})
+	got := ParseEnv([]string{"A=1", "A=2", "B=", "C", "=x", "D=x=y"})
 	want := Env{"A": "1", "B": "", "D": "x=y"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+	got = NewEnv([]string{"SLURM_JOB_ID=7", "SLURM_MPS_SHARE=even", "SLURM_OTHER=1", "HOME=/"})
+	if want := (Env{"SLURM_JOB_ID": "7", "SLURM_MPS_SHARE": "even"}); !reflect.DeepEqual(got, want) {
+		t.Errorf("variables without a row: got %v, want %v", got, want)
 	}
 }
 

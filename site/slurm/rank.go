@@ -10,7 +10,8 @@ import (
 // worldRanks are the launchers' variables of the rank in the whole launch, the innermost launcher first. Package launch
 // has the launchers.
 var worldRanks = []string{
-	"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "PMIX_RANK",
+	"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "HOROVOD_RANK", "FLUX_TASK_RANK", "PMIX_RANK",
+	"GASNET_RANK", "MPIRUN_RANK",
 }
 
 // RankVariables returns the variables that RankOf reads.

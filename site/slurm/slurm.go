@@ -8,14 +8,28 @@
 // determine a GPU, the result is an error with the reason.
 package slurm
 
-import "strings"
+import (
+	"maps"
+	"strings"
+)
 
 // Env is a process's environment, name to value.
 type Env map[string]string
 
-// NewEnv reads lines of the form NAME=value, as os.Environ returns them. If a name occurs twice, the first counts, as
-// in getenv(3). It skips a line without "=".
+// NewEnv reads lines as ParseEnv does. It drops each variable without a row in the table of variables: a program that
+// reads a variable has to name its witness.
 func NewEnv(lines []string) Env {
+	env := ParseEnv(lines)
+	maps.DeleteFunc(env, func(name, _ string) bool {
+		_, known := witnessOf(name)
+		return !known
+	})
+	return env
+}
+
+// ParseEnv reads lines of the form NAME=value, as os.Environ returns them. If a name occurs twice, the first counts, as
+// in getenv(3). It skips a line without "=".
+func ParseEnv(lines []string) Env {
 	env := make(Env, len(lines))
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, "=")

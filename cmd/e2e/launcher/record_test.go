@@ -60,7 +60,7 @@ func (s *launchCluster) keep(number int, l launchCase) {
 		}
 		var ranks []slurm.Env
 		for _, path := range paths {
-			ranks = append(ranks, slurm.NewEnv(strings.Split(e2e.Read(s.T, path), "\n")))
+			ranks = append(ranks, slurm.ParseEnv(strings.Split(e2e.Read(s.T, path), "\n")))
 			if err := os.Remove(path); err != nil {
 				s.T.Fatal(err)
 			}

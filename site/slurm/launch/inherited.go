@@ -91,7 +91,7 @@ func namesStep(env slurm.Env, name string) bool {
 
 // variables returns the variables that show a launch.
 func (l launcher) variables() []string {
-	names := append(strings.Fields(l.launch), l.rank, l.size, l.world)
+	names := append(strings.Fields(l.launch), l.rank, l.size, l.world, l.total)
 	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 

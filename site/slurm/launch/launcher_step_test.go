@@ -80,7 +80,7 @@ func launchRecordings(t *testing.T) map[string][]slurm.Env {
 func recordedRanks(t *testing.T, path string) (ranks []slurm.Env) {
 	t.Helper()
 	for block := range strings.SplitSeq(strings.TrimSpace(recorded.Text(t, path)), "\n\n") {
-		ranks = append(ranks, slurm.NewEnv(strings.Split(block, "\n")))
+		ranks = append(ranks, slurm.ParseEnv(strings.Split(block, "\n")))
 	}
 	return ranks
 }

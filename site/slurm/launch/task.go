@@ -48,25 +48,33 @@ type launcher struct {
 	size   string // variable of the number of ranks on the node; "" if the launcher has none
 	world  string // variable of the rank in the whole job; it shows the launcher if the others are missing
 	launch string // variables, separated by blanks, that two launches have with different values or only one of them has
+	total  string // variable of the number of ranks; if there is one, world shows the launcher only with more than 1
 }
 
 // launchers is the table that ReadTask follows, in its order: the innermost launcher first. torchrun starts its workers
 // inside a rank of the others. Recorded are Open MPI (4.1.4, 5.0.7, 6.0.0rc2) and MPICH (4.0.2, 4.2.1, 5.0.2), whose
 // variables Intel MPI has, too. The others are documented: PALS by HPE Cray (the second row by scripts for its machines), jsrun by IBM Spectrum LSF. Slurm's pmi2
-// sets PMI_RANK, too, and its pmix PMIX_RANK, and prun sets no more. The last row is for scripts with torchrun's names.
+// sets PMI_RANK, too, and its pmix PMIX_RANK, and prun sets no more. The row LOCAL_RANK is for scripts with torchrun's names. The rows
+// behind it are for launchers and scripts that tell a rank no place on its node, by their documents.
 var launchers = []launcher{
 	{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "",
-		"TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE"},
+		"TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE", ""},
 	{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK",
-		"OMPI_MCA_ess_base_jobid PMIX_NAMESPACE"},
-	{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_FD PMI_PORT"},
-	{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "PMI_FD PMI_PORT"},
-	{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "PALS_APID"},
-	{"PALS", "", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", "", "PALS_APID"},
-	{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "PMIX_NAMESPACE"},
-	{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "FLUX_JOB_ID FLUX_JOB_SIZE FLUX_JOB_NNODES"},
-	{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "PMIX_NAMESPACE"},
-	{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", ""},
+		"OMPI_MCA_ess_base_jobid PMIX_NAMESPACE", ""},
+	{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_FD PMI_PORT", ""},
+	{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "PMI_FD PMI_PORT", ""},
+	{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "PALS_APID", ""},
+	{"PALS", "", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", "", "PALS_APID", ""},
+	{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "PMIX_NAMESPACE", ""},
+	{"Horovod", "", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR HOROVOD_GLOO_RENDEZVOUS_PORT", ""},
+	{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "FLUX_JOB_ID FLUX_JOB_SIZE FLUX_JOB_NNODES", ""},
+	{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "PMIX_NAMESPACE", ""},
+	{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "", ""},
+	{"MPT", "", "MPT_LRANK", "", "", "", ""},
+	{"GASNet", "", "", "", "GASNET_RANK", "", ""},
+	{"mpirun_rsh", "", "", "", "MPIRUN_RANK", "MPIRUN_ID", ""},
+	{"JAX", "", "", "", "JAX_PROCESS_ID", "", "JAX_NUM_PROCESSES"},
+	{"RANK", "", "", "", "RANK", "", "WORLD_SIZE"},
 }
 
 // ReadTask reads the index on its node of the rank with process pid, in this order:
@@ -165,7 +173,7 @@ func jobVariables(env slurm.Env) []string {
 	if _, ok := env["SLURM_JOB_ID"]; ok {
 		found = append(found, "SLURM_JOB_ID")
 	}
-	const prefix = "SLURM_JOB_ID_HET_GROUP_"
+	const prefix = slurm.Component
 	var groups []uint64
 	for name := range env {
 		rest, ok := strings.CutPrefix(name, prefix)
@@ -226,7 +234,7 @@ func byLauncher(task Task, env slurm.Env) (Task, bool, error) {
 			"LOCAL_RANK and LOCAL_WORLD_SIZE, or unset %[1]s if no launcher has set it", half, slurm.Quote(env[half]))
 	}
 	for _, l := range launchers {
-		if _, ok := env[l.world]; ok && !bySlurmsPlugin(env, l.world) {
+		if _, ok := env[l.world]; ok && l.several(env) && !bySlurmsPlugin(env, l.world) {
 			return Task{}, false, withoutPlace(l)
 		}
 	}
@@ -252,6 +260,17 @@ func bySlurmsPlugin(env slurm.Env, world string) bool {
 		return size != "" && size == env["SLURM_STEP_NUM_TASKS"] && env[world] == env["SLURM_PROCID"]
 	}
 	return false
+}
+
+// several reports whether a launcher has started more ranks than this one, as far as it tells. A script may copy Slurm's
+// own numbers of a step: these are no launcher's.
+func (l launcher) several(env slurm.Env) bool {
+	if l.total == "" {
+		return true
+	}
+	ranks, err := slurm.Digits(env[l.total])
+	copied := env[l.world] == env["SLURM_PROCID"] && env[l.total] == env["SLURM_STEP_NUM_TASKS"]
+	return err == nil && ranks > 1 && !copied
 }
 
 // withoutPlace is the error for a rank whose launcher tells it no place on its node. It is the same for all ranks, so

@@ -248,6 +248,11 @@ func TestReadTaskRefuses(t *testing.T) {
 		{slurm.Env{"JSM_NAMESPACE_RANK": "3"}, foreign("JSM_NAMESPACE_RANK", export)},
 		{slurm.Env{"FLUX_TASK_RANK": "3"}, foreign("FLUX_TASK_RANK", export)},
 		{slurm.Env{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("PMI_RANK", export)},
+		{slurm.Env{"RANK": "3", "WORLD_SIZE": "4"}, foreign("RANK", export)},
+		{slurm.Env{"RANK": "0", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("RANK", export)},
+		{slurm.Env{"JAX_PROCESS_ID": "3", "JAX_NUM_PROCESSES": "4"}, foreign("JAX_PROCESS_ID", export)},
+		{slurm.Env{"GASNET_RANK": "0"}, foreign("GASNET_RANK", export)},
+		{slurm.Env{"MPIRUN_RANK": "0"}, foreign("MPIRUN_RANK", export)},
 		{slurm.Env{"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-7@1"}, foreign("PMIX_RANK", personality)},
 	}
 	for _, tt := range tests {
@@ -281,11 +286,36 @@ func FuzzReadTask(f *testing.F) {
 	})
 }
 
+// A process alone, and srun's task with a copy of its own numbers, are no launcher's ranks.
+func TestNumbersOfNoLauncher(t *testing.T) {
+	inStep := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3", "SLURM_TASK_PID": "9",
+		"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+	for _, set := range []slurm.Env{{"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3"}, {"RANK": "3", "WORLD_SIZE": "4"}, {"WORLD_SIZE": "8"}} {
+		task, err := ReadTask(recorded.With(inStep, set), 10)
+		if err != nil || task.LocalRank != 1 || task.LocalSize != 2 || task.Source != SourceInherited {
+			t.Errorf("%v: %+v, %v", set, task, err)
+		}
+	}
+	if task, err := ReadTask(recorded.With(inStep, slurm.Env{"RANK": "1", "WORLD_SIZE": "2"}), 9); err != nil || task.Source != SourceStepd {
+		t.Errorf("slurmstepd's own process: %+v, %v", task, err)
+	}
+}
+
+// Each variable of a launcher is a row of the table of variables, whose origin is asked.
+func TestLaunchersVariablesHaveAWitness(t *testing.T) {
+	known := slurm.Names(slurm.ByOrigin)
+	for _, name := range launcherVariables() {
+		if !slices.Contains(known, name) {
+			t.Errorf("%s has no row", name)
+		}
+	}
+}
+
 // slurm.RankOf knows the rank in the world of each launcher, and of no other.
 func TestWorldRanks(t *testing.T) {
 	want := []string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RANK"}
 	for _, l := range launchers {
-		if l.world != "" {
+		if l.world != "" && l.total == "" { // scripts set these, with any number
 			want = append(want, l.world)
 		}
 	}

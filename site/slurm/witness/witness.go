@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package witness finds the step of a process by what Slurm has done on the node, and not by the environment, which a
+// job inherits from its submitter. It links little, because each rank uses it.
+package witness
+
+import (
+	"context"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+// maxAncestors is above the depth of any launcher's processes.
+const maxAncestors = 64
+
+// StepOf returns the step in which Slurm has put a process: a number, "batch", "interactive" or "extern". It is "" if
+// nothing on this node shows it. first is the first process of the task, SLURM_TASK_PID, or 0. It is asked if the
+// process has been left behind by its parent.
+//
+// The control group counts first. Without one, the nearest step daemon above the process counts. It is root's, and its
+// title names the step. Slurm 22.05.8 sets the title before it starts the TaskProlog.
+func StepOf(pid, first int) string {
+	if groups, err := proc.GroupsOf(pid); err == nil {
+		if step := stepOfGroups(groups); step != "" {
+			return step
+		}
+	}
+	if step := stepAbove(pid); step != "" || first <= 0 || first == pid {
+		return step
+	}
+	return stepAbove(first)
+}
+
+// stepOfGroups returns the step of a process's control groups: …/slurm/uid_U/job_N/step_S/… with version 1, and
+// …/slurmstepd.scope/job_N/step_S/… with version 2, since 26.05 with the job's SLUID in place of job_N. A user makes
+// groups below /user.slice.
+func stepOfGroups(groups []proc.ControlGroup) string {
+	for _, group := range groups {
+		if strings.HasPrefix(group.Path, "/user.slice/") {
+			continue
+		}
+		ofSlurm := false
+		for element := range strings.SplitSeq(group.Path, "/") {
+			if step, ok := strings.CutPrefix(element, "step_"); ok && ofSlurm && isStep(step) {
+				return step
+			}
+			ofSlurm = ofSlurm || strings.Contains(element, "slurm")
+		}
+	}
+	return ""
+}
+
+// stepAbove returns the step of the nearest step daemon that has started a process.
+func stepAbove(pid int) string {
+	for range maxAncestors {
+		stat, err := proc.ReadStat(pid)
+		if err != nil || stat.Parent <= 1 {
+			return ""
+		}
+		pid = stat.Parent
+		if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
+			continue
+		}
+		if uids, err := proc.UIDs(pid); err != nil || uids[0] != 0 {
+			continue // slurmstepd's child before its exec, which is the user's
+		}
+		line := proc.CommandLines(context.Background(), []proc.Process{{PID: pid}})[0]
+		if line.Err != nil || len(line.Args) == 0 {
+			return ""
+		}
+		return stepOfTitle(line.Args[0])
+	}
+	return ""
+}
+
+// stepOfTitle reads "slurmstepd: [4711.batch]" and "slurmstepd: [4711.0]". A part of a heterogeneous step is
+// "[4711+1.0]". A title that was cut, because it had too little room, names no step.
+func stepOfTitle(title string) string {
+	inside, ok := strings.CutPrefix(title, "slurmstepd: [")
+	name, _, closed := strings.Cut(inside, "]")
+	_, step, dotted := strings.Cut(name, ".")
+	if !ok || !closed || !dotted || !isStep(step) {
+		return ""
+	}
+	return step
+}
+
+func isStep(step string) bool {
+	switch step {
+	case "batch", "interactive", "extern":
+		return true
+	}
+	return step != "" && strings.Trim(step, "0123456789") == ""
+}
