@@ -54,7 +54,7 @@ func (e Epilog) endDaemons(
 	ends := make([]daemonEnd, len(l.Daemons))
 	failed = wait.Each(len(l.Daemons), func(n int) (err error) {
 		ends[n], err = e.endDaemon(ctx, l, was, l.Daemons[n], drained)
-		return errors.Join(err, e.emptyGroup(ctx, l.Daemons[n]))
+		return errors.Join(err, e.emptyGroup(ctx, l, l.Daemons[n], err == nil))
 	})
 	all.byItself = true
 	for _, end := range ends {
@@ -105,16 +105,33 @@ func (e Epilog) endDaemon(
 	return end, nil
 }
 
+// maxNamed limits the log lines about processes that do not end.
+const maxNamed = 8
+
 // emptyGroup ends the processes in a daemon's control group. The job's user may have made the daemon start any
-// program.
-func (e Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
+// program, also one that waits for a file system of the user's, which no signal ends. If the daemon and its servers are
+// known to have ended, such a program is no reason to drain the node: it has no part in MPS.
+func (e Epilog) emptyGroup(ctx context.Context, l lease.Lease, d lease.Daemon, daemonEnded bool) error {
 	bound, cancel := context.WithTimeout(ctx, emptyTimeout)
 	defer cancel()
 	ended, err := e.Groups.Empty(bound, d.Group)
 	if ended > 0 {
-		e.Log.Warn().Str("group", d.Group).Int("processes", ended).Msg("processes were left in the daemon's control group: ended")
+		e.Log.Warn().Str("group", d.Group).Int("processes", ended).Msg("processes were left in the daemon's control group: told to end")
 	}
-	return err
+	var left *site.LeftInGroupError
+	if !daemonEnded || !errors.As(err, &left) {
+		return err
+	}
+	for _, pid := range left.PIDs[:min(len(left.PIDs), maxNamed)] {
+		name, _ := proc.Name(pid)
+		uid, known := proc.Owner(pid)
+		if !known {
+			uid = l.Job.UID
+		}
+		e.Log.Warn().Str("group", d.Group).Int("pid", pid).Str("name", name).Uint32("uid", uid).Str("user", l.Job.User).
+			Msg("a process of the user, neither daemon nor server, stays in the daemon's control group: no signal ends it")
+	}
+	return nil
 }
 
 // drainAndQuit tells a daemon to end its remaining clients, and then to quit.

@@ -25,14 +25,19 @@ func (p Prolog) decide(ctx context.Context, a *admission, rules policy.Policy) e
 	return nil
 }
 
-// lookUp adds to a request what the rules mention and Slurm does not pass. If it is not certain which GPUs the job
-// has, the job is refused, because a rule about them could only guess.
+// lookUp adds to a request what the rules mention and Slurm does not pass. If it is not certain which GPUs the job or
+// which features the node has, the job is refused, because a rule about them could only guess.
 func (p Prolog) lookUp(ctx context.Context, a *admission, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
 	for _, look := range []struct {
 		needed bool
 		up     func() error
 	}{
-		{needs.Features, func() (err error) { r.Features, err = p.Slurm.Features(a.job); return err }},
+		{needs.Features, func() (err error) {
+			if r.Features, err = p.Slurm.Features(a.job); err != nil {
+				refusal = unread(err)
+			}
+			return nil
+		}},
 		{needs.Groups, func() (err error) { r.Groups, err = p.groupNames(ctx, a); return err }},
 		{needs.Driver, func() (err error) { r.Driver, err = p.GPUs.Driver(); return err }},
 		{needs.Devices, func() error {

@@ -34,7 +34,8 @@ type node struct {
 	jobFiles string // folder, "" for none
 	site     lease.Settings
 	gres     slurm.Gres
-	major    int // compute capability
+	noConf   error // what reading Slurm's files fails with
+	major    int   // compute capability
 }
 
 func newNode(t *testing.T) *node {
@@ -252,5 +253,5 @@ func (g gpus) recorded(uuid site.UUID) bool {
 
 type slurmFiles struct{ n *node }
 
-func (s slurmFiles) Gres(slurm.Job) (slurm.Gres, error)   { return s.n.gres, nil }
-func (s slurmFiles) Features(slurm.Job) ([]string, error) { return []string{"mps"}, nil }
+func (s slurmFiles) Gres(slurm.Job) (slurm.Gres, error)   { return s.n.gres, s.n.noConf }
+func (s slurmFiles) Features(slurm.Job) ([]string, error) { return []string{"mps"}, s.n.noConf }

@@ -33,7 +33,7 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 func (p Prolog) locate(job slurm.Job, find func([]slurm.DeviceRef) ([]site.Device, error)) (resolution, error) {
 	gres, err := p.Slurm.Gres(job)
 	if err != nil {
-		return resolution{}, err
+		return resolution{refusal: unread(err)}, nil
 	}
 	refs, err := slurm.ResolvePositions(gres, job)
 	if err != nil {
@@ -54,6 +54,12 @@ func (p Prolog) locate(job slurm.Job, find func([]slurm.DeviceRef) ([]site.Devic
 		return resolution{refusal: err.Error()}, nil
 	}
 	return found, nil
+}
+
+// unread is the sentence of a job that is refused because Slurm's files cannot be read. slurmd has started with them and
+// has sent the job, so the node is no worse than its files, and stays in service.
+func unread(err error) string {
+	return fmt.Sprintf("%v: ask your admin, whose mpsctl doctor shows it", err)
 }
 
 // ask asks NVML for devices, for each by itself, so that a failed GPU fails only the jobs that have it. The place in a

@@ -76,6 +76,15 @@ var (
 // the daemon's. They keep appearing, or they do not end.
 var ErrImpostors = errors.New("the user has processes that only look like the daemon's")
 
+// LeftInGroupError means that a control group is not empty, because no signal ends these processes.
+type LeftInGroupError struct {
+	PIDs []int
+	Err  error
+}
+
+func (e *LeftInGroupError) Error() string { return e.Err.Error() }
+func (e *LeftInGroupError) Unwrap() error { return e.Err }
+
 // AsUserError is a failure or an invalid answer of a program that runs as the job's user. The cause may be the node
 // or the user.
 type AsUserError struct{ Err error }

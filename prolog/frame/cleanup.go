@@ -28,12 +28,14 @@ func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 	return &Cleanup{n, closeLog}, nil
 }
 
-// Lock takes a job's lock. It waits for a prolog or an epilog of the job until the context ends.
+// Lock takes a job's lock. It waits for a prolog or an epilog of the job until the context ends. An epilog waits for the
+// holder, as for another epilog, and does not take it for a prolog.
 func (c *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err error) {
 	lock, err := c.n.store.Lock(ctx, job)
 	if err != nil {
 		return nil, err
 	}
+	lock.MarkClosing()
 	return func() { _ = lock.Release() }, nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -111,7 +112,7 @@ func Join(dir string) (*os.File, error) {
 }
 
 // Empty ends every process of a group, removes the group and returns how many processes it ended. A missing group
-// counts as empty.
+// counts as empty. The error is a site.LeftInGroupError if processes do not end.
 func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 	if dir == "" {
 		return 0, nil
@@ -131,7 +132,11 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 			}
 		}
 		if !wait.Sleep(ctx, pause) {
-			return ended, fmt.Errorf("cannot empty control group %s: %d processes are left: %w", dir, len(pids), errors.Join(err, ctx.Err()))
+			err = fmt.Errorf("cannot empty control group %s: %d processes are left: %w", dir, len(pids), errors.Join(err, ctx.Err()))
+			if len(pids) > 0 {
+				err = &site.LeftInGroupError{PIDs: pids, Err: err}
+			}
+			return ended, err
 		}
 	}
 }

@@ -111,7 +111,8 @@ func environmentIn(variables map[string]string) Environment {
 		e.Percent, e.Ignored = parsePercent(text)
 	}
 	if list := variables[visibleVariable]; list != "" {
-		e.visible = strings.Split(list, ",")
+		e.visible = strings.SplitN(list, ",", maxDevices+1)
+		e.visible = e.visible[:min(len(e.visible), maxDevices)]
 	}
 	e.memory = parseMemory(variables[memoryVariable], e.visible)
 	return e
@@ -131,7 +132,11 @@ func parsePercent(text string) (value policy.Percent, ignored string) {
 // every limit (measured). If the process's device list has no UUIDs, this cannot be known, and the limits count.
 func parseMemory(list string, visible []string) map[string]int {
 	found := map[string]int{}
+	left := maxDevices
 	for entry := range strings.SplitSeq(list, ",") {
+		if left--; left < 0 {
+			return nil
+		}
 		device, size, ok := strings.Cut(entry, "=")
 		mib, valid := mebibytes(size)
 		if !ok || !valid {
@@ -144,6 +149,9 @@ func parseMemory(list string, visible []string) map[string]int {
 	}
 	return found
 }
+
+// maxDevices limits what is made of a list of devices, whose length its user chooses. A node has fewer.
+const maxDevices = 64
 
 func sees(visible []string, device string) bool {
 	if ordinal, err := strconv.Atoi(device); err == nil {

@@ -362,6 +362,8 @@ func (s slurmFiles) match(position int, devices []site.Device) error {
 		return err
 	case minors != nil && position >= len(minors):
 		return fmt.Errorf("slurmd lists %d", len(minors))
+	case minors != nil && minors[position] < 0:
+		return fmt.Errorf("slurmd has the device of no whole GPU there, and we read /dev/nvidia%d", found[0].Minor)
 	case minors != nil && minors[position] != found[0].Minor:
 		return fmt.Errorf("slurmd has /dev/nvidia%d there, and we read /dev/nvidia%d", minors[position], found[0].Minor)
 	}

@@ -29,9 +29,10 @@ var detects = []detect{"full", DetectNVML, "rsmi", "oneapi", "nrt", detectNvidia
 
 // GresEntry is one position in the node's list of GPUs.
 type GresEntry struct {
-	Minor    int    // N of /dev/nvidiaN, -1 if the line has no File= or names several files for one position
+	Minor    int    // N of /dev/nvidiaN, -1 if the line has no File=, names several files for one position, or Other
 	Type     string // Type= of the line, or ""
 	Multiple bool   // MultipleFiles=: a MIG instance
+	Other    string // the file, if it is not the device of a whole GPU, such as that of a MIG instance
 	From     string // file and line
 }
 
@@ -299,20 +300,22 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	}
 	entries := slices.Repeat([]GresEntry{empty}, len(paths))
 	for i, path := range paths {
-		if entries[i].Minor, err = deviceMinor(path); err != nil {
-			return nil, fmt.Errorf("cannot read %s: %w", l.conf, err)
+		if minor, err := deviceMinor(path); err == nil {
+			entries[i].Minor = minor
+		} else {
+			entries[i].Other = path // slurmd takes any file, and jobs with other positions can run
 		}
 	}
 	return entries, l.counts(len(entries))
 }
 
-// deviceMinors returns the numbers of a list of devices, "/dev/nvidia[0-1]".
+// deviceMinors returns the numbers of a list of devices, "/dev/nvidia[0-1]", with -1 for each other file.
 func deviceMinors(list string) (minors []int, err error) {
 	paths, err := ExpandHostlist(list)
 	for _, path := range paths {
 		minor, err := deviceMinor(path)
 		if err != nil {
-			return nil, err
+			minor = -1
 		}
 		minors = append(minors, minor)
 	}
@@ -339,8 +342,18 @@ func (l gresLine) counts(places int) error {
 // minorMax is the last minor number of a GPU with major number 195. 254 and 255 are nvidia-modeset and nvidiactl.
 const minorMax = 253
 
-// deviceMinor returns N of a path that ends in nvidiaN. It ignores the folder, so that a lab's nodes work, too.
+// deviceMinor returns N of a path that ends in nvidiaN, or of the file to which such a path or another one is a link. It
+// ignores the folder, so that a lab's nodes work, too.
 func deviceMinor(path string) (int, error) {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		if minor, err := minorOf(target); err == nil {
+			return minor, nil
+		}
+	}
+	return minorOf(path)
+}
+
+func minorOf(path string) (int, error) {
 	digits, ok := strings.CutPrefix(filepath.Base(path), "nvidia")
 	n, err := strconv.ParseUint(digits, 10, 16)
 	if !ok || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {
@@ -368,8 +381,8 @@ func twice(entries []GresEntry) error {
 
 // ParseGresList parses the output of slurmd -G: the minor numbers of the node's GPUs, in the order of Slurm's
 // positions. It returns nil if no line is about GPUs: slurmd has none, or prints them in a form that is not known. If
-// slurmd failed, the error contains its messages. The files of a MIG instance are an error, too. A time precedes the
-// lines since 26.05 (run: 22.05, 24.11 and 26.05).
+// slurmd failed, the error contains its messages. A device that is no whole GPU, such as a MIG instance, is -1. A time
+// precedes the lines since 26.05 (run: 22.05, 24.11 and 26.05).
 //
 //	slurmd: Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Flags=HAS_FILE,ENV_NVML
 //	[2026-11-21T05:26:29] Gres Name=gpu Type=h200 Count=2 ID=7696487 File=/dev/nvidia[0-1] Flags=HAS_FILE

@@ -159,6 +159,10 @@ func (g Gres) ref(kind refKind, position int) (DeviceRef, error) {
 		return DeviceRef{}, fmt.Errorf("position %d is MultipleFiles= (%s), a MIG instance, and CUDA_VISIBLE_DEVICES does "+
 			"not name it: use AutoDetect=nvml", position, entry.From)
 	}
+	if entry.Other != "" {
+		_, err := minorOf(entry.Other)
+		return DeviceRef{}, fmt.Errorf("position %d (%s): %w", position, entry.From, err)
+	}
 	return DeviceRef{By: ByMinor, N: entry.Minor}, nil
 }
 
@@ -174,7 +178,7 @@ func (g Gres) count() int {
 // listed returns the list of devices that Slurm makes of the entries: those with a file. If slurm.conf was read,
 // Slurm takes them type after type, up to the type's count (_merge_config in Slurm's gres.c).
 func (g Gres) listed() []GresEntry {
-	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e GresEntry) bool { return e.Minor < 0 && !e.Multiple })
+	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e GresEntry) bool { return e.Minor < 0 && !e.Multiple && e.Other == "" })
 	if g.Configured == nil {
 		return left
 	}

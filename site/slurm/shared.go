@@ -125,7 +125,7 @@ func (l gresLine) units() SharedUnits {
 	units := SharedUnits{Name: l.values["name"], Count: 1, From: l.conf.String()}
 	if list, multiple, ok := l.files(); ok {
 		minors, err := deviceMinors(list)
-		if err != nil || multiple || len(minors) == 0 {
+		if err != nil || multiple || len(minors) == 0 || slices.Contains(minors, -1) {
 			units.Count = -1
 			return units
 		}
