@@ -22,7 +22,7 @@ func TestAJobsLife(t *testing.T) {
 		t.Run(scope, func(t *testing.T) {
 			p := newTestNode(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
 			job := p.Job(7, "1,3")
-			p.Must(0, job, "prolog")
+			p.Open(job)
 			if got := p.Modes(); got != "0303" {
 				t.Errorf("modes %s, want the job's GPUs alone in EXCLUSIVE_PROCESS: 0303", got)
 			}
@@ -52,7 +52,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	status := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[0].LogDir, "status"))
 	for _, field := range []string{"SigBlk:", "SigIgn:"} {
 		_, rest, _ := strings.Cut(status, field)
@@ -85,9 +85,9 @@ func TestAnEpilogWithoutAProlog(t *testing.T) {
 func TestAPrologAgainAdopts(t *testing.T) {
 	p := newTestNode(t, "", node.H200, node.H200)
 	job := p.Job(7, "0,1")
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	before := p.Ticket(7)
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	if after := p.Ticket(7); after.Daemons[0].Proc != before.Daemons[0].Proc {
 		t.Errorf("the daemon was %v and is %v", before.Daemons[0].Proc, after.Daemons[0].Proc)
 	}
@@ -101,13 +101,13 @@ func TestAPrologAgainAdopts(t *testing.T) {
 func TestAPrologAfterItsDaemonDied(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	job := p.Job(7, "0")
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	before := p.Ticket(7).Daemons[0]
 	if err := before.Proc.Kill(9); err != nil {
 		t.Fatal(err)
 	}
 	p.Gone(before.Proc)
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	if after := p.Ticket(7).Daemons[0]; after.Proc == before.Proc || !e2e.Alive(after.Proc) {
 		t.Errorf("daemon %v after %v", after.Proc, before.Proc)
 	}
@@ -118,8 +118,8 @@ func TestAPrologAfterItsDaemonDied(t *testing.T) {
 func TestTwoJobsSideBySide(t *testing.T) {
 	p := newTestNode(t, "", node.H200, node.H200)
 	seven, eight := p.Job(7, "0"), p.Job(8, "1")
-	p.Must(0, seven, "prolog")
-	p.Must(0, eight, "prolog")
+	p.Open(seven)
+	p.Open(eight)
 	if got := p.Modes(); got != "33" {
 		t.Errorf("modes %s", got)
 	}
@@ -140,7 +140,7 @@ func TestTwoJobsSideBySide(t *testing.T) {
 // Contract: R6
 func TestAGPUThatAnotherJobHolds(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	out := p.Must(1, p.Job(8, "0"), "prolog")
 	uuid := p.Ticket(7).Devices[0].UUID
 	if want := fmt.Sprintf("prolog: cannot claim %s: job 7 holds it: its epilog has not closed it; "+
@@ -158,7 +158,7 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 // Contract: R4
 func TestAnotherBoot(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	daemon := p.Ticket(7).Daemons[0].Proc
 	// The node has booted: no process runs, the modes have their defaults, and the records name another boot.
 	if err := daemon.Kill(9); err != nil {

@@ -274,7 +274,7 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 	p := newCrowd(t, testnode.Default(`drain_grace = "11s"`), 1)
 	p.Facts(`epilog_deadline = "2m"`)
 	job := p.Job(7, "0")
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	wrapped := p
 	wrapped.Bin = filepath.Join(p.Bin, "../bin")
 	wrapped.Client(7, "spin", "-ms", "5", "-for", "100")
@@ -294,11 +294,11 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
 	p := newCrowd(t, "", 1)
 	seven, eight := p.Job(7, "0"), p.Job(8, "0")
-	p.Must(0, seven, "prolog")
+	p.Open(seven)
 	path := filepath.Join(p.Paths().Run(), "leases/7.json")
 	lease := e2e.Read(t, path)
 	p.Must(0, seven, "epilog")
-	p.Must(0, eight, "prolog")
+	p.Open(eight)
 	before := p.Ticket(8).Daemons[0].Proc
 	for range 2 {
 		together(copies(4, func(int) { p.closes(seven) })...)
@@ -322,7 +322,7 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 	p := newCrowd(t, "", 1)
 	job := p.Job(7, "0")
 	for round := range 8 {
-		p.Must(0, job, "prolog")
+		p.Open(job)
 		together(
 			func() { p.closes(job) },
 			func() {

@@ -276,7 +276,7 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 		"a job runs": func(w healthyNode) {
 			job := w.nodeJob()
 			job.ID = 4370007
-			w.Must(0, job, "prolog")
+			w.Open(job)
 			w.socket(job.ID, 0)
 		},
 		"a job has ended": func(w healthyNode) { w.Must(0, w.nodeJob(), "prolog"); w.Must(0, w.nodeJob(), "epilog") },
@@ -737,7 +737,7 @@ func TestDoctorOfANodeWithWarnings(t *testing.T) {
 		t.Errorf("%v: %+v", err, said)
 	}
 	// A user's change of the user's own daemon is a warning and not a fault of the node.
-	w.Must(0, w.Job(7, "0"), "prolog")
+	w.Open(w.Job(7, "0"))
 	d := w.Ticket(7).Daemons[0]
 	if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
 		t.Fatal(err)

@@ -162,7 +162,7 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 // Reap finishes what an epilog could not finish. If the first reap fails too, the second one finishes.
 func TestReapAfterAFailedEpilog(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Must(0, p.Job(goneJob, "0"), "prolog")
+	p.Open(p.Job(goneJob, "0"))
 	p.Fail("nvmlDeviceSetComputeMode", 999, 2)
 	p.Must(1, p.Job(goneJob, "0"), "epilog")
 	result := p.Ctl("reap")
@@ -181,8 +181,8 @@ func TestReapAfterAFailedEpilog(t *testing.T) {
 // Contract: R8
 func TestReapOfAnOpenLease(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Must(0, p.Job(openJob, "0"), "prolog")
-	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	p.Open(p.Job(openJob, "0"))
+	p.Open(p.Job(otherJob, "1"))
 	other := fmt.Sprintf("job %d leave", otherJob)
 	before := p.settled()
 	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
@@ -216,7 +216,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 func TestALeaseWithoutAStep(t *testing.T) {
 	const job, next, begins = 4360007, 4360008, "if squeue -j 4360007 shows that the job is gone: "
 	p := newTestNode(t, testnode.Default(), node.H200)
-	p.Must(0, p.Job(job, "0"), "prolog")
+	p.Open(p.Job(job, "0"))
 	conf := filepath.Join(filepath.Dir(p.Root), "slurm.conf")
 	status := func(flags string) (code int, found []e2e.Finding) {
 		p.Write(conf, "PrologFlags="+flags+"\n")
@@ -249,7 +249,7 @@ func TestALeaseWithoutAStep(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", command, err, out)
 	}
-	p.Must(0, p.Job(next, "0"), "prolog")
+	p.Open(p.Job(next, "0"))
 	p.Must(0, p.Job(next, "0"), "epilog")
 	p.Quiet()
 }
@@ -303,7 +303,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(job), func(t *testing.T) {
 			p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-			p.Must(0, p.Job(job, "0"), "prolog")
+			p.Open(p.Job(job, "0"))
 			end := step(p)
 			p.reaps(0, actionOn(job, "keep"), "slurmstepd")
 			p.reaps(1, actionOn(job, "leave"), fmt.Sprintf("scancel %d", job), "--job", fmt.Sprint(job))
@@ -324,7 +324,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 // lease for ever.
 func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200)
-	p.Must(0, p.Job(goneJob, "0"), "prolog")
+	p.Open(p.Job(goneJob, "0"))
 	p.socket(goneJob, e2e.UID)
 	p.reaps(0, action("close"), "you named", "--job", fmt.Sprint(goneJob))
 	p.Clean()
@@ -333,8 +333,8 @@ func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
 // After a boot only files are left, and reap removes them. A mode that an admin has set since then stays.
 func TestReapAfterABoot(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Must(0, p.Job(goneJob, "0"), "prolog")
-	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	p.Open(p.Job(goneJob, "0"))
+	p.Open(p.Job(otherJob, "1"))
 	p.KillLeft()
 	p.Until("end of the daemons", func() bool { pids, err := p.Processes(); return err == nil && len(pids) == 0 })
 	for gpu, mode := range []int{0, 2} {
@@ -436,7 +436,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 // Reap keeps the job of a prolog or an epilog that runs, and closes another job at the same time.
 func TestReapBesideAProlog(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	p.Open(p.Job(otherJob, "1"))
 	path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", otherJob))
 	p.Rewrite(path, strings.Replace(e2e.Read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
 	p.atGate(func() {
@@ -493,7 +493,7 @@ func (p testNode) atGate(do func(), program string) {
 func TestReapThatIsKilled(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	for _, next := range []string{"reap", "epilog"} {
-		p.Must(0, p.Job(goneJob, "0"), "prolog")
+		p.Open(p.Job(goneJob, "0"))
 		daemon := p.Ticket(goneJob).Daemons[0].Proc
 		if err := syscall.Kill(daemon.PID, syscall.SIGSTOP); err != nil { // a stopped daemon takes a while to end
 			t.Fatal(err)
