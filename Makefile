@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play test test-quick test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs soaks-pack own soak-own clean
+.PHONY: all help build parts install install-user packages release spank setup demo play test test-all test-rest test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs soaks-pack own soak-own clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -79,36 +79,30 @@ play: setup ## open a shell of a user on that Slurm, with ten things to try
 own: setup ## show mpirun-wrap --own with four ranks by Open MPI, on a simulated GPU: 10 s
 	@go run ./site/lab/own
 
-# The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone, and is
-# named at the end. Tests wait most of the time, so nine run at
-# once. "make check" vets. Binaries without symbols are linked faster.
-TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=16 --rerun-fails-run-root-test
+# site/lab/day.sh runs all unit tests of what is shipped, and the tests of cmd/e2e/day.txt.
+test: setup ## the tests for each change: 3 min on two cores
+	@BUILT=$(BUILT) site/lab/day.sh
+
+# All other tests. Tests wait most of the time, so more run at once than there are processors. "make check" vets. Binaries
+# without symbols are linked faster. By day a test that fails beside the others runs once more, alone, and is named at
+# the end; RERUNS=0 runs none again. The soak runs last, because
+# its jobs load all cores.
+RERUNS  ?= 1
+TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname $(if $(filter-out 0,$(RERUNS)),--rerun-fails=$(RERUNS) --rerun-fails-max-failures=16 --rerun-fails-run-root-test)
 EVENTS  ?= $(BUILT)/tests.json
-OF      = $(EVENTS:.json=.$(1).json)
-# The attacks come first, because all tests that look at processes see theirs, which are many and may not answer. Unit
-# tests that look at none fill the processors meanwhile.
-FIRST   := $(addprefix ./,cmd/e2e/hostile policy/... site/usage/... site/pkg/... site/slurm/... cmd/mpsctl/... site/gpu \
-    site/cli site/lab/source site/sim site/sim/nvml)
-test: setup ## all tests, up to 9 minutes on two cores, if they are idle
-	@mkdir -p $(BUILT)
-	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(call OF,attacks) --packages='$(FIRST)' -- -vet=off -ldflags='-s -w' -p 3 -parallel 4 -timeout 20m
-	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages="$$(go list ./... | grep -vxF "$$(go list $(FIRST))")" -- -vet=off -ldflags='-s -w' -p 3 -parallel 3 -timeout 20m -skip '^TestSoak$$'
-	REQUIRE_LAB=1 go test -C $(BENCH) -vet=off -timeout 5m ./...
-	SOAK_JOBS=30 REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(call OF,soak) --packages=./cmd/e2e/soak -- -vet=off -ldflags='-s -w' -count=1 -timeout 10m -run '^TestSoak$$'
+PARTLY  := ./cmd/e2e/... ./site/lab/... ./site/sim/... # packages that have tests beside those of the day
+test-all: test-rest ## all tests that "make test" leaves out: 15 min on two cores
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
-	@go run ./site/lab/nightly -again $(call OF,attacks) $(EVENTS) $(call OF,soak)
+test-rest: setup
+	@mkdir -p $(BUILT)
+	REQUIRE_LAB=1 $(TESTSUM) --jsonfile=$(EVENTS) --packages='$(PARTLY)' -- -count=1 -vet=off -ldflags='-s -w' -p 3 -parallel 3 -timeout 20m -skip "$$(site/lab/day.sh -skip)|^TestSoak$$"
+	go test -count=1 -vet=off -timeout 5m -run '^(TestHugeFiles|TestWhatLoadsNeverFails)$$' ./policy/policyfile
+	REQUIRE_LAB=1 go test -C $(BENCH) -vet=off -timeout 5m ./...
+	SOAK_JOBS=30 REQUIRE_LAB=1 go test -vet=off -count=1 -timeout 10m -run '^TestSoak$$' ./cmd/e2e/soak
 
 # NIGHTLY=1 is in the environment of the parts: tests that are small by day are whole then.
-nightly: ## what is too long for a day, each part with its result on one page: 6 h at most
-	go run ./site/lab/nightly
-
-# For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and
-# the checks of sources and documents. What lacks root or Slurm is skipped.
-SLOW  := /cmd/e2e/|/site/sim/conformance$$|/site/lab/(demo|room)$$
-QUICK := TestAJobsLife|TestAJobsGuard|TestRanksUnderSlurm|TestEveryProgramSaysItsVersion
-test-quick: ## the unit tests and some end-to-end tests: 2 min
-	go test -timeout 5m -skip Browser $$(go list ./... | grep -Ev '$(SLOW)')
-	go test -timeout 5m -run '^($(QUICK))$$' $(addprefix ./cmd/e2e/,guard job program slurm)
+nightly: setup ## all tests under load, soaks, fuzzers, packages and other Slurms: 100 min at most
+	site/lab/night.sh
 
 # The tests that use Slurm, with the Slurm of another Debian beside the installed one. SUITE=forky has Slurm 26.05.
 SUITE ?= trixie
@@ -116,7 +110,8 @@ slurm-bundle: $(BUILT)/slurm-$(SUITE) ## the Slurm of Debian's SUITE (trixie), i
 $(BUILT)/slurm-%: | setup
 	site/lab/bundle.sh $@ $*
 test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian's SUITE
-	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) $(TESTSUM) --jsonfile=$(EVENTS) --packages='./cmd/e2e/... ./site/lab ./site/slurm' -- -vet=off -parallel 4 -timeout 13m -skip '^TestSoak$$'
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) $(TESTSUM) --jsonfile=$(EVENTS) --packages='./cmd/e2e/slurm ./site/lab ./site/slurm' -- -count=1 -vet=off -parallel 4 -timeout 13m
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -count=1 -vet=off -parallel 4 -timeout 13m -run Slurm ./cmd/e2e/job ./cmd/e2e/kill ./cmd/e2e/own
 
 # Installs, upgrades and removes the .deb in a clean Debian root. The root is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root
@@ -135,7 +130,7 @@ WALK := $(if $(filter file,$(origin SUITE)),bookworm,$(SUITE))
 walk: packages $(BUILT)/debian-$(WALK) ## follow docs/operator.md in a clean root
 	site/pkg/walk.sh $(BUILT) $(WALK)
 
-# Kills prolog and epilog at every effect, and makes every effect fail. Nine run at once, as in "make test". Then it runs
+# Kills prolog and epilog at every effect, and makes every effect fail. Nine run at once. Then it runs
 # many of them at once, with the race detector. A test joins the sweep by calling JoinSweep.
 sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=points REQUIRE_LAB=1 go test -vet=off -p 3 -parallel 3 -timeout 120m -v ./cmd/e2e/...

@@ -280,7 +280,7 @@ func TestAGuardThatDies(t *testing.T) {
 	if strings.Contains(s.Log(), "the job's guard was gone") {
 		t.Fatal("another guard was started before the second prolog")
 	}
-	s.Must(0, s.Job, "prolog")
+	s.Node.Open(s.Job)
 	if log := s.Log(); strings.Count(log, "the job's guard was gone: another one is started") != 1 {
 		t.Errorf("the log does not report exactly one new guard:\n%s", log)
 	}
@@ -294,7 +294,7 @@ func TestAGuardThatDies(t *testing.T) {
 	s.Holds(4)
 	victim.Kill()
 	s.Lives(neighbour)
-	s.Must(0, s.Job, "prolog")
+	s.Node.Open(s.Job)
 	if s.Lease(7).Guard != s.Guard || strings.Count(s.Log(), "the job's guard was gone") != 1 {
 		t.Errorf("a prolog started another guard although one runs\n%s", s.Log())
 	}
@@ -459,7 +459,7 @@ func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
 // Contract: G1
 func TestAJobsGuard(t *testing.T) {
 	p := e2e.NewNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	guard := p.Lease(7).Guard
 	stat, err := proc.ReadStat(guard.PID)
 	if err != nil || stat.Process != guard || stat.Session != guard.PID {
@@ -498,7 +498,7 @@ func TestAJobsGuard(t *testing.T) {
 // Contract: G1
 func TestAJobWithoutHold(t *testing.T) {
 	p := e2e.NewNode(t, testnode.Default(`hold = "0s"`), node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	if guard := p.Lease(7).Guard; guard.PID != 0 {
 		t.Errorf("the job has a guard although its hold is 0: %v", guard)
 	}

@@ -151,7 +151,7 @@ type folders struct{ pipe, log, exchange string }
 
 func (a attack) opens(job testnode.Job) folders {
 	a.T.Helper()
-	a.Must(0, job, "prolog")
+	a.Open(job)
 	ticket := a.Ticket(job.ID)
 	if ticket.RefusalReason != "" {
 		a.T.Fatalf("refused: %s", ticket.RefusalReason)
@@ -1101,7 +1101,7 @@ func TestHostileEnvironment(t *testing.T) {
 		"BASH_ENV=" + evil, "CUDA_MPS_PIPE_DIRECTORY=/etc", "CUDA_MPS_LOG_DIRECTORY=/etc",
 		"__NVML_DBG_FILE=" + evil + "/nvml", "GODEBUG=execerrdot=0", "SPANK_PATH=" + evil, "SPANK_LD_PRELOAD=" + evil, "__NV_PRELOAD=" + evil,
 	}
-	a.Must(0, job, "prolog")
+	a.Open(job)
 	a.HoldsDaemon(a.Ticket(7).Daemons[0])
 	a.closes(job)
 	if _, err := os.Lstat(filepath.Join(evil, "nvml")); err == nil {

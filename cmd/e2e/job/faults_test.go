@@ -98,7 +98,7 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
 			p.Facts(`epilog_deadline = "20s"`)
-			p.Must(0, p.Job(7, "0"), "prolog")
+			p.Open(p.Job(7, "0"))
 			c.breaks(p, p.Ticket(7).Daemons[0])
 			began := time.Now()
 			p.Must(0, p.Job(7, "0"), "epilog")
@@ -124,7 +124,7 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)
-			p.Must(0, p.Job(7, "0"), "prolog")
+			p.Open(p.Job(7, "0"))
 			p.Fail(c.fault, c.code, 0)
 			out := p.Must(1, p.Job(7, "0"), "epilog")
 			uuid := string(p.UUID(0))
@@ -203,7 +203,7 @@ func TestModesBefore(t *testing.T) {
 				}
 			}
 			set(c.before)
-			p.Must(0, p.Job(7, "0"), "prolog")
+			p.Open(p.Job(7, "0"))
 			if p.Modes() != "3" {
 				t.Errorf("during the job: mode %s", p.Modes())
 			}
@@ -221,7 +221,7 @@ func TestModesBefore(t *testing.T) {
 // Contract: R2
 func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	p.Write(p.Paths().Policy(), "rubbish {")
 	p.Must(0, p.Job(7, "0"), "epilog")
 	p.Clean()
@@ -280,7 +280,7 @@ func TestMIGInstances(t *testing.T) {
 	}
 	job := p.Job(7, "")
 	job.Extra = []string{"SLURM_JOB_GPUS=0,1", "CUDA_VISIBLE_DEVICES=" + strings.Join(instances, ",")}
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	ticket := p.Ticket(7)
 	if len(ticket.Daemons) != 2 || string(ticket.Devices[0].UUID) != instances[0] || ticket.Devices[1].Daemon != 1 {
 		t.Errorf("ticket %+v", ticket)

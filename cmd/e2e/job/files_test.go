@@ -37,10 +37,10 @@ func TestJobFilesOfAJob(t *testing.T) {
 		}
 	}
 	for range 2 { // slurmd may run a prolog twice
-		p.Must(0, p.Job(7, "0"), "prolog")
+		p.Open(p.Job(7, "0"))
 		files("1:7")
 	}
-	p.Must(0, p.Job(8, "1"), "prolog")
+	p.Open(p.Job(8, "1"))
 	files("0:8 1:7")
 	for range 2 {
 		p.Must(0, p.Job(7, "0"), "epilog")

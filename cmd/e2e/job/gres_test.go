@@ -44,7 +44,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 				both := []testnode.Job{p.Job(7, "0"), p.Job(8, "0")}
 				for i := range both {
 					both[i].Extra = share.prolog
-					p.Must(0, both[i], "prolog")
+					p.Open(both[i])
 					if refused := p.Ticket(both[i].ID).RefusalReason; refused != "" {
 						t.Fatal(refused)
 					}
@@ -136,7 +136,7 @@ func TestAFaultStaysInItsJob(t *testing.T) {
 	for id := uint32(7); id <= 8; id++ {
 		job := p.Job(id, "0")
 		job.Extra = shares[1].prolog
-		p.Must(0, job, "prolog")
+		p.Open(job)
 	}
 	neighbour, sibling := p.neighbour(8), p.neighbour(7)
 	fault := p.AsUser(7, p.Command("mpirun-wrap", p.CudaClient(), "fault"))

@@ -83,7 +83,7 @@ func (p testNode) comes(random *rand.Rand, id uint32, kills *int) (s sharer, ope
 		p.Must(0, s.job, "epilog")
 		return s, false
 	}
-	p.Must(0, s.job, "prolog")
+	p.Open(s.job)
 	if refused := p.Ticket(id).RefusalReason; refused != "" {
 		p.T.Fatalf("job %d: %s\n%s", id, refused, p.Log())
 	}
@@ -142,7 +142,7 @@ func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
 				for i := range options {
 					jobs = append(jobs, p.Job(uint32(7+i), "0"))
 					jobs[i].Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", "SPANK_MPS=" + options[i]}
-					p.Must(0, jobs[i], "prolog")
+					p.Open(jobs[i])
 				}
 				if same := p.Ticket(7).Joined == p.Ticket(8).Joined; same != c.share {
 					t.Errorf("the jobs share a daemon: %t, want %t", same, c.share)
@@ -174,7 +174,7 @@ func TestASharedLeaseOfAnEarlierVersion(t *testing.T) {
 			p.older(7, map[string]any{"drain_grace": "10s", "keep_logs": "never", "pause": "5s", "clients": 48})
 			p.older(p.Ticket(7).Joined, nil)
 		}
-		p.Must(0, job, "prolog")
+		p.Open(job)
 	}
 	old := p.Ticket(7)
 	if p.Ticket(8).Joined != old.Joined || p.Ticket(9).Joined == old.Joined {

@@ -21,7 +21,7 @@ func TestAJobsLife(t *testing.T) {
 		t.Run(scope, func(t *testing.T) {
 			p := newTestNode(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
 			job := p.Job(7, "1,3")
-			p.Must(0, job, "prolog")
+			p.Open(job)
 			if got := p.Modes(); got != "0303" {
 				t.Errorf("modes %s, want the job's GPUs alone in EXCLUSIVE_PROCESS: 0303", got)
 			}
@@ -51,7 +51,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	status := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[0].LogDir, "status"))
 	for _, field := range []string{"SigBlk:", "SigIgn:"} {
 		_, rest, _ := strings.Cut(status, field)
@@ -78,9 +78,9 @@ func TestAJobThatAsksForNoMPS(t *testing.T) {
 func TestAPrologAgainAdopts(t *testing.T) {
 	p := newTestNode(t, "", node.H200, node.H200)
 	job := p.Job(7, "0,1")
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	before := p.Ticket(7)
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	if after := p.Ticket(7); after.Daemons[0].Proc != before.Daemons[0].Proc {
 		t.Errorf("the daemon was %v and is %v", before.Daemons[0].Proc, after.Daemons[0].Proc)
 	}

@@ -235,7 +235,7 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 	p := newCrowd(t, "", 1)
 	job := p.Job(7, "0")
 	for round := range 8 {
-		p.Must(0, job, "prolog")
+		p.Open(job)
 		together(
 			func() { p.closes(job) },
 			func() {

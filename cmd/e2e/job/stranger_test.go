@@ -55,7 +55,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 			p.sharesGPUs(shares[c.share].gres)
 			job := p.Job(7, "0")
 			job.Extra = shares[c.share].prolog
-			p.Must(0, job, "prolog")
+			p.Open(job)
 			for i, line := range c.strangers {
 				id, uid := uint32(8+i), strangers+uint32(i)
 				p.joins(id, uid, shares[c.share].prolog)
@@ -130,7 +130,7 @@ func (p testNode) joins(id, uid uint32, extra []string) {
 	p.T.Helper()
 	job := p.Job(id, "0")
 	job.Extra, job.UID, job.GID = extra, uid, uid
-	p.Must(0, job, "prolog")
+	p.Open(job)
 	if refused := p.Ticket(id).RefusalReason; refused != "" {
 		p.T.Fatal(refused)
 	}

@@ -24,7 +24,7 @@ import (
 func sharedGPU(t *testing.T, attributes ...string) testNode {
 	t.Helper()
 	p := newTestNode(t, testnode.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	t.Cleanup(func() { p.Must(0, p.Job(7, "0"), "epilog"); p.Clean() })
 	return p
 }
@@ -126,7 +126,7 @@ func TestRanksWithoutMPS(t *testing.T) {
 // Contract: K3
 func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`on_failure = "run_without"`), node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	d := p.killDaemon()
 	codes, said := p.Launch(1, "echo", "ran").End()
 	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, in which one process alone could use it\n", p.UUID(0), d.Proc)
@@ -141,7 +141,7 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 // node starts the ranks over more than a second, one rank in each further second also prints it.
 func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	defer p.Must(0, p.Job(7, "0"), "epilog")
 	codes, said := p.Launch(49, "echo", "ran").End()
 	pattern := fmt.Sprintf(`^(mpirun-wrap: cannot place rank \d+ on %s: 49 ranks share it, and at most 48 can: `+
@@ -158,7 +158,7 @@ func TestSixtyRanksOnAGPU(t *testing.T) {
 	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
 		t.Fatal(err)
 	}
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	defer p.Must(0, p.Job(7, "0"), "epilog")
 	p.Launch(60, p.CudaClient(), "stay", "context", "100")
 	p.Until("60 ranks with a context", func() bool { return strings.Count(p.ServerLog(7), " is ACTIVE") == 60 })

@@ -20,14 +20,14 @@ import (
 // The epilog logs one line with the sums of a job, and mpsctl metrics adds these lines up.
 func TestASummaryOfEachJob(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`drain_grace = "100ms"`), node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	p.Ranks(3, "spin", "-ms", "1", "-for", "100")
 	during := p.Ctl("metrics")
 	if !strings.Contains(during.Output, "\nslurm_mps_jobs{phase=\"open\"} 1\n") || !strings.Contains(during.Output, "} 3\n") || during.Code != 0 {
 		t.Errorf("during the job: code %d\n%s", during.Code, during.Output)
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Must(0, p.Job(8, "0"), "prolog")
+	p.Open(p.Job(8, "0"))
 	p.Must(0, p.Job(8, "0"), "epilog")
 	site := e2e.Read(t, p.Paths().ConfigFile())
 	p.Write(p.Paths().ConfigFile(), strings.Replace(site, "nvidia-cuda-mps-control", "nvidia-control", 1))
@@ -74,10 +74,10 @@ func TestASummaryOfEachJob(t *testing.T) {
 // its systemd unit.
 func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
-	p.Must(0, p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "prolog")
+	p.Open(p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"))
 	other := p.Job(8, "16")
 	other.UID, other.GID = e2e.UID+1, e2e.GID+1
-	p.Must(0, other, "prolog")
+	p.Open(other)
 	for _, d := range p.Ticket(7).Daemons {
 		if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
 			t.Fatal(err)

@@ -48,7 +48,7 @@ func quartersOf(t *testing.T, gres, how string, set map[string]string) quarters 
 		if gres == "mps" {
 			job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}
 		}
-		q.Must(0, job, "prolog")
+		q.Open(job)
 		if refused := q.Ticket(id).RefusalReason; refused != "" {
 			t.Fatal(refused)
 		}

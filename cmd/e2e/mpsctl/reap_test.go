@@ -165,8 +165,8 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 // Contract: R8
 func TestReapOfAnOpenLease(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Must(0, p.Job(openJob, "0"), "prolog")
-	p.Must(0, p.Job(otherJob, "1"), "prolog")
+	p.Open(p.Job(openJob, "0"))
+	p.Open(p.Job(otherJob, "1"))
 	other := fmt.Sprintf("job %d leave", otherJob)
 	before := p.settled()
 	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
@@ -200,7 +200,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 func TestALeaseWithoutAStep(t *testing.T) {
 	const job, next, begins = 4360007, 4360008, "if squeue -j 4360007 shows that the job is gone: "
 	p := newTestNode(t, testnode.Default(), node.H200)
-	p.Must(0, p.Job(job, "0"), "prolog")
+	p.Open(p.Job(job, "0"))
 	conf := filepath.Join(filepath.Dir(p.Root), "slurm.conf")
 	status := func(flags string) (code int, found []e2e.Finding) {
 		p.Write(conf, "PrologFlags="+flags+"\n")
@@ -233,7 +233,7 @@ func TestALeaseWithoutAStep(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", command, err, out)
 	}
-	p.Must(0, p.Job(next, "0"), "prolog")
+	p.Open(p.Job(next, "0"))
 	p.Must(0, p.Job(next, "0"), "epilog")
 	p.Quiet()
 }
@@ -287,7 +287,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(job), func(t *testing.T) {
 			p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-			p.Must(0, p.Job(job, "0"), "prolog")
+			p.Open(p.Job(job, "0"))
 			end := step(p)
 			p.reaps(0, actionOn(job, "keep"), "slurmstepd")
 			p.reaps(1, actionOn(job, "leave"), fmt.Sprintf("scancel %d", job), "--job", fmt.Sprint(job))
@@ -308,7 +308,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 func TestReapThatIsKilled(t *testing.T) {
 	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	for _, next := range []string{"reap", "epilog"} {
-		p.Must(0, p.Job(goneJob, "0"), "prolog")
+		p.Open(p.Job(goneJob, "0"))
 		daemon := p.Ticket(goneJob).Daemons[0].Proc
 		if err := syscall.Kill(daemon.PID, syscall.SIGSTOP); err != nil { // a stopped daemon takes a while to end
 			t.Fatal(err)

@@ -28,7 +28,7 @@ func TestStatusOfASharedGPU(t *testing.T) {
 			for id := uint32(7); id <= 8; id++ {
 				job := p.Job(id, "0")
 				job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"}
-				p.Must(0, job, "prolog")
+				p.Open(job)
 				p.Client(id, "spin", "-ms", "5", "-for", "100", "-exit-idle")
 			}
 			out := p.Ctl("status").Output

@@ -136,7 +136,7 @@ func (p testNode) ask(d lease.Daemon, line string) string {
 func TestStatusAgrees(t *testing.T) {
 	policy := testnode.Default("ceiling = 50", `share = "even"`, `memory = "even"`, `drain_grace = "1s"`)
 	p := newTestNode(t, policy, node.H200, node.H200, node.H200)
-	p.Must(0, p.Job(7, "0,1"), "prolog")
+	p.Open(p.Job(7, "0,1"))
 	told := map[int]int{} // the number of SMs by pid, as CUDA reports it
 	for _, rank := range p.Ranks(8, "spin", "-ms", "1", "-for", "100") {
 		said := regexp.MustCompile(`pid=(\d+) ready .* sm=(\d+)`).FindStringSubmatch(rank.Ready)
@@ -228,7 +228,7 @@ type scene struct {
 
 func newScene(t *testing.T, attributes ...string) scene {
 	p := newTestNode(t, testnode.Default(attributes...), node.H200, node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	return scene{p, p.Ticket(7).Daemons[0]}
 }
 
@@ -477,10 +477,10 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 // read.
 func TestStatusForAUser(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200, node.H200)
-	p.Must(0, p.Job(7, "0"), "prolog")
+	p.Open(p.Job(7, "0"))
 	other := p.Job(8, "1")
 	other.UID, other.GID = 2002, 2002
-	p.Must(0, other, "prolog")
+	p.Open(other)
 	refused := p.Job(9, "") // a job without a GPU has a ticket without a lease
 	refused.UID, refused.GID = 2002, 2002
 	p.Must(0, refused, "prolog")
@@ -566,7 +566,7 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 	go func() {
 		jobs := 0
 		for id := uint32(100); ctx.Err() == nil; id++ {
-			p.Must(0, p.Job(id, "0"), "prolog")
+			p.Open(p.Job(id, "0"))
 			p.Must(0, p.Job(id, "0"), "epilog")
 			jobs++
 		}

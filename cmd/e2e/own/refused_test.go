@@ -65,7 +65,7 @@ func TestExclusiveMode(t *testing.T) {
 // With the site's prolog the ticket wins, and --report says so. The same script works on both kinds of sites.
 func TestTheSitesTicketWins(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	n.Must(0, n.Job(7, "0"), "prolog")
+	n.Open(n.Job(7, "0"))
 	p := n.start(inStep(7, 0, 0, 1), n.wrap("--report", n.CudaClient(), "info")...)
 	ends(0, p)
 	if want := "mpirun-wrap: --own starts no daemon: the site's prolog has started one for this job"; !strings.Contains(p.Text(), want) {

@@ -273,6 +273,17 @@ func (p Node) Must(code int, job testnode.Job, program string) string {
 	return result.Output
 }
 
+// Open runs the prolog of a job that gets MPS. A prolog that refuses a job exits with 0, so the test fails here with the
+// reason that the ticket gives, and does not wait for what cannot come.
+func (p Node) Open(job testnode.Job) string {
+	p.T.Helper()
+	output := p.Must(0, job, "prolog")
+	if reason := p.Ticket(job.ID).RefusalReason; reason != "" {
+		p.T.Fatalf("cannot open job %d: %s: %s\n%s", job.ID, reason, output, p.Log())
+	}
+	return output
+}
+
 // Ctl runs mpsctl as root. It runs it again if mpsctl could not read a daemon that just starts or ends, because other
 // tests have daemons on this machine.
 func (p Node) Ctl(args ...string) (result testnode.Result) {

@@ -50,7 +50,7 @@ func OpenSharedOf(p Node, user, group uint32) *Shared {
 	p.T.Helper()
 	s := &Shared{Node: p, Job: p.Job(7, "0")}
 	s.Job.UID, s.Job.GID = user, group
-	p.Must(0, s.Job, "prolog")
+	p.Open(s.Job)
 	p.T.Cleanup(func() { p.Must(0, s.Job, "epilog"); p.Clean() })
 	ticket := p.Ticket(7)
 	s.Env = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + p.Sim.Libraries(), "CUDA_VISIBLE_DEVICES=" + string(ticket.Devices[0].UUID),
