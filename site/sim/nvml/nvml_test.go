@@ -510,3 +510,20 @@ func TestAGPUThatVanishesIsLost(t *testing.T) {
 	_, ret := device.GetComputeMode()
 	want(t, "mode", ret, nvml.ERROR_GPU_IS_LOST)
 }
+
+// The texts are those of the library of driver 580.159.04.
+func TestErrorTextsAreAsRecorded(t *testing.T) {
+	recording, err := os.ReadFile("testdata/nvml-h200-returns.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened(t, node.H200)
+	for line := range strings.Lines(string(recording)) {
+		number, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		code, err := strconv.Atoi(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "text of "+number, nvml.Return(code).Error(), text)
+	}
+}
