@@ -188,7 +188,7 @@ func TestMeasureTakesOneNumberOfEachRank(t *testing.T) {
 // A share that fails later is not tried again, and the others go on. The number of runs is printed first.
 func TestMeasureGoesOn(t *testing.T) {
 	q := question{rules: mustRules(t, "none", "even", "25%"), repeats: 2, within: time.Minute, site: mustRules(t, "none")[0],
-		line: []string{"sh", "-c", `[ $SLURM_MPS_SHARE = even ] && exit 3; sleep 0.2`}}
+		line: []string{"sh", "-c", `[ $SLURM_MPS_SHARE = even ] && exit 3; sleep 0.05`}}
 	var out bytes.Buffer
 	samples, err := q.measure(t.Context(), &out)
 	if err != nil || len(samples) != 5 || !strings.HasPrefix(out.String(), "7 runs: 3 shares, 2 times each, and one to warm up; 1m0s at most (--within)\n") {
@@ -196,7 +196,7 @@ func TestMeasureGoesOn(t *testing.T) {
 	}
 	for _, s := range samples {
 		failed := s.rule == q.rules[1]
-		if (s.err != nil) != failed || !failed && (s.rate <= 0 || s.rate > 3600/0.2) {
+		if (s.err != nil) != failed || !failed && (s.rate <= 0 || s.rate > 3600/0.05) {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -214,8 +214,8 @@ func TestMeasureEndsInTime(t *testing.T) {
 	if err != nil || len(samples) > 1 || time.Since(began) > 20*time.Second {
 		t.Errorf("%v, %v, %v", samples, err, time.Since(began))
 	}
-	q.line = []string{"sh", "-c", "exec sleep 60"}
-	if _, err := q.measure(t.Context(), io.Discard); err == nil || !strings.HasPrefix(err.Error(), "cannot tune: the first run did not end within 1s: ") {
+	q.line, q.within = []string{"sh", "-c", "exec sleep 60"}, 50*time.Millisecond
+	if _, err := q.measure(t.Context(), io.Discard); err == nil || !strings.HasPrefix(err.Error(), "cannot tune: the first run did not end within 50ms: ") {
 		t.Error(err)
 	}
 }
