@@ -31,7 +31,7 @@ var (
 // those with which a stranger verifies a release.
 var others = strings.Fields(`sbatch srun salloc scontrol scancel squeue sinfo sbcast mpirun mpiexec apptainer podman
 	torchrun snakemake make install apt-get dnf dpkg systemctl journalctl clush ln cp sed grep jq export go for done wait
-	swait test parallel xargs echo ls printf cd mkdir exec trap unset ssh-keygen sha256sum gh`)
+	swait test parallel xargs echo ls printf cd mkdir exec trap unset env ssh-keygen sha256sum gh`)
 
 // documents are the pages, and README.md.
 func documents(t *testing.T) (paths []string) {

@@ -23,7 +23,7 @@ var packages = map[string][]string{
 	"policy/lint":         {"policy", "policy/policyfile", "site/words", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty"},
 	"site":                {"site/words"},
 	"site/proc":           {"golang.org/x/sys/unix"},
-	"site/cgroup":         {"site/proc", "site/wait", "golang.org/x/sys/unix"},
+	"site/cgroup":         {"site", "site/proc", "site/wait", "golang.org/x/sys/unix"},
 	"site/slurm":          {"policy", "site", "site/words"},
 	"site/serverlog":      {"golang.org/x/sys/unix"},
 	"site/usage":          {"site", "site/lease", "site/osfile", "site/proc"},

@@ -71,7 +71,7 @@ func TestBody(t *testing.T) {
 var wanted = map[string][]string{
 	"mpsctl":      {"\n.SS \"mpsctl policy explain\"\n", `\-\-no\-queries`, ".SH \"ENVIRONMENT\"", ".SH \"FILES\"", ".SH \"EXIT STATUS\"", "EXAMPLES"},
 	"mpirun-wrap": {".SH EXAMPLES", ".SH \"ENVIRONMENT\"", ".SH \"FILES\"", ".SH \"EXIT STATUS\"", ".SH \"RECIPES\"", `SLURM_MPS_SHARE`, "torchrun"},
-	"policy.hcl":  {".SH \"GRANT\"", `\fBmax_clients\fR`, "rule \"all\""},
+	"policy.hcl":  {".SH \"GRANT\"", `\fBmax_clients\fR`, "rule \"gpu\""},
 }
 
 func TestFromMarkdown(t *testing.T) {
