@@ -61,13 +61,12 @@ func TestBadFilesOfTheSite(t *testing.T) {
 			"cannot read policy: cannot read POLICY: not root's own: its mode 0666 lets others write" + none},
 		{"a policy of another's", func(p testNode) { os.Chown(p.Paths().Policy(), e2e.UID, e2e.GID) },
 			"cannot read policy: cannot read POLICY: not root's own: its owner is uid 2001" + none},
-		{"no gres.conf", func(p testNode) { os.Remove(p.Gres()) }, "cannot read GRES: no such file or directory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)
 			c.breaks(p)
 			out := p.Must(1, p.Job(7, "0"), "prolog")
-			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().ConfigFile(), "GRES", p.Gres()).Replace(c.want)
+			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().ConfigFile()).Replace(c.want)
 			if out != "prolog: "+want+"\n" {
 				t.Errorf("got  %swant prolog: %s", out, want)
 			}
@@ -75,6 +74,20 @@ func TestBadFilesOfTheSite(t *testing.T) {
 			p.Clean()
 		})
 	}
+}
+
+// A file of Slurm's that cannot be read refuses the job, whose ticket has the reason. It drains no node.
+func TestAJobWithoutAGresConf(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	if err := os.Remove(p.Gres()); err != nil {
+		t.Fatal(err)
+	}
+	p.Must(0, p.Job(7, "0"), "prolog")
+	if got := p.Ticket(7).RefusalReason; !strings.HasPrefix(got, "cannot read "+p.Gres()+": no such file or directory") {
+		t.Errorf("the ticket's reason: %q", got)
+	}
+	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Clean()
 }
 
 // If a lease cannot be used, prolog and epilog exit with 1, change nothing and keep the file.
