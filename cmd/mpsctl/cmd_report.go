@@ -35,8 +35,8 @@ were, how much memory was in use, and fatal GPU errors. The first sentence is th
 a sentence of advice follows: about the number of ranks, or how to start them.
 
 JOB is the number of a job, or its name in a job array, as 4711_3. Without it, it is the job of $SLURM_JOB_ID: mpsctl
-report may be the last thing that a batch script runs, as by trap 'mpsctl report' EXIT. Outside of a job, it is a list of your jobs that have a report here;
-root gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job
+report may be the last thing that a batch script runs, as by trap 'mpsctl report' EXIT. Outside of a job, it is a list
+of your jobs that have a report here; root gets those of all users. A report is there from the first second of a job until 30 days after its end, if the job
 had MPS and a client or lasted a minute, or if the policy has record = "all". If a node has more than 1,000 reports,
 the oldest of the user with the most are removed. It waits up to 2 s for the ends of clients that have just ended. The
 GPUs are sampled every 10 s, so the last seconds of a running job may be missing. The job's user and root can read it,

@@ -93,7 +93,7 @@ var variables = []row{
 	{"SLURMD_TRES_BIND", ByStep, "slurmd, if the step binds GPUs"},
 	{"SLURM_CPU_BIND_TYPE", ByStep, "srun"},
 
-	{"SLURM_JOB_ID_HET_GROUP_*", ByComponent, "slurmctld in a batch script, srun in its step"},
+	{Component + "*", ByComponent, "slurmctld in a batch script, srun in its step"},
 	{"SLURM_HET_JOB_ID", ByComponent, "the same, if at all"},
 	{"SLURM_HET_SIZE", ByComponent, "the same"},
 

@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 )
 
 // Steps are the signs of Slurm that a job has a step on this node. No user can make a sign for another user's job,
@@ -139,22 +140,14 @@ var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
 
 // groupOf returns the number or the SLUID of the job that has the control group of a process, "" for none. The groups
 // are …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's
-// name in them if a machine runs several slurmd. A group below /user.slice does not count, because users make such
-// groups themselves.
+// name in them if a machine runs several slurmd.
 func groupOf(groups []proc.ControlGroup) (number, sluid string) {
-	for _, group := range groups {
-		if strings.HasPrefix(group.Path, "/user.slice/") {
-			continue
+	for element := range witness.SlurmsGroups(groups) {
+		if number, ok := strings.CutPrefix(element, "job_"); ok {
+			return number, ""
 		}
-		ours := false
-		for element := range strings.SplitSeq(group.Path, "/") {
-			if number, ok := strings.CutPrefix(element, "job_"); ok && ours {
-				return number, ""
-			}
-			if ours && sluidName.MatchString(element) {
-				return "", element
-			}
-			ours = ours || strings.Contains(element, "slurm")
+		if sluidName.MatchString(element) {
+			return "", element
 		}
 	}
 	return "", ""
@@ -162,13 +155,9 @@ func groupOf(groups []proc.ControlGroup) (number, sluid string) {
 
 var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)
 
-// title reads how a step daemon names itself. Only root's processes count, because a user's process could have any
-// name.
+// title reads how a step daemon names itself.
 func (s *Steps) title(pid int) error {
-	if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
-		return nil
-	}
-	if uids, err := proc.UIDs(pid); err != nil || uids[0] != 0 {
+	if !witness.IsStepDaemon(pid) {
 		return nil
 	}
 	line := proc.CommandLines(context.Background(), []proc.Process{{PID: pid}})[0]

@@ -6,6 +6,7 @@ package witness
 
 import (
 	"context"
+	"iter"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -33,22 +34,43 @@ func StepOf(pid, first int) string {
 }
 
 // stepOfGroups returns the step of a process's control groups: …/slurm/uid_U/job_N/step_S/… with version 1, and
-// …/slurmstepd.scope/job_N/step_S/… with version 2, since 26.05 with the job's SLUID in place of job_N. A user makes
-// groups below /user.slice.
+// …/slurmstepd.scope/job_N/step_S/… with version 2, since 26.05 with the job's SLUID in place of job_N.
 func stepOfGroups(groups []proc.ControlGroup) string {
-	for _, group := range groups {
-		if strings.HasPrefix(group.Path, "/user.slice/") {
-			continue
-		}
-		ofSlurm := false
-		for element := range strings.SplitSeq(group.Path, "/") {
-			if step, ok := strings.CutPrefix(element, "step_"); ok && ofSlurm && isStep(step) {
-				return step
-			}
-			ofSlurm = ofSlurm || strings.Contains(element, "slurm")
+	for element := range SlurmsGroups(groups) {
+		if step, ok := strings.CutPrefix(element, "step_"); ok && isStep(step) {
+			return step
 		}
 	}
 	return ""
+}
+
+// SlurmsGroups yields the names of the control groups that Slurm has made for a process: those below the first whose
+// name contains "slurm". A group below /user.slice does not count, because users make such groups themselves.
+func SlurmsGroups(groups []proc.ControlGroup) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, group := range groups {
+			if strings.HasPrefix(group.Path, "/user.slice/") {
+				continue
+			}
+			ofSlurm := false
+			for element := range strings.SplitSeq(group.Path, "/") {
+				if ofSlurm && !yield(element) {
+					return
+				}
+				ofSlurm = ofSlurm || strings.Contains(element, "slurm")
+			}
+		}
+	}
+}
+
+// IsStepDaemon reports whether a process is a step daemon of Slurm's. A user's process can have any name, and
+// slurmstepd's child before its exec is the user's: only root's processes count.
+func IsStepDaemon(pid int) bool {
+	if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
+		return false
+	}
+	uids, err := proc.UIDs(pid)
+	return err == nil && uids[0] == 0
 }
 
 // stepAbove returns the step of the nearest step daemon that has started a process.
@@ -59,11 +81,8 @@ func stepAbove(pid int) string {
 			return ""
 		}
 		pid = stat.Parent
-		if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
+		if !IsStepDaemon(pid) {
 			continue
-		}
-		if uids, err := proc.UIDs(pid); err != nil || uids[0] != 0 {
-			continue // slurmstepd's child before its exec, which is the user's
 		}
 		line := proc.CommandLines(context.Background(), []proc.Process{{PID: pid}})[0]
 		if line.Err != nil || len(line.Args) == 0 {
