@@ -16,34 +16,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
-
-const teaching = `version = 1
-
-trigger {
-  constraint = "mps"
-  option     = true
-}
-
-rule "teaching" {
-  when = job.partition == "edu" && length(job.gpus) > 1
-  deny = "MPS on the edu partition is for one GPU at a time"
-}
-
-rule "chemistry" {
-  when  = startswith(job.account, "chem")
-  allow = ["share", "ceiling"]
-  grant {
-    scope = "gpu"
-    share = "overlap:3"
-  }
-}
-
-rule "all" {
-  when = true
-  grant {}
-}
-`
 
 // folder is a root with a policy. The policy commands run below it, in this process.
 type folder struct {
@@ -80,7 +54,7 @@ func (p folder) Ctl(args ...string) ended {
 
 // explain prints the placements that the rule gives: overlap 2 of four ranks is 66 of 132 SMs, and of three it is 88.
 func TestExplainPrintsThePlacements(t *testing.T) {
-	p := newFolder(t, teaching)
+	p := newFolder(t, testnode.Teaching)
 	var x struct {
 		Ranks []struct{ Rank, GPU, SMs int }
 	}
@@ -107,16 +81,16 @@ func TestExplainPrintsThePlacements(t *testing.T) {
 }
 
 func TestPolicyCheckAndTest(t *testing.T) {
-	p := newFolder(t, teaching)
+	p := newFolder(t, testnode.Teaching)
 	dir := t.TempDir()
 	write := func(name, content string) string {
 		path := filepath.Join(dir, name)
 		p.Write(path, content)
 		return path
 	}
-	good := write("policy.hcl", teaching)
+	good := write("policy.hcl", testnode.Teaching)
 	bad := write("bad.hcl", "version = 1\nrule \"x\" {\n  when = job.gpu == 1\n  grant { scope = \"nod\" }\n}\n")
-	never := write("never.hcl", strings.Replace(teaching, `when = job.partition`, `when = gpu.model == "h200" || job.partition`, 1))
+	never := write("never.hcl", strings.Replace(testnode.Teaching, `when = job.partition`, `when = gpu.model == "h200" || job.partition`, 1))
 	cases := write("policy_test.hcl", `version = 1
 case "a student with two GPUs" {
   job {
@@ -194,7 +168,7 @@ func withoutAttributes(t *testing.T, text string) string {
 
 // explain prints these texts for six jobs with the shipped policy.
 func TestExplainOnTheShippedPolicy(t *testing.T) {
-	p := newFolder(t, teaching)
+	p := newFolder(t, testnode.Teaching)
 	p.Write(p.Paths().Policy(), e2e.Read(t, "../../site/etc/policy.hcl"))
 	for name, args := range map[string][]string{
 		"eight-ranks-on-two-gpus": {"--constraint", "mps", "--gpus", "2", "--gpu", "H200", "--ranks", "8"},
@@ -219,13 +193,13 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 // The last five policies that apply replaced are kept, for root alone and with their cases. The newest goes back to the
 // policy and the cases before. Nothing is kept in a folder that is a link or another's, and nothing is applied then.
 func TestReplacedPoliciesAreKept(t *testing.T) {
-	p := newFolder(t, teaching)
+	p := newFolder(t, testnode.Teaching)
 	file, cases := filepath.Join(t.TempDir(), "policy.hcl"), ""
 	etc := filepath.Dir(p.Paths().Policy())
 	old, elsewhere := filepath.Join(etc, "old"), t.TempDir()
 	apply := func(n int) ended {
 		t.Helper()
-		p.Write(file, fmt.Sprintf("%s\n# %d\n", teaching, n))
+		p.Write(file, fmt.Sprintf("%s\n# %d\n", testnode.Teaching, n))
 		cases = fmt.Sprintf("version = 1\ncase \"%d\" {\n  job {}\n  expect {\n    asked = false\n  }\n}\n", n)
 		p.Write(filepath.Join(filepath.Dir(file), "policy_test.hcl"), cases)
 		return p.Ctl("policy", "apply", file)
@@ -240,7 +214,7 @@ func TestReplacedPoliciesAreKept(t *testing.T) {
 		if result := apply(0); result.Code != 1 || !strings.Contains(result.Output, "cannot keep the replaced policy: ") {
 			t.Errorf("%+v", result)
 		}
-		if got := e2e.Read(t, p.Paths().Policy()); got != teaching {
+		if got := e2e.Read(t, p.Paths().Policy()); got != testnode.Teaching {
 			t.Errorf("applied: %s", got)
 		}
 	}

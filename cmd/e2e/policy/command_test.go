@@ -12,34 +12,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
-
-const teaching = `version = 1
-
-trigger {
-  constraint = "mps"
-  option     = true
-}
-
-rule "teaching" {
-  when = job.partition == "edu" && length(job.gpus) > 1
-  deny = "MPS on the edu partition is for one GPU at a time"
-}
-
-rule "chemistry" {
-  when  = startswith(job.account, "chem")
-  allow = ["share", "ceiling"]
-  grant {
-    scope = "gpu"
-    share = "overlap:3"
-  }
-}
-
-rule "all" {
-  when = true
-  grant {}
-}
-`
 
 // explained is the JSON output of explain, as the documentation describes it.
 type explained struct {
@@ -71,7 +45,7 @@ func (p testNode) explained(args ...string) explained {
 
 // explain gives a described job the same rule, or the same reason of denial, as the prolog gives a real job.
 func TestExplainAgreesWithTheProlog(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200, node.H200)
+	p := newTestNode(t, testnode.Teaching, node.H200, node.H200)
 	for i, c := range []struct {
 		gpus                       string
 		partition, account, mps    string
@@ -112,14 +86,14 @@ func TestExplainAgreesWithTheProlog(t *testing.T) {
 // explain decides about a job of this node from what its prolog saw. If the policy has changed since, explain reports
 // that.
 func TestExplainAJobOfTheNode(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200)
+	p := newTestNode(t, testnode.Teaching, node.H200)
 	job := p.Job(7, "0")
 	job.Extra = append(job.Extra, "SLURM_JOB_ACCOUNT=chem-a")
 	p.Must(0, job, "prolog")
 	if x := p.explained("--job", "7"); x.Verdict.Rule != "chemistry" || x.Decided != "chemistry" || len(x.Rules) != 2 || x.Rules[0].Holds {
 		t.Errorf("%+v", x)
 	}
-	p.Write(p.Paths().Policy(), strings.Replace(teaching, `"chem"`, `"physics"`, 1))
+	p.Write(p.Paths().Policy(), strings.Replace(testnode.Teaching, `"chem"`, `"physics"`, 1))
 	result := p.Ctl("policy", "explain", "--job", "7")
 	want := `! its prolog decided by rule "chemistry": the policy has changed since.`
 	if result.Code != 0 || !strings.Contains(result.Output, want) ||
@@ -136,7 +110,7 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 
 // policy apply installs a whole policy or nothing, after the policy's own tests. It prints the difference.
 func TestPolicyApply(t *testing.T) {
-	p := newTestNode(t, teaching, node.H200)
+	p := newTestNode(t, testnode.Teaching, node.H200)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "new.hcl")
 	besideNew := filepath.Join(dir, "policy_test.hcl")
@@ -164,10 +138,10 @@ func TestPolicyApply(t *testing.T) {
 			t.Errorf("beside it: %v, %v", names, err)
 		}
 	}
-	if out := apply(1, teaching+"rule \"x\" {", ""); !strings.Contains(out, file+" line 26") {
+	if out := apply(1, testnode.Teaching+"rule \"x\" {", ""); !strings.Contains(out, file+" line 26") {
 		t.Errorf("broken: %s", out)
 	}
-	same(teaching, 2)
+	same(testnode.Teaching, 2)
 	const later = `version = 1
 
 trigger {
@@ -199,7 +173,7 @@ rule "new" {
 	if out := apply(1, later, strings.Replace(cases, "RULE", "chemistry", 1)); !strings.Contains(out, `FAIL `) || !strings.Contains(out, "Nothing has changed") {
 		t.Errorf("a case that fails: %s", out)
 	}
-	same(teaching, 2)
+	same(testnode.Teaching, 2)
 	if err := os.Chmod(p.Paths().Policy(), 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +186,7 @@ rule "new" {
 		!strings.HasSuffix(result.Output, "\nNothing has changed: "+p.Paths().Policy()+" stays as it is.\n") {
 		t.Errorf("a dry run: %+v", result)
 	}
-	same(teaching, 2)
+	same(testnode.Teaching, 2)
 	out := apply(0, later, strings.Replace(cases, "RULE", "all", 1))
 	for _, line := range []string{
 		"\n-  grant {}\n", "\n+rule \"new\" {\n", "\n+    share = \"overlap:4\"\n", "\n   constraint = \"mps\"\n",
@@ -248,7 +222,7 @@ rule "new" {
 	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 {
 		t.Errorf("%s: %+v", back, result)
 	}
-	same(teaching, 4)
+	same(testnode.Teaching, 4)
 	// apply replaces a broken policy. From then on the copy of the new policy is used if the policy breaks.
 	p.Write(p.Paths().Policy(), "rubbish {")
 	if out := apply(0, later, ""); strings.Contains(out, "To go back") {

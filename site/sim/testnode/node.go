@@ -262,6 +262,34 @@ func RealNVML() string {
 	return ""
 }
 
+// Teaching is a policy with a rule that denies, one that lets its jobs choose, and one for all others.
+const Teaching = `version = 1
+
+trigger {
+  constraint = "mps"
+  option     = true
+}
+
+rule "teaching" {
+  when = job.partition == "edu" && length(job.gpus) > 1
+  deny = "MPS on the edu partition is for one GPU at a time"
+}
+
+rule "chemistry" {
+  when  = startswith(job.account, "chem")
+  allow = ["share", "ceiling"]
+  grant {
+    scope = "gpu"
+    share = "overlap:3"
+  }
+}
+
+rule "all" {
+  when = true
+  grant {}
+}
+`
+
 // Default is a policy that grants MPS to every job that asks for it. The attributes are lines of its grant.
 func Default(attributes ...string) string {
 	return "version = 1\nrule \"mps\" {\n  when = contains(job.requested, \"mps\")\n  grant {\n    " +
