@@ -143,7 +143,7 @@ SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
 soak: sweep soak-jobs ## the sweep, and random jobs with random faults
 soak-jobs: setup ## run random jobs with random faults
-	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
+	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
 
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
@@ -181,7 +181,7 @@ fuzz: ## run every fuzzer for FUZZTIME
 # .build/tail.jsonl.
 bench: setup build ## measure the cost of prolog and epilog; PAIRS=N: the slowest of N hooks
 ifdef PAIRS
-	go run -C $(BENCH) . -only tail -pairs $(PAIRS) -json $(BUILT)/tail.jsonl
+	go run -C $(BENCH) . -pairs $(PAIRS) -json $(BUILT)/tail.jsonl
 else
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/state
 	go run -C $(BENCH) .
