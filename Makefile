@@ -43,11 +43,11 @@ parts: ## the programs with man pages, completions and documents, in .build/pack
 PREFIX := /usr
 install: parts ## install on this machine, or below DESTDIR; PREFIX replaces /usr
 	test -n "$(DESTDIR)" || sh site/pkg/scripts/preinstall
-	go run ./site/pkg/install -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(PREFIX)"
+	go run ./site/pkg install -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(PREFIX)"
 	test -n "$(DESTDIR)" || sh site/pkg/scripts/postinstall
 
 install-user: parts ## install the programs of a user, without root, below PREFIX (~/.local)
-	go run ./site/pkg/install -list site/pkg/user.yaml -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(if $(filter file,$(origin PREFIX)),$$HOME/.local,$(PREFIX))"
+	go run ./site/pkg install -list site/pkg/user.yaml -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(if $(filter file,$(origin PREFIX)),$$HOME/.local,$(PREFIX))"
 
 # The same commit gives the same bytes.
 packages: parts ## .deb and .rpm, in .build/packages
