@@ -96,7 +96,6 @@ func (n *soakNode) try(j plannedJob) {
 		n.mistaken++
 	}
 	n.done[j.fault.name]++
-	n.given += j.jobs()
 	n.mutex.Unlock()
 	v.tidy()
 }

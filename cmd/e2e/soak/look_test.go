@@ -49,7 +49,7 @@ func (v *jobRun) judgeDrain() {
 	if !out(state) {
 		return
 	}
-	v.wrong(drainOf(state), state)
+	v.wrong(drained, state)
 	v.abandon()
 	for _, id := range v.ids {
 		if out, err := v.onNode(v.testNode.Command("epilog"), "SLURM_SCRIPT_CONTEXT=epilog_slurmd", fmt.Sprintf("SLURM_JOB_ID=%d", id)); err != nil {
@@ -64,14 +64,6 @@ func (v *jobRun) judgeDrain() {
 
 func out(state string) bool {
 	return strings.HasPrefix(state, "drain") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail")
-}
-
-// drainOf tells by the reason of a drain who has drained the node.
-func drainOf(state string) string {
-	if reason := strings.ToLower(state); strings.Contains(reason, "prolog") || strings.Contains(reason, "epilog") {
-		return drainedByUs
-	}
-	return drained
 }
 
 // leftOf returns what is left of the jobs. It does not wait, because Slurm has reported that the epilog has run.
@@ -251,17 +243,14 @@ func (s *soak) report(took time.Duration) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	jobs, wrong := 0, 0
-	var byFault, byWrong []string
-	for _, f := range faults {
-		jobs += s.done[f.name]
-		byFault = append(byFault, fmt.Sprintf("%s %d", f.name, s.done[f.name]))
+	for _, n := range s.done {
+		jobs += n
 	}
-	for _, what := range []string{left, drained, drainedByUs, lost, wrongEnd, outsideMPS, rootLeft} {
-		wrong += s.failed[what]
-		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
+	for _, n := range s.failed {
+		wrong += n
 	}
-	summary := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, Slurm aborted steps of %d jobs. Found: %s. Faults: %s.",
-		s.seed, jobs, s.planned, s.given, s.judged, s.mistaken, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+	summary := fmt.Sprintf("seed %d, %d of %d jobs, %d neighbours of cancelled and killed ranks, Slurm aborted steps of %d jobs. Found: %v. Faults: %v.",
+		s.seed, jobs, s.planned, s.judged, s.mistaken, s.failed, s.done)
 	if s.mistaken*100 > jobs+100 {
 		s.T.Errorf("Slurm aborted steps of %d of %d jobs, more than expected", s.mistaken, jobs)
 	}

@@ -185,9 +185,6 @@ func (j plannedJob) ranks() (all int) {
 	return all
 }
 
-// jobs is the number of jobs that Slurm counts: one, or the tasks of an array.
-func (j plannedJob) jobs() int { return max(1, j.tasks) }
-
 // script is the batch script of the job. Each step prints into its own file in the folder. A job that was requeued
 // has little work.
 func (j plannedJob) script(folder, wrapper, client string) string {

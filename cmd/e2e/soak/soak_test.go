@@ -113,18 +113,16 @@ type soak struct {
 	judged   int            // neighbours that were checked
 	failed   map[string]int // failures by kind
 	mistaken int            // jobs of which Slurm has aborted a step by mistake
-	given    int            // jobs as Slurm counts them
 }
 
 // The kinds of failures, as the report names them.
 const (
-	left        = "left behind"
-	drained     = "false drains" // those of Slurm itself
-	drainedByUs = "drains by prolog or epilog"
-	rootLeft    = "root's processes left"
-	lost        = "neighbours lost to a cancelled rank"
-	wrongEnd    = "jobs that did not end as they should"
-	outsideMPS  = "ranks without MPS"
+	left       = "left behind"
+	drained    = "drained nodes"
+	rootLeft   = "root's processes left"
+	lost       = "neighbours lost to a cancelled rank"
+	wrongEnd   = "jobs that did not end as they should"
+	outsideMPS = "ranks without MPS"
 )
 
 func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
