@@ -17,7 +17,7 @@ begin() {
     local cores=$core-$((core + each - 1))
     core=$((core + each))
     mkdir -p "$work/$1" && cd "$work/$1" || exit 1
-    SOAK_NAME=$1 SOAK_LOG=$results/soak-$1.tsv SLURM_BUNDLE=$2 taskset -c "$cores" \
+    SOAK_NAME=$1 SLURM_BUNDLE=$2 taskset -c "$cores" \
         unshare --pid --fork --kill-child --mount-proc timeout --signal=QUIT --kill-after=20 $((SOAK_MINUTES * 60 + 60)) \
         "$pack/${3%%.*}.test" -test.v -test.timeout 0 -test.run "^${3#*.}\$" >"$results/soak-$1.txt" 2>&1 &
     pids+=($!)
