@@ -122,7 +122,7 @@ func TestHostileExecs(t *testing.T) {
 	}
 	t.Run("a stranger", func(t *testing.T) {
 		a := newAttack(t, "", 1)
-		const user = stormy + 31
+		user := stormy + 31
 		a.opens(a.Job(7, "0"))
 		a.inExec(user, count/len(e2e.MPSNames)+1, e2e.MPSNames...)
 		const limit = execLife / 4 // a command that waited for an exec would not end

@@ -38,7 +38,7 @@ import (
 //   - A node is drained because of a user.
 
 // stormy is the first of the users of tests that send signals to all processes of a user.
-const stormy = 2110
+var stormy = e2e.UID + 10
 
 // attack is a node with a folder of root that a hostile user must not reach.
 type attack struct {
@@ -512,7 +512,7 @@ func TestHostileTickets(t *testing.T) {
 	tickets := filepath.Join(forged, "run/slurm-mps/tickets")
 	a.Write(filepath.Join(tickets, "7.json"), e2e.Read(t, filepath.Join(a.Paths().Run(), "tickets/7.json")))
 	for _, path := range []string{tickets, filepath.Join(tickets, "7.json")} {
-		if err := os.Chown(path, e2e.UID, e2e.GID); err != nil {
+		if err := os.Chown(path, int(e2e.UID), int(e2e.GID)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -529,7 +529,7 @@ func TestHostileTickets(t *testing.T) {
 		want           string
 	}{
 		{"of another user", "7", a.Root, e2e.OtherUID, `mpirun-wrap: cannot read \S+/tickets/7.json: permission denied: it is another user's job`},
-		{"forged", "7", forged, e2e.UID, `mpirun-wrap: cannot read \S+/tickets/7.json: not root's own: its owner is uid 2001`},
+		{"forged", "7", forged, e2e.UID, `mpirun-wrap: cannot read \S+/tickets/7.json: not root's own: its owner is uid ` + fmt.Sprint(e2e.UID)},
 		{"a link to root's", "8", forged, e2e.UID, `mpirun-wrap: cannot read \S+/tickets/8.json: not root's own: it is a symbolic link`},
 		{"of a job that is none", "8", a.Root, e2e.UID, none},
 		{"a negative job", "-7", a.Root, e2e.UID, number(`"-7"`)},
@@ -721,7 +721,7 @@ func TestHostileProcesses(t *testing.T) {
 				a.T.Fatal(err)
 			}
 			a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-			if status := e2e.Read(a.T, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)); !strings.Contains(status, "Uid:\t2001\t0\t0\t0\n") {
+			if status := e2e.Read(a.T, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)); !strings.Contains(status, fmt.Sprintf("Uid:\t%d\t0\t0\t0\n", e2e.UID)) {
 				a.T.Skip("programs get no other uid here")
 			}
 			return []int{cmd.Process.Pid}
@@ -771,7 +771,7 @@ func TestHostileMimicOfTheDaemon(t *testing.T) {
 
 // New processes that look like the daemon start all the time. The epilog ends the daemon and does not drain the node.
 func TestHostileMimicsWithoutEnd(t *testing.T) {
-	const user = stormy
+	user := stormy
 	a := newAttack(t, "", 1)
 	a.Facts(`epilog_deadline = "6s"`)
 	job := a.Job(7, "0")
@@ -924,7 +924,7 @@ func TestHostileSignals(t *testing.T) {
 		t.Run(unix.SignalName(signal), func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			a.Facts(`prolog_deadline = "6s"`, `epilog_deadline = "6s"`)
-			user := uint32(stormy + 1 + i)
+			user := stormy + 1 + uint32(i)
 			job, next := a.Job(7, "0"), a.Job(8, "0")
 			job.UID, job.GID, next.UID, next.GID = user, user, user, user
 			t.Cleanup(func() { a.does(user, a.program, "end") })
@@ -1151,7 +1151,7 @@ func TestHostileDescriptors(t *testing.T) {
 	if strings.Count(files, "pipe:") < 6 {
 		t.Errorf("the program was started less than twice, so the test checks too little:\n%s", files)
 	}
-	for _, want := range []string{"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
+	for _, want := range []string{fmt.Sprintf("Uid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", e2e.UID), fmt.Sprintf("Gid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", e2e.GID), fmt.Sprintf("Groups:\t%d \n", e2e.GID),
 		"CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n"} {
 		if strings.Count(status, want) != strings.Count(status, "Name:") {
 			t.Errorf("status lacks %q:\n%s", want, status)
@@ -1189,7 +1189,7 @@ func TestHostileExhaustion(t *testing.T) {
 // Other processes of the user have reached the user's limit of processes, so the daemon cannot start. The prolog
 // refuses the job and does not drain the node.
 func TestHostileLimits(t *testing.T) {
-	const user = stormy + 9
+	user := stormy + 9
 	a := newAttack(t, "", 1)
 	job := a.Job(7, "0")
 	job.UID, job.GID = user, user
@@ -1241,10 +1241,10 @@ func TestHostileFolderOfState(t *testing.T) {
 			if err := os.MkdirAll(path, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Chown(path, e2e.UID, e2e.GID); err != nil {
+			if err := os.Chown(path, int(e2e.UID), int(e2e.GID)); err != nil {
 				t.Fatal(err)
 			}
-			e2e.Says(t, a.Must(1, a.Job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make state folder: %s is uid 2001's: give it to root", path))
+			e2e.Says(t, a.Must(1, a.Job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make state folder: %s is uid %d's: give it to root", path, e2e.UID))
 			if a.Modes() != "0" {
 				t.Errorf("modes %s", a.Modes())
 			}

@@ -18,7 +18,7 @@ import (
 )
 
 // claimant is a user whose processes claim to have much memory.
-const claimant = stormy + 20
+var claimant = stormy + 20
 
 // A user's 250 processes claim an environment and a command line of 64 GiB each, which costs the user nothing. Root's
 // programs read a bounded part of these in a bounded time.

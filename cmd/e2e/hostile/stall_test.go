@@ -91,7 +91,7 @@ func TestHostileExecsWithoutNumberBesideAGuard(t *testing.T) {
 
 // hostileExecsWithoutNumber is a subtest, so that no other test runs beside it: all see processes that do not answer.
 func hostileExecsWithoutNumber(t *testing.T) {
-	const user, count = stormy + 44, 90
+	user, count := stormy+44, 90
 	w := newWatchOf(t, user, user)
 	w.a.inExec(user, count, "rank")
 	w.group(w.a.as(user, w.a.program, "opens", w.device("nvidia-uvm"))) // so that the guard looks now
@@ -137,7 +137,8 @@ func TestHostileTakersThatStay(t *testing.T) {
 // hostileTakersThatStay is a subtest, so that no other test runs beside it: its thousands of threads delay all.
 // They hang until the test ends, and a container may have room for 4,915.
 func hostileTakersThatStay(t *testing.T) {
-	const user, atOnce, most, threads = stormy + 42, 4, 8, 3000
+	const atOnce, most, threads = 4, 8, 3000
+	user := stormy + 42
 	jobs := uint32(night.Of(3, 2))
 	each := fmt.Sprint(threads / atOnce / jobs)
 	a := newAttack(t, "", 1)
@@ -226,7 +227,8 @@ func (a attack) isOrdinary(p proc.Process) {
 
 // A guard has no descriptors left for new clients. It counts the processes that it cannot watch, and tells the cause.
 func TestHostileClientsPastTheLimit(t *testing.T) {
-	const user, limit, count = stormy + 43, 120, 100
+	const limit, count = 120, 100
+	user := stormy + 43
 	w := newWatchOf(t, user, user)
 	neighbour := w.Neighbour()
 	w.Holds(2)

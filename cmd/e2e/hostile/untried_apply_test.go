@@ -41,7 +41,7 @@ func TestAPolicyInAFolderOfOthers(t *testing.T) {
 			if err := c.plant(planted); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Lchown(planted, e2e.OtherUID, e2e.OtherUID); err != nil {
+			if err := os.Lchown(planted, int(e2e.OtherUID), int(e2e.OtherUID)); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := e2e.Limited()

@@ -4,6 +4,7 @@ package mpsctl_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,13 +135,13 @@ func TestMetricsFollowNoLink(t *testing.T) {
 	for _, name := range []string{".slurm-mps.new", "slurm-mps.prom", ".draft-slurm-mps.prom-1"} {
 		must(os.Symlink(victim, filepath.Join(theirs, name)))
 	}
-	must(os.Chown(theirs, e2e.UID, e2e.GID))
+	must(os.Chown(theirs, int(e2e.UID), int(e2e.GID)))
 	must(os.Symlink(own, filepath.Join(own, "link")))
 	must(os.MkdirAll(filepath.Join(own, "open"), 0o755))
 	must(os.Chmod(filepath.Join(own, "open"), 0o775))
 	for path, want := range map[string]string{
-		filepath.Join(theirs, "slurm-mps.prom"):       "not root's own: its owner is uid 2001",
-		filepath.Join(theirs, "below/slurm-mps.prom"): "not root's own: its owner is uid 2001",
+		filepath.Join(theirs, "slurm-mps.prom"):       fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
+		filepath.Join(theirs, "below/slurm-mps.prom"): fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
 		filepath.Join(own, "link/slurm-mps.prom"):     "it is a symbolic link",
 		filepath.Join(own, "open/slurm-mps.prom"):     "its mode 0775 lets others write",
 		filepath.Join(p.Root, "slurm-mps.prom"):       "/tmp: not root's own: its mode 1777 lets others write",

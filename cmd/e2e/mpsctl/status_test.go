@@ -247,7 +247,7 @@ func (s scene) start(pipe string, gpu int) {
 	s.T.Helper()
 	log := filepath.Join(filepath.Dir(s.Root), "log")
 	for _, dir := range []string{pipe, log} {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, e2e.UID, e2e.GID)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, int(e2e.UID), int(e2e.GID))); err != nil {
 			s.T.Fatal(err)
 		}
 	}
@@ -479,10 +479,10 @@ func TestStatusForAUser(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200, node.H200)
 	p.Open(p.Job(7, "0"))
 	other := p.Job(8, "1")
-	other.UID, other.GID = 2002, 2002
+	other.UID, other.GID = e2e.OtherUID, e2e.OtherUID
 	p.Open(other)
 	refused := p.Job(9, "") // a job without a GPU has a ticket without a lease
-	refused.UID, refused.GID = 2002, 2002
+	refused.UID, refused.GID = e2e.OtherUID, e2e.OtherUID
 	p.Must(0, refused, "prolog")
 	p.Ranks(4, "spin", "-ms", "1", "-for", "100")
 	code, out := p.MpsctlAs(e2e.UID, "status", "--json")
@@ -505,7 +505,7 @@ func TestStatusForAUser(t *testing.T) {
 	if !slices.Contains(s.Unseen, "the leases of other users: root's to read (jobs 8, 9)") || len(s.Findings) != 0 {
 		t.Errorf("unseen %q, found %+v", s.Unseen, s.Findings)
 	}
-	if code, out := p.MpsctlAs(2003, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") ||
+	if code, out := p.MpsctlAs(e2e.UID+2, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") ||
 		!strings.Contains(out, "another job") || strings.Contains(out, "hpc1") {
 		t.Errorf("status of a third user: code %d\n%s", code, out)
 	}

@@ -119,7 +119,7 @@ func (n testNode) tracedKeeper(dir string, kill func(faultinject.Effect) bool) (
 	n.T.Helper()
 	err := os.MkdirAll(dir+"/ranks", 0o700)
 	for _, made := range []string{filepath.Dir(dir), dir, dir + "/ranks"} {
-		err = errors.Join(err, os.Chown(made, e2e.UID, e2e.GID))
+		err = errors.Join(err, os.Chown(made, int(e2e.UID), int(e2e.GID)))
 	}
 	if err != nil {
 		n.T.Fatal(err)

@@ -213,7 +213,7 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 	if err := os.WriteFile(logs[3], []byte(long), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(logs[3], e2e.UID, e2e.GID); err != nil {
+	if err := os.Chown(logs[3], int(e2e.UID), int(e2e.GID)); err != nil {
 		t.Fatal(err)
 	}
 	p.Must(0, job, "epilog")

@@ -53,7 +53,7 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 	}{
 		"a mistake": {trigger + rule, func(p testNode) { p.Write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
 		"no file":   {trigger + rule, func(p testNode) { os.Remove(p.Paths().Policy()) }},
-		"another's": {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), e2e.UID, e2e.GID) }},
+		"another's": {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), int(e2e.UID), int(e2e.GID)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newTestNode(t, c.policy, node.H200)

@@ -197,7 +197,7 @@ func TestWhoReadsAReport(t *testing.T) {
 	p.Must(0, p.Job(7, "0"), "epilog")
 	both("ended ")
 	folder := e2e.PublicDir(t)
-	if err := os.Chown(folder, e2e.UID, e2e.GID); err != nil {
+	if err := os.Chown(folder, int(e2e.UID), int(e2e.GID)); err != nil {
 		t.Fatal(err)
 	}
 	page := filepath.Join(folder, "report.html")

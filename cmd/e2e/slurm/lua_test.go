@@ -24,7 +24,7 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 		t.Skip("this Slurm has no Lua")
 	}
 	e2e.NeedRoot(t)
-	user, err := lab.EnsureUser("hpc1", e2e.UID)
+	user, err := lab.EnsureUser(e2e.UserName, e2e.UID)
 	if err != nil {
 		t.Fatal(err)
 	}

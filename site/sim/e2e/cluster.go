@@ -111,7 +111,7 @@ func NeedSlurm(t *testing.T) lab.User {
 		}
 		t.Skipf("packages are missing: %q: run make setup", missing)
 	}
-	user, err := lab.EnsureUser("hpc1", UID)
+	user, err := lab.EnsureUser(UserName, UID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 var MPSNames = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "slurmd", "slurmstepd"}
 
 // OtherUID is a user who has nothing to do with the job.
-const OtherUID = 2002
+var OtherUID = UID + 1
 
 // Hostile is the program of the attacks, testdata/hostile, built once.
 var Hostile = sync.OnceValues(func() (string, error) {

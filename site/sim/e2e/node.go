@@ -43,9 +43,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UID and GID are the user of the jobs in these tests. The name and the number need not exist on the machine.
-const UID, GID = 2001, 2001
-
 // Node is the node of one test: the production binaries on a simulated node of its own.
 type Node struct {
 	testnode.Node
