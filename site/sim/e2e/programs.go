@@ -43,9 +43,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	t.Helper()
 	folder := fmt.Sprintf("/proc/%d/", d.Proc.PID)
 	status := Read(t, folder+"status")
-	for _, want := range []string{
-		"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
-	} {
+	for _, want := range UsersStatus {
 		if !strings.Contains(status, want) {
 			t.Errorf("status lacks %q:\n%s", want, status)
 		}

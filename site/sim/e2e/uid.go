@@ -27,6 +27,10 @@ var (
 	UserName = fmt.Sprint("mps", UID)
 )
 
+// UsersStatus are lines of /proc/PID/status of a process that is the user's, and has no other group.
+var UsersStatus = []string{fmt.Sprintf("Uid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", UID), fmt.Sprintf("Gid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", GID),
+	fmt.Sprintf("Groups:\t%d \n", GID)}
+
 // uidLock holds the block until the process ends.
 var uidLock *os.File
 
