@@ -199,7 +199,8 @@ func TestTheOptionMPS(t *testing.T) {
 	s.Quiet()
 }
 
-// An option that cannot be passed on is refused by the command that gets it, and nothing is submitted.
+// An option that cannot be passed on is refused by the command that gets it, and nothing is submitted. One that is
+// passed on and that the policy cannot read drains no node: the ranks print the message.
 func TestAMistakeInTheOption(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
 	const form = "cannot use --mps=%s: %s: want NAME=VALUE, separated by commas\n"
@@ -218,19 +219,11 @@ func TestAMistakeInTheOption(t *testing.T) {
 	if jobs := s.run("scontrol", "show", "jobs"); !strings.Contains(jobs.Stdout, "No jobs") {
 		t.Errorf("there are jobs: %s", jobs.Stdout)
 	}
-}
-
-// A mistake in the value of the option drains no node: the ranks print the policy's message.
-func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
-	s := newSpanked(t, lab.Options{})
-	for _, options := range []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "keep_logs=sometimes", strings.Repeat("x", 512), "é=µ"} {
+	for _, options := range []string{"share=odd", long[:512], "é=µ"} {
 		_, err := policy.ParseOptions(options)
-		if err == nil {
-			t.Fatalf("%q can be read", options)
-		}
 		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
-		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
-			t.Errorf("--mps=%q: %+v: want 125 and %q", options, result, err)
+		if err == nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
+			t.Errorf("--mps=%q: %+v: want 125 and %v", options, result, err)
 		}
 	}
 	s.Quiet()
@@ -246,7 +239,6 @@ func TestPlugstackArguments(t *testing.T) {
 		{"zonk=%s%n", fmt.Sprintf(form, `"zonk=%s%n"`, "want auto_wrap=1, wrapper=/PATH or root=/PATH")},
 		{"auto_wrap=yes", fmt.Sprintf(form, `"auto_wrap=yes"`, "want auto_wrap=1 or auto_wrap=0")},
 		{"wrapper=bin/x", fmt.Sprintf(form, `"wrapper=bin/x"`, "want an absolute path")},
-		{"root=", fmt.Sprintf(form, `"root="`, "want an absolute path")},
 		{long, fmt.Sprintf(form, `"`+long[:64]+`"…`, "want an absolute path")},
 	}
 	if s.Release() < "23.11" {
