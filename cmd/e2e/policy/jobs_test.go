@@ -92,24 +92,6 @@ rule "none" {
 	p.Clean()
 }
 
-// If a rule fails for a job, MPS is denied to this job only, and its ticket has the place of the mistake. No prolog
-// fails.
-func TestARuleThatFailsForAJob(t *testing.T) {
-	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    ceiling = 100 * length(job.gpus) - 99\n  }\n}\n", node.H200)
-	p.Must(0, p.Job(7, "0,1"), "prolog")
-	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Unusable value 101: ceiling: want a number from 1 to 100: tell the site's admins"
-	if ticket := p.Ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
-		t.Errorf("rule %q, refused %q, want %q", ticket.Rule, ticket.RefusalReason, want)
-	}
-	p.Must(0, p.Job(7, "0,1"), "epilog")
-	p.Must(0, p.Job(8, "0"), "prolog")
-	if ticket := p.Ticket(8); ticket.Rule != "odd" || ticket.RefusalReason != "" {
-		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
-	}
-	p.Must(0, p.Job(8, "0"), "epilog")
-	p.Clean()
-}
-
 func (p testNode) kept(job uint32) string {
 	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs", fmt.Sprint(job))
 }

@@ -172,33 +172,6 @@ func TestNothingIsRecordedUnasked(t *testing.T) {
 	}
 }
 
-// Whatever fails about a recorder, the job starts and no node is drained. What the log says is the reason.
-func TestARecorderThatFails(t *testing.T) {
-	const not = `"message":"the job is not recorded"`
-	const none = `"message":"no report of this job is kept"`
-	for name, c := range map[string]struct {
-		change func(testNode)
-		log    string
-	}{
-		"the driver does not start": {func(p testNode) {
-			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
-				p.T.Fatal(err)
-			}
-		}, none},
-		"gres.conf is missing":           {func(p testNode) { _ = os.Remove(p.Gres()) }, not},
-		"the driver's files are missing": {func(p testNode) { _ = os.RemoveAll(filepath.Join(p.Root, "proc/driver/nvidia")) }, not},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p, job := recordsAll(t)
-			c.change(p)
-			p.Must(0, job, "prolog")
-			p.Until("line of the log: "+c.log, func() bool { return strings.Contains(p.Log(), c.log) })
-			p.Must(0, job, "epilog")
-			p.Quiet()
-		})
-	}
-}
-
 // NVML hangs. The prolog has started the recorder all the same, and the epilog ends it: neither waits for NVML.
 //
 // Contract: U5

@@ -489,6 +489,12 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 			agree("summary", summary, append(percentages, totals...)...)
 		}
 	}
+	var waste struct {
+		All struct{ Sums map[string]float64 }
+	}
+	if err := json.Unmarshal([]byte(p.Ctl("waste", "--json").Output), &waste); err != nil || waste.All.Sums["jobs"] != 1 || waste.All.Sums["gpu_hours"] <= 0 {
+		t.Errorf("waste: %+v, %v", waste, err)
+	}
 	after := p.Ctl("metrics").Output
 	for _, line := range []string{"clients_total 4", "clients_at_epilog_total 0", "faults_total 0", "bad_ends_total 2", "energy_joules_total 7000",
 		fmt.Sprintf("pauses_total %d", counts.Pauses), fmt.Sprintf("paused_seconds_total %v", paused)} {
