@@ -37,9 +37,7 @@ func device(t *testing.T, path string) {
 	if err := unix.Mknod(path, unix.S_IFCHR|0o666, full); err != nil {
 		t.Skipf("cannot make device files here: %v", err)
 	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(path, 0o666))
 	file, err := os.Open(path)
 	if err != nil {
 		t.Skipf("cannot open device files here: %v", err)
@@ -181,9 +179,7 @@ func TestAGuardThatDies(t *testing.T) {
 	s := e2e.NewShared(t)
 	idle, neighbour := s.Start("spin", "-ms", "0", "-for", "900"), s.Neighbour()
 	s.Holds(4)
-	if err := s.Guard.Kill(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, s.Guard.Kill(unix.SIGKILL))
 	s.Gone(s.Guard)
 	idle.Kill()
 	s.Works()
@@ -404,9 +400,7 @@ func TestShortClientsOneAfterAnother(t *testing.T) {
 func TestTheJobIsToldOfABadEnd(t *testing.T) {
 	s := e2e.NewShared(t)
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	defer reads.Close()
 	cmd := s.AsUser(s.CudaClient(), "spin", "-ms", "1", "-for", "900", "-exit-idle")
 	cmd.Stderr = writes

@@ -104,9 +104,7 @@ func (p testNode) older(id uint32, add map[string]any) {
 	}
 	maps.Copy(l, add)
 	content, failed := json.Marshal(l)
-	if err := errors.Join(err, failed); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, errors.Join(err, failed))
 	p.Rewrite(path, string(content))
 }
 
@@ -124,9 +122,7 @@ func (p testNode) serves(job testnode.Job, ceiling, hold string) {
 		p.T.Errorf("job %d has a guard: %t, hold %v, want %s", job.ID, guarded, time.Duration(shared.Hold), hold)
 	}
 	percent, err := policy.ParsePercent(ceiling[:len(ceiling)-2])
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	own := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.CudaClient(), "info")
 	want := fmt.Sprintf("sm=%d", policy.GPU{SMs: 132, SMsPerTPC: 2}.SMsAt(percent))
 	if out, err := p.AsUser(job.ID, own).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {

@@ -93,9 +93,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 			}
 			// One that is of no use ends when the samples first name the other: work of both is in them in turns.
 			limit, err := time.ParseDuration(c.pause)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, err)
 			got, short := p.guard(7), limit*3/4
 			useless := c.pauses == 0 && (c.mib == room && got.Pauses > 0 || got.PausedMillis > short.Milliseconds())
 			if useless || got.Pauses < c.pauses || got.Released["hold over"] > 0 {
@@ -178,9 +176,7 @@ func (p testNode) rest(all []*exec.Cmd, stop bool) {
 func (p testNode) guard(job uint32) lease.GuardState {
 	p.T.Helper()
 	boot, err := proc.BootID()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	state, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadGuard(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())

@@ -106,14 +106,10 @@ func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Cleanup(cancel)
 	s.Ctx = ctx
 	gpus, err := s.First().Sim.Node.GPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	for _, gpu := range gpus {
 		uuid, err := gpu.Text("uuid")
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 		s.uuids = append(s.uuids, uuid)
 	}
 	s.makeRanks()
@@ -125,9 +121,7 @@ func (s *launchCluster) makeRanks() {
 	s.T.Helper()
 	source := filepath.Join(s.Top, "rank.c")
 	for path, text := range map[string]string{source: rankSource, filepath.Join(s.Top, "rank"): rankScript} {
-		if err := node.WriteProgram(path, []byte(text)); err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, node.WriteProgram(path, []byte(text)))
 	}
 	for _, mpi := range []string{"openmpi", "mpich"} {
 		if out, err := exec.CommandContext(s.Ctx, "mpicc."+mpi, "-o", filepath.Join(s.Top, "rank."+mpi), source).CombinedOutput(); err != nil {
@@ -296,13 +290,9 @@ func TestPlacementsOnOneNode(t *testing.T) {
 func (s *launchCluster) interactive(launches []launchCase) {
 	s.T.Helper()
 	script := "export LD_LIBRARY_PATH=" + s.First().Sim.Libraries() + "\n" + s.script(launches)
-	if err := node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)))
 	result, err := s.Run(s.Ctx, s.User, "salloc", "-n5", "--gres=gpu:2", "--constraint=mps")
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	s.judge(launches, result.Stdout+result.Stderr)
 }
 

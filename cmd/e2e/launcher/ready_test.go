@@ -59,9 +59,7 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 		marks, _ := filepath.Glob(filepath.Join(p.Ticket(7).ExchangeDir, "*.waits"))
 		return len(marks) == 1
 	})
-	if err := holder.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, holder.Process.Kill())
 	codes, said := ranks.End()
 	if fmt.Sprint(codes) != "[0 0 0 0]" || strings.Count(ranks.Out(), "err=0(") != 4 {
 		t.Errorf("codes %d\n%s", codes, ranks.Out())
@@ -75,9 +73,7 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 func (p testNode) killDaemon() lease.Daemon {
 	p.T.Helper()
 	d := p.Ticket(7).Daemons[0]
-	if err := d.Proc.Kill(syscall.SIGKILL); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, d.Proc.Kill(syscall.SIGKILL))
 	p.Gone(d.Proc)
 	return d
 }
@@ -121,9 +117,7 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 // error 46, and one of 61 ranks prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
-	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, p.Sim.Node.Set("driver_version", "590.44.01"))
 	p.Open(p.Job(7, "0"))
 	defer p.Must(0, p.Job(7, "0"), "epilog")
 	p.Launch(60, p.CudaClient(), "stay", "context", "100")
@@ -156,9 +150,7 @@ func TestARankInNamespaces(t *testing.T) {
 		t.Errorf("the rank does not run under MPS: %s\n%s", out, p.Log())
 	}
 	daemon := p.Ticket(7).Daemons[0]
-	if err := daemon.Proc.Kill(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, daemon.Proc.Kill(syscall.SIGKILL))
 	p.Until("end of the daemon", func() bool { return !e2e.Alive(daemon.Proc) })
 	if out := run(); !strings.Contains(out, "no control daemon has the socket "+daemon.PipeDir+"/control") {
 		t.Errorf("a rank without a daemon prints %s", out)

@@ -80,9 +80,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	other.UID, other.GID = e2e.UID+1, e2e.GID+1
 	p.Open(other)
 	for _, d := range p.Ticket(7).Daemons {
-		if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, d.Proc.Kill(unix.SIGSTOP))
 	}
 	var said testnode.Result
 	var took time.Duration
@@ -104,9 +102,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 		}
 	}
 	for _, d := range p.Ticket(7).Daemons {
-		if err := d.Proc.Kill(unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, d.Proc.Kill(unix.SIGCONT))
 	}
 	p.Must(0, other, "epilog")
 	p.Must(0, p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "epilog")
@@ -117,15 +113,11 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 func TestMetricsFollowNoLink(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where every user may write
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(own) })
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 	}
 	must(os.Chmod(own, 0o755))
 	victim := filepath.Join(own, "victim")

@@ -110,9 +110,7 @@ func TestACrash(t *testing.T) {
 		}
 	}
 	library, err := e2e.WithoutFirstThread()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	spin := []string{"spin", "-ms", "100", "-queue", "10", "-for", "60", "-end", "signal:9", "-after", "0.5"}
 	line := append([]string{"env", "LD_PRELOAD=" + library, n.CudaClient()}, spin...)
 	crash := n.start(inStep(7, 0, 3, 8), n.wrap(line...)...)
@@ -214,9 +212,7 @@ func TestAQuestionWhileTheDaemonStarts(t *testing.T) {
 	const program = "nvidia-cuda-mps-control"
 	slow := filepath.Join(n.home, "slow")
 	script := fmt.Sprintf("#!/bin/sh\n[ $# != 0 ] || sleep 0.3\nexec %s \"$@\"\n", n.Sim.Program(program))
-	if err := errors.Join(os.Mkdir(slow, 0o755), node.WriteProgram(filepath.Join(slow, program), []byte(script))); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, errors.Join(os.Mkdir(slow, 0o755), node.WriteProgram(filepath.Join(slow, program), []byte(script))))
 	for range 4 {
 		var ranks []*process
 		for i := range 2 {

@@ -183,12 +183,8 @@ func TestSlurmdKilledInMidJob(t *testing.T) {
 	id := c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")
 	c.Running(id)
 	before := c.First().Ticket(uint32(id)).Daemons[0].Proc
-	if err := c.KillNode("n1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.StartNode("n1"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, c.KillNode("n1"))
+	e2e.OK(t, c.StartNode("n1"))
 	if after := c.First().Ticket(uint32(id)).Daemons[0].Proc; after != before || !e2e.Alive(after) {
 		t.Errorf("the daemon was %v and is %v", before, after)
 	}

@@ -55,21 +55,13 @@ func TestWorkflows(t *testing.T) {
 	run := func(name, outputs string, files map[string]string, line string) {
 		t.Run(name, func(t *testing.T) {
 			home, err := c.Home(c.User)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, err)
 			folder := filepath.Join(home, name)
-			if err := os.Mkdir(folder, 0o777); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chown(folder, int(c.User.UID), int(c.User.GID)); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, os.Mkdir(folder, 0o777))
+			e2e.OK(t, os.Chown(folder, int(c.User.UID), int(c.User.GID)))
 			files["member"] = fmt.Sprintf("#!/bin/bash\nLD_LIBRARY_PATH=%s exec %s info\n", c.First().Sim.Libraries(), c.Client())
 			for file, text := range files {
-				if err := node.WriteProgram(filepath.Join(folder, file), []byte(text)); err != nil {
-					t.Fatal(err)
-				}
+				e2e.OK(t, node.WriteProgram(filepath.Join(folder, file), []byte(text)))
 			}
 			r, err := c.Run(c.Ctx, c.User, "bash", "-c", "cd "+folder+" && export PATH="+c.Top+":$PATH && "+line)
 			if err != nil || r.Exit != 0 {

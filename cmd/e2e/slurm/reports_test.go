@@ -113,9 +113,7 @@ func TestReportsOfTwoNodes(t *testing.T) {
 	var said strings.Builder
 	first.Stdout, first.Stderr = &said, &said
 	began := time.Now()
-	if err := first.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, first.Start())
 	c.First().Until("the first process with the lock", func() bool {
 		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", first.Process.Pid))
 		return slices.ContainsFunc(files, func(file string) bool {

@@ -40,8 +40,6 @@ var Hostile = sync.OnceValues(func() (string, error) {
 func (p Node) ControlIs(script string) {
 	path := filepath.Join(filepath.Dir(p.Root), "control")
 	p.Write(path, script)
-	if err := os.Chmod(path, 0o755); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, os.Chmod(path, 0o755))
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }
