@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -121,4 +122,15 @@ func control(fd int, request uintptr, argument unsafe.Pointer) error {
 		return errno
 	}
 	return nil
+}
+
+// Unset returns the names of a struct's fields that have no value.
+func Unset(options any) (names []string) {
+	v := reflect.ValueOf(options)
+	for i := range v.NumField() {
+		if v.Field(i).IsZero() {
+			names = append(names, v.Type().Field(i).Name)
+		}
+	}
+	return names
 }
