@@ -22,6 +22,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unsafe"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
@@ -82,7 +83,7 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 			}
 			a := waste{
 				Since: from, Until: to, By: by, LeftOut: map[string]int{}, now: now, user: of,
-				rows: map[string]wasteRow{}, changes: map[string]wasteRow{},
+				rows: map[string]wasteRow{}, changes: map[string]wasteRow{}, room: maxCopies,
 				warn: func(err error) { call.PrintError("mpsctl", err) },
 			}
 			a.read(folders)
@@ -138,6 +139,7 @@ type waste struct {
 	rows, changes map[string]wasteRow
 	now           time.Time
 	user          string // "" for all
+	room          int    // as maxCopies
 	warn          func(error)
 }
 
@@ -253,7 +255,8 @@ type kept struct {
 }
 
 const (
-	maxKept    = 100_000 // files of a folder, which a user can fill
+	maxKept    = 100_000   // files of a folder, which a user can fill
+	maxCopies  = 512 << 20 // bytes of the copies of a job and a user in memory: 512 nodes of 8 GPUs for a month
 	wrongFiles = "Files and folders without good reports"
 )
 
@@ -284,9 +287,15 @@ func (a *waste) read(folders []string) {
 	})
 	for n := 0; n < len(files); {
 		byUser, roots, copies := map[string][]usage.Report{}, map[[2]string]bool{}, []usage.Report{}
+		held := map[uint32]int{} // bytes by owner
 		for job := files[n].job; n < len(files) && files[n].job == job; n++ {
-			r, owner, err := a.readFile(files[n])
+			r, owner, size, err := a.readFile(files[n])
+			if err == nil && owner != 0 {
+				held[owner] += size
+			}
 			switch {
+			case err == nil && held[owner] > a.room:
+				a.LeftOut["Copies of a job that are too large together"]++
 			case err != nil:
 				a.leave(err)
 			case r.Job > 0 && owner == 0:
@@ -317,14 +326,15 @@ func (a *waste) leave(err error) {
 }
 
 // readFile reads a report, which is the file of root or of the job's user, and no link. It has no job if it is too old.
-func (a *waste) readFile(file kept) (r usage.Report, owner uint32, err error) {
+// Its size in memory is at most that of its text and of its samples, which can be short there.
+func (a *waste) readFile(file kept) (r usage.Report, owner uint32, size int, err error) {
 	var st unix.Stat_t
 	err = unix.Fstatat(int(file.dir.Fd()), file.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
 	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG: // to open a device has effects
 		err = errors.New("it is not a regular file")
 	case err == nil && time.Unix(st.Mtim.Unix()).Before(a.Since.Add(-time.Minute)):
-		return r, 0, nil
+		return r, 0, 0, nil
 	case err == nil:
 		path := fmt.Sprintf("/proc/self/fd/%d/%s", file.dir.Fd(), file.name)
 		if r, err = usage.ReadOwn(path, st.Uid); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -340,9 +350,13 @@ func (a *waste) readFile(file kept) (r usage.Report, owner uint32, err error) {
 		err = errors.New("its times, figures or name are not possible")
 	}
 	if err != nil {
-		return usage.Report{}, 0, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
+		return usage.Report{}, 0, 0, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
 	}
-	return r, st.Uid, nil
+	size = int(st.Size)
+	for _, g := range r.GPUs {
+		size += cap(g.Samples) * int(unsafe.Sizeof(usage.Sample{}))
+	}
+	return r, st.Uid, size, nil
 }
 
 // possible reports whether a job can have had such figures, because a forged report must not spoil the sums.
@@ -350,7 +364,7 @@ func possible(r usage.Report, now time.Time) bool {
 	const year = 366 * 24 * time.Hour
 	part, lasted := r.Part.Fraction(), r.End.Sub(r.Begin)
 	good := r.End.IsZero() || lasted >= 0 && lasted < year && r.End.Before(now.Add(time.Hour))
-	good = good && part >= 0 && part <= 1 && len(r.GPUs) <= 64
+	good = good && part >= 0 && part <= 1
 	good = good && slices.Contains([]string{"", lease.GresShard, lease.GresMPS}, r.Part.Gres) // which is printed
 	for _, g := range r.GPUs {
 		for _, s := range g.Samples {

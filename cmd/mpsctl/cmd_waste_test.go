@@ -335,6 +335,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 	}
 	err := errors.Join(
 		os.WriteFile(filepath.Join(folder, "2.json"), []byte("{"), 0o600),
+		os.WriteFile(filepath.Join(folder, "27.json"), []byte(`{"schema":1,"job":27,"clients":[`+strings.Repeat("{},", 1e5)+"{}]}"), 0o600),
 		os.WriteFile(filepath.Join(folder, "21.json"), make([]byte, 5<<20), 0o600),
 		os.WriteFile(filepath.Join(folder, ".share"), nil, 0o600),
 		os.WriteFile(filepath.Join(folder, "3.json"), []byte(`{"schema":1,"job":22,"gpus":[{"samples":[{"at":"`), 0o600),
@@ -345,7 +346,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := len(forged) + 4 + 2 + 2 // files, a link and a folder, and two folders that are none
+	bad := len(forged) + 5 + 2 + 2 // files, a link and a folder, and two folders that are none
 	link, none := filepath.Join(filepath.Dir(folder), "link")+"/", filepath.Join(folder, "none")
 	code, out, complaint := runWaste(t, folder, link, none)
 	if code != 0 || strings.Count(complaint, "\n") != maxIncidents ||
@@ -429,5 +430,31 @@ func TestACopyDoesNotReplaceRootsReport(t *testing.T) {
 	a := wasteOf(t, append(keep(t, idle), filepath.Dir(path))...)
 	if s := a.All.Sums; s.Jobs != 1 || s.NeverUsed != 1 {
 		t.Errorf("%+v", a)
+	}
+}
+
+// The copies of one job that a user could have made are in memory together, up to a bound for each user.
+func TestCopiesOfAJobAreBounded(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("run as root")
+	}
+	folder, name := t.TempDir(), map[int]string{1: "daemon", 65534: "nobody"}
+	for n := range 10 {
+		for uid, user := range name {
+			r := played(7, wasteTime.AddDate(0, 0, -3), 60, fullGPU)
+			r.Node, r.User = fmt.Sprint("n", n), user
+			path := filepath.Join(folder, fmt.Sprintf("7.n%d.%d.json", n, uid))
+			writeReport(t, path, r)
+			if err := os.Chown(path, uid, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	a := waste{LeftOut: map[string]int{}, By: "user", Until: wasteTime, now: wasteTime, room: 60_000, rows: map[string]wasteRow{}, changes: map[string]wasteRow{}}
+	a.read([]string{folder})
+	a.finish()
+	left := a.LeftOut["Copies of a job that are too large together"]
+	if len(a.Rows) != 2 || left < 10 || left > 16 || a.All.Sums.GPUHours != float64(20-left) {
+		t.Errorf("%d left out, %+v", left, a)
 	}
 }
