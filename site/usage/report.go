@@ -143,7 +143,7 @@ type Client struct {
 	Rank    int    `json:"rank"`
 	Step    string `json:"step,omitempty"`
 	Program string `json:"program,omitempty"`
-	Outside bool   `json:"outside,omitempty"` // its environment names none of the job's MPS daemons
+	Outside bool   `json:"outside,omitempty"` // it ended badly, and its environment named none of the job's MPS daemons
 	// SMs is the share: 0 is the whole GPU, -1 means not known. LimitMiB is the memory limit: 0 means no limit.
 	SMs      int       `json:"sms"`
 	LimitMiB int       `json:"limit_mib"`
