@@ -419,17 +419,41 @@ func TestACopyDoesNotReplaceRootsReport(t *testing.T) {
 	}
 	uid, _ := strconv.Atoi(other.Uid)
 	idle := played(7, wasteTime.AddDate(0, 0, -3), 60, unusedGPU)
-	idle.User = other.Username
+	idle.User, idle.NodeList = other.Username, "gpu[00-01]"
 	forged := played(7, idle.Begin.Add(time.Minute), 59, fullGPU)
 	forged.User = idle.User
-	path := filepath.Join(t.TempDir(), "7.gpu01.json")
-	writeReport(t, path, forged)
-	if err := os.Chown(path, uid, -1); err != nil {
-		t.Fatal(err)
-	}
-	a := wasteOf(t, append(keep(t, idle), filepath.Dir(path))...)
-	if s := a.All.Sums; s.Jobs != 1 || s.NeverUsed != 1 {
-		t.Errorf("%+v", a)
+	forged.Account = "chemistry"
+	folders := keep(t, idle)
+	for name, c := range map[string]struct {
+		hours float64
+		left  int
+		forge func(*usage.Report)
+	}{
+		"the same node": {1, 0, func(*usage.Report) {}},
+		"no node of it": {1, 1, func(r *usage.Report) { r.Node = "gpu77" }},
+		"another node":  {2, 0, func(r *usage.Report) { r.Node = "gpu00" }},
+		"a later run": {1, 1, func(r *usage.Report) {
+			r.Node, r.Begin, r.End = "gpu00", r.End.Add(5*time.Minute), r.End.Add(6*time.Minute)
+		}},
+		"a longer run":   {1, 1, func(r *usage.Report) { r.Node, r.End = "gpu00", r.End.Add(time.Hour) }},
+		"an earlier one": {1, 1, func(r *usage.Report) { r.Node, r.Begin = "gpu00", r.Begin.Add(-time.Hour) }},
+		"it runs":        {1, 1, func(r *usage.Report) { r.Node, r.End = "gpu00", time.Time{} }},
+	} {
+		r := forged
+		c.forge(&r)
+		path := filepath.Join(t.TempDir(), "7.x.json")
+		writeReport(t, path, r)
+		if err := os.Chown(path, uid, -1); err != nil {
+			t.Fatal(err)
+		}
+		a := wasteOf(t, append(folders, filepath.Dir(path), "--by", "account")...)
+		s, left := a.All.Sums, a.LeftOut["Copies that do not fit root's reports of their job"]
+		if s.Jobs != 1 || math.Round(s.GPUHours) != c.hours || s.NeverUsed != 1 || left != c.left || len(a.Rows) != 1 || a.Rows[0].Name != "physics" {
+			t.Errorf("%s: %+v", name, a)
+		}
+		if a := wasteOf(t, filepath.Dir(path), "--by", "account"); len(a.Rows) > 0 && a.Rows[0].Name != "*chemistry" {
+			t.Errorf("%s alone: %+v", name, a.Rows)
+		}
 	}
 }
 

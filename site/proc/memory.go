@@ -90,7 +90,7 @@ func search(text io.Reader, names []string) (Environment, error) {
 	found := Environment{Values: map[string]string{}}
 	buffer := make([]byte, bufferBytes)
 	named, overwritten := false, false // each entry has a name, and the first one tells of a title
-	kept, total := 1, 0 // the buffer begins with a zero, because each entry follows a zero
+	kept, total := 1, 0                // the buffer begins with a zero, because each entry follows a zero
 	for {
 		n, err := text.Read(buffer[kept : len(buffer)-1])
 		total += n
