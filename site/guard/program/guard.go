@@ -235,7 +235,7 @@ func guardJob(
 	}
 	r := &record{store: store, job: l.Job, started: l.Daemons, lock: lock, self: self, log: log}
 	o := guard.Options{
-		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
+		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, GuardSettings: l.GuardSettings, Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
 		Gauge: line.gpuUsage(), Raised: true, Record: r,
@@ -259,7 +259,7 @@ func guardJob(
 	context.AfterFunc(asked, g.Stop)
 	fmt.Fprintln(p.Out, guard.Ready)
 	detach()
-	log.Info().Str("step", "guards").Dur("hold", o.Hold).Dur("pause", o.Pause).Int("gpus", len(o.Minors)).Send()
+	log.Info().Str("step", "guards").Dur("hold", time.Duration(o.Hold)).Dur("pause", time.Duration(o.Pause)).Int("gpus", len(o.Minors)).Send()
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil
