@@ -203,11 +203,11 @@ func (r Report) Others() (n int) {
 }
 
 // memoryMiB returns the memory of a GPU that is the job's.
-func (r Report) memoryMiB(g GPU) int {
+func (r Report) memoryMiB(g GPU) float64 {
 	if part := r.Part.Fraction(); part > 0 {
-		return int(part * float64(g.MemoryMiB))
+		return part * float64(g.MemoryMiB)
 	}
-	return g.MemoryMiB
+	return float64(g.MemoryMiB)
 }
 
 // ScaleEnergy adds the energy from the latest samples until a time, if the job has a part of a GPU, as if its power had
