@@ -400,9 +400,9 @@ const ruleName = "mpirun-wrap --own"
 
 // options are what the guard gets, which runs with the user's rights.
 func (k *keeper) options(env slurm.Env) guard.Options {
-	grant := policy.DefaultGrant()
+	clients := policy.ClientsOf(driver.Node{Root: k.root}.Version())
 	o := guard.Options{
-		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
+		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, GuardSettings: lease.GuardOf(policy.DefaultGrant(), clients),
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
 		Daemons: func() []proc.Process { return []proc.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},

@@ -70,7 +70,7 @@ func TestWhetherAGuardIsStalled(t *testing.T) {
 	}
 	now := time.Now()
 	r := Reader{Store: store, Clock: func() time.Time { return now }}
-	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{Hold: lease.Duration(time.Second)}}
+	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{GuardSettings: lease.GuardSettings{Hold: lease.Duration(time.Second)}}}
 	for _, c := range []struct {
 		by      time.Duration // from now
 		process proc.Process
