@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // inside plays jobs that a process of a job with MPS submits.
@@ -26,9 +28,9 @@ type inside struct {
 
 // startInside starts a job with MPS on GPU 1, and then frees GPU 0. So the jobs that it submits have GPU 0, and index 0
 // is in the list of its daemon, too.
-func startInside(t *testing.T, script string) inside {
+func startInside(t *testing.T, o lab.Options, script string) inside {
 	t.Helper()
-	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), o)
 	home, err := c.Home(c.User)
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +93,7 @@ var wholeGPU = regexp.MustCompile(`(?s)\[\nerr=0\(cudaSuccess\) sm=132 ndev=1 [^
 // submitter.
 func TestAJobWithoutMPSFromInside(t *testing.T) {
 	const gpu, rank = " --gres=gpu:1 ", "srun -n1 ../../../mpirun-wrap --share=25% --mem=8G "
-	in := startInside(t, strings.Join([]string{
+	in := startInside(t, lab.Options{PrologFlags: "Alloc"}, strings.Join([]string{
 		rank + "./submit long" + gpu + "long",
 		rank + "./submit rank" + gpu + "info", rank + "./submit rank-nil --export=NIL" + gpu + "info",
 		"./submit batch" + gpu + "info", "./submit batch-nil --export=NIL" + gpu + "info",
@@ -128,21 +130,59 @@ func TestAJobWithoutMPSFromInside(t *testing.T) {
 	in.Quiet()
 }
 
-// A batch script that a task of a step submits is not taken for a task of that step: it sees all GPUs of its job.
+// A batch script that a task of a step submits is not taken for a task of that step: it sees all GPUs of its job. The
+// node shows the step by the step daemon's title, and by the control groups if there are any.
 func TestABatchScriptFromAStep(t *testing.T) {
-	script := ""
-	for _, export := range []string{"ALL", "NIL", "NONE"} {
+	script, exports := "", []string{"ALL", "NIL", "NONE"}
+	for _, export := range exports {
 		script += fmt.Sprintf("srun -n2 ./submit %s --export=%[1]s --gres=gpu:2 --constraint=mps -n2 info\n", export)
 	}
-	in := startInside(t, script)
-	for _, export := range []string{"ALL", "NIL", "NONE"} {
-		id := in.submitted(export)
-		in.Ended(id)
-		if !strings.Contains(in.Output(id), " ndev=2 ") {
-			t.Errorf("%s: it does not see two GPUs:\n%s", export, in.Output(id))
+	for name, groups := range map[string]bool{"titles": false, "control groups": true} {
+		t.Run(name, func(t *testing.T) {
+			in := startInside(t, lab.Options{PrologFlags: "Alloc", ConstrainDevices: groups}, script)
+			for _, export := range exports {
+				id := in.submitted(export)
+				in.Ended(id)
+				if !strings.Contains(in.Output(id), " ndev=2 ") {
+					t.Errorf("%s: it does not see two GPUs:\n%s", export, in.Output(id))
+				}
+			}
+			in.touch("end")
+			in.Ended(in.outer)
+			in.Quiet()
+		})
+	}
+}
+
+// Slurm overwrites each variable that the table of variables says it sets, whatever a submitter has handed on.
+func TestSlurmOverwritesASubmittersVariables(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	home, err := c.Home(c.User)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inTasks := append(slurm.Names(slurm.ByTask), slurm.Names(slurm.ByGPUs)...)
+	inSteps := slurm.Names(slurm.ByStep)
+	export := "--export=ALL," + strings.Join(slices.Concat(inTasks, inSteps), "=planted,") + "=planted"
+	id := c.Batch("env >batch; srun -n2 sh -c 'env >step$SLURM_PROCID'; srun -n2 --gpu-bind=single:1 sh -c 'env >bound$SLURM_PROCID'; "+
+		"srun --gres=none sh -c 'env >none'", "--gres=gpu:2", "-n2", export)
+	c.Ended(id)
+	for file, names := range map[string][]string{
+		"batch": inTasks, "none": inTasks, "step0": slices.Concat(inTasks, inSteps), "bound1": slices.Concat(inTasks, inSteps),
+	} {
+		env := slurm.ParseEnv(strings.Split(e2e.Read(t, filepath.Join(home, file)), "\n"))
+		if env["SLURM_JOB_ID"] != strconv.Itoa(id) {
+			t.Fatalf("%s: %v\n%s", file, env, c.Output(id))
+		}
+		left := []string{"SLURM_CPU_BIND_TYPE", "SLURM_JOB_END_TIME"} // none binds processors here; 22.05 sets no end
+		if file != "bound1" {
+			left = append(left, "SLURMD_TRES_BIND") // so package launch compares it with the task's GPUs
+		}
+		for _, name := range names {
+			if env[name] == "planted" && !slices.Contains(left, name) {
+				t.Errorf("%s: Slurm has left %s", file, name)
+			}
 		}
 	}
-	in.touch("end")
-	in.Ended(in.outer)
-	in.Quiet()
+	c.Quiet()
 }
