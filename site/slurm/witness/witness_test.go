@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 func TestStepOfGroups(t *testing.T) {
@@ -108,5 +109,13 @@ func TestStepByTitle(t *testing.T) {
 		if step := StepOf(orphan, task); step != want {
 			t.Errorf("left behind by its parent, with %d: step %q, want %q", task, step, want)
 		}
+	}
+	inherited := slurm.Env{"SLURM_JOB_ID": "4712", "SLURM_STEP_ID": "3", "SLURM_PROCID": "1"}
+	batch := daemon(t, "slurmstepd", "slurmstepd: [4712.batch]", child, 0)
+	if rank, step := RankOf(batch, inherited); rank != -1 || step != "batch" {
+		t.Errorf("a batch script from a step: rank %d of step %q", rank, step)
+	}
+	if rank, step := RankOf(first, inherited); rank != 1 || step != "2" {
+		t.Errorf("a task of a step from a step: rank %d of step %q", rank, step)
 	}
 }
