@@ -135,14 +135,20 @@ func reportedJob(args []string, current string) (string, error) {
 // endsWait is how long a report may lack the end of a client. The recorder writes it 1.3 s after the end, or earlier.
 const endsWait = 2 * time.Second
 
+// maxNamed is how many jobs are named that have the same name in an array.
+const maxNamed = 4
+
 // latestReport reads this node's report of a job. If processes of it have just ended, as before the last line of a
 // batch script, it waits until the report has their ends.
 func latestReport(paths site.Paths, job string) (usage.Report, error) {
 	number, err := strconv.ParseUint(job, 10, 32)
 	if err != nil {
-		named := readableReports(paths, 1, func(r usage.Report) bool { return r.Array == job })
+		named := readableReports(paths, maxNamed, func(r usage.Report) bool { return r.Array == job })
 		if len(named) == 0 {
 			return usage.Report{}, errNoReport
+		}
+		if err := oneJob(named); err != nil {
+			return usage.Report{}, err
 		}
 		number = uint64(named[0].Job)
 	}
