@@ -159,6 +159,7 @@ var variables = []row{
 	{"CUDA_MPS_CLIENT_PRIORITY", ByTicket, "the same"},
 
 	{"SLURM_JOB_GPUS", Unproven, "slurmd in hooks; slurmstepd in a batch script and its steps, but not in the steps of srun's and salloc's jobs"},
+	{"GPU_DEVICE_ORDINAL", Unproven, "slurmstepd in a task with gres/gpu, as CUDA_VISIBLE_DEVICES; none with gres/mps, and none with AutoDetect=nvml"},
 	{"SLURM_SHARDS_ON_NODE", Unproven, "slurmstepd in a job with shards; no release removes a submitter's"},
 	{"SLURM_ARRAY_JOB_ID", Unproven, "slurmctld in a job array; a prolog has none"},
 	{"SLURM_ARRAY_TASK_ID", Unproven, "slurmctld in a job array; a prolog has none"},
@@ -269,6 +270,21 @@ func (e Env) ofComponent() bool {
 
 // maxComponents is MAX_HET_JOB_COMPS.
 const maxComponents = 128
+
+// StrangersNames returns the variables of MPS that a task has from another job, whose daemon it does not use. Slurm sets
+// the percentage itself in a job with gres/mps: a whole number, and no second list of GPUs beside CUDA's.
+func StrangersNames(env Env) (names []string) {
+	const percent = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+	n, err := Digits(env[percent])
+	ordinal, listed := env["GPU_DEVICE_ORDINAL"]
+	bySlurm := err == nil && n >= 1 && n <= 100 && !(listed && ordinal == env["CUDA_VISIBLE_DEVICES"])
+	for _, name := range Names(ByTicket) {
+		if _, set := env[name]; set && !(bySlurm && name == percent) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // PipesOf returns the job whose daemon has a pipe folder, the prolog's or that of --own. It is not ok for another
 // daemon's folder, as of a user's own. Both end in /jobs/JOB/N/pipe, below a folder whose name begins with slurm-mps.
