@@ -4,6 +4,7 @@ package mpirunwrap
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -43,18 +44,26 @@ func TestTheSubmittersDaemon(t *testing.T) {
 		{"a job with MPS, from another one", strings.Replace(first, "/7/", "/6/", 1), 7, nil, "export CUDA_VISIBLE_DEVICES="},
 		{"the same, switched off", strings.Replace(first, "/7/", "/6/", 1), 7, []string{"SLURM_MPS=off"}, unset},
 		{"switched off, its own", own, 7, []string{"SLURM_MPS=off"}, ""},
+		{"a job with gres/mps, whose percentage is Slurm's", first, 8, []string{"GPU_DEVICE_ORDINAL=3"}, "unset CUDA_MPS_PIPE_DIRECTORY\n"},
 		{"its place cannot be read", first, 8, []string{"SLURM_GTIDS=x"}, unset},
 	} {
 		env := []string{
-			"CUDA_MPS_PIPE_DIRECTORY=" + c.pipe, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
+			"CUDA_MPS_PIPE_DIRECTORY=" + c.pipe, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", "CUDA_VISIBLE_DEVICES=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 			fmt.Sprintf("SLURM_JOB_ID=%d", c.job), "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NODEID=0",
 		}
 		var out bytes.Buffer
-		run := newRun(os.Getpid(), append(append(c.more, "SLURM_GTIDS=0"), env...), &out, &out)
+		run := newRun(os.Getpid(), append(append(c.more, "SLURM_GTIDS=0", "GPU_DEVICE_ORDINAL=0"), env...), &out, &out)
 		run.Paths = paths
-		if run.printTask(); c.want == "" && out.Len() > 0 || !strings.HasPrefix(out.String(), c.want) {
+		whole := !strings.HasPrefix(c.want, "export")
+		if run.printTask(); whole && out.String() != c.want || !strings.HasPrefix(out.String(), c.want) {
 			t.Errorf("%s: it prints\n%swant\n%s", c.name, out.String(), c.want)
 		}
+	}
+	var out bytes.Buffer
+	run := newRun(1, []string{"SLURM_JOB_ID=7", "SLURM_LOCALID=0", "CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/6/0/pipe"}, &out, nil)
+	run.printUnplaced(errors.New("its own daemon does not answer"))
+	if want := "print slurm-mps: its own daemon does not answer\nunset CUDA_MPS_PIPE_DIRECTORY\n"; out.String() != want {
+		t.Errorf("it gives up with %q, want %q", out.String(), want)
 	}
 }
 

@@ -121,7 +121,11 @@ func (r *Rank) why(ticket *lease.Ticket, part *gpuShare) []string {
 		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, limit),
 	}
 	if percent := r.part(ticket); percent != 0 {
-		why = append(why, fmt.Sprintf("part %s %% of the GPU by gres/%s: at most %d SMs", percent, ticket.Part.Gres, gpu.SMsAt(percent)))
+		by := "gres/" + ticket.Part.Gres
+		if ticket.Part.Gres == lease.GresShard { // a job that a job with shards has submitted inherits the variable
+			by += fmt.Sprintf(", SLURM_SHARDS_ON_NODE=%d", r.Shards)
+		}
+		why = append(why, fmt.Sprintf("part %s %% of the GPU by %s: at most %d SMs", percent, by, gpu.SMsAt(percent)))
 	}
 	return why
 }

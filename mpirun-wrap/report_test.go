@@ -5,10 +5,12 @@ package mpirunwrap
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
@@ -122,5 +124,17 @@ func TestRemark(t *testing.T) {
 		if placement.Remark != c.remark {
 			t.Errorf("share %s under %v %%: %q, want %q", c.share, c.ceiling, placement.Remark, c.remark)
 		}
+	}
+}
+
+// --verbose names the variable from which a part of a GPU comes: a job of a whole GPU that a job with shards has
+// submitted inherits it.
+func TestWhyAPart(t *testing.T) {
+	ticket := ticketOf(1, policy.ScopeJob, 1)
+	ticket.Devices[0].MemoryMiB, ticket.Part = 143771, lease.Part{Gres: lease.GresShard, Count: 4}
+	placement, err := Place(ticket, Rank{Task: launch.Task{LocalSize: 1, Source: "test"}, Shards: 1, Options: Options{Verbose: true}})
+	want := "part 25 % of the GPU by gres/shard, SLURM_SHARDS_ON_NODE=1: at most 32 SMs"
+	if err != nil || !slices.Contains(placement.Why, want) {
+		t.Errorf("%q, %v, want %s", placement, err, want)
 	}
 }

@@ -188,7 +188,7 @@ func (r *run) runRefused(err error) ([]string, error) {
 		r.messages().print(fmt.Errorf("running without MPS, as this site's policy allows: %w", err))
 	}
 	if r.hasStrangersDaemon() {
-		return without(r.environ, "CUDA_MPS_"), nil
+		return without(r.environ, slurm.StrangersNames(r.Env)...), nil
 	}
 	return r.environ, nil
 }

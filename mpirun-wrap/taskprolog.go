@@ -34,7 +34,7 @@ func TaskProlog(p cli.Process) int {
 	run := newRun(0, p.Env, p.Out, nil)
 	run.PID, _ = strconv.Atoi(run.Env["SLURM_TASK_PID"])
 	run.giveUp = func(err error) {
-		run.printReason(err)
+		run.printUnplaced(err)
 		os.Exit(cli.ExitOK)
 	}
 	switch version, err := parseFlags(p.Args, run, ownFlags); {
@@ -51,19 +51,22 @@ func TaskProlog(p cli.Process) int {
 
 // printTask prints lines for Slurm with the placement of a task, or with the reason why a task of a job with MPS has
 // none.
-//
-// A task that gets no placement keeps a daemon of its user's own. It loses the daemon of the job that has submitted this
-// one: it would compute on that job's GPU, and die at its end.
 func (r *run) printTask() {
-	err := r.printPlacement()
+	if err := r.printPlacement(); r.placement == nil {
+		r.printUnplaced(err)
+	}
+}
+
+// printUnplaced prints lines for a task that gets no placement: the reason, if its job has MPS, and the removal of a
+// daemon that is not its own. The task keeps a daemon of its user's. It loses that of the job that has submitted this
+// one: it would compute on that job's GPU, and die at its end.
+func (r *run) printUnplaced(err error) {
 	if err != nil {
 		r.printReason(err)
 	}
-	if r.placement == nil && r.hasStrangersDaemon() {
-		for _, name := range slurm.Names(slurm.ByTicket) {
-			if _, set := r.Env[name]; set {
-				fmt.Fprintf(r.Out, "unset %s\n", name)
-			}
+	if r.hasStrangersDaemon() {
+		for _, name := range slurm.StrangersNames(r.Env) {
+			fmt.Fprintf(r.Out, "unset %s\n", name)
 		}
 	}
 }

@@ -144,15 +144,11 @@ func latestReport(paths site.Paths, job string) (usage.Report, error) {
 	number, err := strconv.ParseUint(job, 10, 32)
 	if err != nil {
 		named := readableReports(paths, maxNamed, func(r usage.Report) bool { return r.Array == job })
-		switch {
-		case len(named) == 0:
+		if len(named) == 0 {
 			return usage.Report{}, errNoReport
-		case len(named) > 1: // a name is from a client's environment, so any user can take it
-			jobs := ""
-			for _, r := range named {
-				jobs += fmt.Sprintf(", %d of %s", r.Job, r.User)
-			}
-			return usage.Report{}, fmt.Errorf("several jobs say that they are it: give the number of one: %s", jobs[2:])
+		}
+		if err := oneJob(named); err != nil {
+			return usage.Report{}, err
 		}
 		number = uint64(named[0].Job)
 	}

@@ -57,8 +57,30 @@ func answerOf(nodes []usage.Report, now time.Time) jobAnswer {
 	return a
 }
 
-// nameOf returns the name of a job as users know it.
-func nameOf(r usage.Report) string { return cmp.Or(r.Array, strconv.FormatUint(uint64(r.Job), 10)) }
+// numberOf is the job's own number. The name in an array is from a client's environment, which can be that of a job that
+// has submitted this one.
+func numberOf(r usage.Report) string { return strconv.FormatUint(uint64(r.Job), 10) }
+
+// nameOf is the job's number, and what it says to be in an array.
+func nameOf(r usage.Report) string {
+	if r.Array == "" || r.Array == numberOf(r) {
+		return numberOf(r)
+	}
+	return fmt.Sprintf("%s (%s)", numberOf(r), r.Array)
+}
+
+// oneJob returns an error if reports that have the name of a task of an array are of several jobs.
+func oneJob(all []usage.Report) error {
+	claims := map[string]bool{}
+	for _, r := range all {
+		claims[fmt.Sprintf("job %d of %s", r.Job, r.User)] = true
+	}
+	if len(claims) < 2 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(claims))
+	return fmt.Errorf("several jobs have this name: give the number of one: %s", strings.Join(names[:min(len(names), maxNamed)], ", "))
+}
 
 // nodesOf returns the reports of a job: this node's, or else those of all nodes in the site's shared folder, or those
 // in the folder that is given.
@@ -84,9 +106,12 @@ func latestRun(folder, job string) (nodes []usage.Report, _ error) {
 		switch {
 		case err != nil:
 			failed = err
-		case r.Array == job || strconv.FormatUint(uint64(r.Job), 10) == job:
+		case r.Array == job || numberOf(r) == job:
 			nodes = append(nodes, r)
 		}
+	}
+	if err := oneJob(nodes); err != nil {
+		return nil, err
 	}
 	if nodes = lastRun(nodes); len(nodes) > 0 {
 		return nodes, nil
@@ -342,7 +367,7 @@ func reportsText(all []usage.Report, screen command.Screen) string {
 		if !r.End.IsZero() {
 			took = age(r.End.Sub(r.Begin))
 		}
-		fmt.Fprintf(&b, row+"\n", nameOf(r), r.User, r.Name, r.Begin.Local().Format("01-02 15:04"), took, len(r.GPUs),
+		fmt.Fprintf(&b, row+"\n", numberOf(r), r.User, r.Name, r.Begin.Local().Format("01-02 15:04"), took, len(r.GPUs),
 			r.ClientsSeen, r.BadEnds, usage.Percent(active.Of(r.Mean())))
 	}
 	return b.String() + "\n" + screen.Wrap("", "mpsctl report JOB prints one of them.")

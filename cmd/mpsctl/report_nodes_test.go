@@ -126,6 +126,16 @@ func TestTheLatestRun(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %s", job, names, err, want)
 		}
 	}
+	claims := onNode("gpu04", 3*time.Hour) // a job that a task of the array has submitted
+	claims.Job = 4713
+	writeReport(t, filepath.Join(folder, "h"), claims)
+	const several = "several jobs have this name: give the number of one: job 4711 of "
+	if nodes, err := latestRun(folder, "4709_3"); err == nil || !strings.HasPrefix(err.Error(), several) {
+		t.Errorf("%v, %v, want %s", nodes, err, several)
+	}
+	if name := nameOf(claims); name != "4713 (4709_3)" {
+		t.Errorf("it is named %s", name)
+	}
 	none := filepath.Join(folder, "none")
 	later := filepath.Join(t.TempDir(), "later")
 	other.Schema = usage.Schema + 1

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
@@ -81,6 +82,13 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable,
 		arrayVariable, taskVariable, shardsVariable, pipesVariable)
 	environments := proc.Environments(ctx, procs, names...)
+	read := make([]Environment, len(procs))
+	for i, found := range environments {
+		if found.Err == nil {
+			read[i] = environmentIn(found.Values)
+			read[i].Rank, read[i].Step = witness.RankOf(procs[i].PID, found.Values)
+		}
+	}
 	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
 		case errors.Is(err, fs.ErrPermission):
@@ -88,7 +96,7 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong), errors.Is(err, proc.ErrOverwritten):
 			known[procs[i].PID] = without(err.Error())
 		case err == nil && runs:
-			known[procs[i].PID] = environmentIn(environments[i].Values)
+			known[procs[i].PID] = read[i]
 		}
 	}
 	return known
@@ -97,7 +105,6 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 // environmentIn reads limits as CUDA does.
 func environmentIn(variables map[string]string) Environment {
 	var e Environment
-	e.Rank, e.Step = slurm.RankOf(variables)
 	e.Pipes = variables[pipesVariable]
 	name := strings.TrimSuffix(variables[nameVariable]+"_"+variables[taskVariable], "_")
 	e.JobName = words.Printable(name[:min(len(name), 64)])

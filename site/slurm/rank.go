@@ -14,9 +14,9 @@ var worldRanks = []string{
 	"GASNET_RANK", "MPIRUN_RANK",
 }
 
-// RankVariables returns the variables that RankOf reads.
+// RankVariables returns the variables that RankOf reads, and the one by which package witness finds the step.
 func RankVariables() []string {
-	return append([]string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RANK"}, worldRanks...)
+	return append([]string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_TASK_PID", "TORCHELASTIC_RUN_ID", "RANK"}, worldRanks...)
 }
 
 // maxRank is above any rank.

@@ -19,6 +19,7 @@ const (
 	// does, and never gives more than the ticket allows.
 	Wish Witness = iota
 	// BySlurmd means that only a prolog or an epilog reads the variable. slurmd builds their environment from nothing.
+	// A task's counts nowhere.
 	BySlurmd
 	// ByTask means that slurmstepd overwrites the variable in each task of a job: batch script, interactive step and
 	// srun's task.
@@ -83,18 +84,17 @@ var variables = []row{
 	{"SLURM_TASKS_PER_NODE", ByTask, "slurmctld in a batch script, srun in its step"},
 	{"SLURM_JOB_END_TIME", ByTask, "slurmstepd, since 23.02"},
 
-	{"SLURM_JOB_GPUS", ByGPUs, "slurmstepd; slurmd in hooks"},
 	{"SLURM_GPUS_ON_NODE", ByGPUs, "slurmstepd; srun --gres=none removes it"},
 
 	{"SLURM_STEP_ID", ByStep, "slurmstepd; 26.05 sets it to -5 in a batch script, all to -6 or 4294967290 in an interactive step"},
 	{"SLURM_STEP_TASKS_PER_NODE", ByStep, "srun"},
 	{"SLURM_STEP_NUM_TASKS", ByStep, "srun"},
 	{"SLURM_STEP_GPUS", ByStep, "slurmstepd"},
-	{"SLURMD_TRES_BIND", ByStep, "slurmd, if the step binds GPUs"},
-	{"SLURM_CPU_BIND_TYPE", ByStep, "srun"},
+	{"SLURMD_TRES_BIND", ByStep, "slurmd, if the step binds GPUs; else a submitter's stays, so the task's GPUs must fit"},
+	{"SLURM_CPU_BIND_TYPE", ByStep, "srun, if the node binds processors"},
 
 	{Component + "*", ByComponent, "slurmctld in a batch script, srun in its step"},
-	{"SLURM_HET_JOB_ID", ByComponent, "the same, if at all"},
+	{"SLURM_HET_JOB_ID", ByComponent, "the same, if at all; it is the first component's job"},
 	{"SLURM_HET_SIZE", ByComponent, "the same"},
 
 	{"TORCHELASTIC_RUN_ID", ByOrigin, "torchrun"},
@@ -158,6 +158,8 @@ var variables = []row{
 	{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ByTicket, "the same"},
 	{"CUDA_MPS_CLIENT_PRIORITY", ByTicket, "the same"},
 
+	{"SLURM_JOB_GPUS", Unproven, "slurmd in hooks; slurmstepd in a batch script and its steps, but not in the steps of srun's and salloc's jobs"},
+	{"GPU_DEVICE_ORDINAL", Unproven, "slurmstepd in a task with gres/gpu, as CUDA_VISIBLE_DEVICES; none with gres/mps, and none with AutoDetect=nvml"},
 	{"SLURM_SHARDS_ON_NODE", Unproven, "slurmstepd in a job with shards; no release removes a submitter's"},
 	{"SLURM_ARRAY_JOB_ID", Unproven, "slurmctld in a job array; a prolog has none"},
 	{"SLURM_ARRAY_TASK_ID", Unproven, "slurmctld in a job array; a prolog has none"},
@@ -209,6 +211,7 @@ func Names(w Witness) (names []string) {
 // namespace. Then the variables of a step are believed, because srun's tasks in containers need them.
 func (e Env) Witnessed(step string) Env {
 	env := maps.Clone(e)
+	env.drop(BySlurmd)
 	_, err := Digits(step)
 	_, claimed := e["SLURM_STEP_ID"]
 	switch {
@@ -221,6 +224,9 @@ func (e Env) Witnessed(step string) Env {
 		env.drop(ByComponent)
 	}
 	maps.DeleteFunc(env, func(name, _ string) bool { return isComponent(name) && !e.hasComponent(name) })
+	if first, is := env[Component+"0"]; is && env["SLURM_HET_JOB_ID"] != first {
+		delete(env, "SLURM_HET_JOB_ID")
+	}
 	return env
 }
 
@@ -264,6 +270,21 @@ func (e Env) ofComponent() bool {
 
 // maxComponents is MAX_HET_JOB_COMPS.
 const maxComponents = 128
+
+// StrangersNames returns the variables of MPS that a task has from another job, whose daemon it does not use. Slurm sets
+// the percentage itself in a job with gres/mps: a whole number, and no second list of GPUs beside CUDA's.
+func StrangersNames(env Env) (names []string) {
+	const percent = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+	n, err := Digits(env[percent])
+	ordinal, listed := env["GPU_DEVICE_ORDINAL"]
+	bySlurm := err == nil && n >= 1 && n <= 100 && !(listed && ordinal == env["CUDA_VISIBLE_DEVICES"])
+	for _, name := range Names(ByTicket) {
+		if _, set := env[name]; set && !(bySlurm && name == percent) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // PipesOf returns the job whose daemon has a pipe folder, the prolog's or that of --own. It is not ok for another
 // daemon's folder, as of a user's own. Both end in /jobs/JOB/N/pipe, below a folder whose name begins with slurm-mps.

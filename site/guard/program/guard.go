@@ -32,6 +32,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
@@ -290,7 +291,7 @@ func (l line) gpuUsage(flags ...string) []string {
 // nameOf returns the name of a client, from its environment: "rank 3", or "" without a launcher.
 func nameOf(p proc.Process) string {
 	environment := proc.Variables(context.Background(), p, slurm.RankVariables()...)
-	rank, step := slurm.RankOf(environment.Values)
+	rank, step := witness.RankOf(p.PID, environment.Values)
 	switch {
 	case environment.Err != nil || rank < 0:
 		return ""

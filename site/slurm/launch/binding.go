@@ -4,6 +4,7 @@ package launch
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,14 +47,17 @@ func ReadBinding(env slurm.Env) (binding Binding, err error) {
 		return Binding{}, fmt.Errorf("cannot read binding: SLURM_GPUS_PER_TASK %w", err)
 	}
 	onNode, _ := strconv.Atoi(env["SLURM_GPUS_ON_NODE"]) // the step's number, whatever is bound to the task (recorded)
+	task, _ := bySlurm(Task{}, env, "")                  // ReadTask reports the error
 	way, list := bindWay(env["SLURMD_TRES_BIND"])
+	if !fits(way, list, task, len(binding.GPUs), onNode) {
+		way, list = "", ""
+	}
 	binding.AllOfStep = onNode > 0 && len(binding.GPUs) == onNode && (way == "" || way == "none" || way == "closest")
 	if way == "per_task" || way == "mask_gpu" {
 		binding.OwnGPUs = len(binding.GPUs)
 	}
 	step, _ := slurm.StepOf(env) // ReadTask reports the error
 	binding.OneTask = step != "" && onePerNode(env["SLURM_STEP_TASKS_PER_NODE"])
-	task, _ := bySlurm(Task{}, env, "") // ReadTask reports the error
 	if tasks := maxPerGPU(way, list, task, onNode); tasks > 0 {
 		binding.TasksPerGPU = tasks
 	}
@@ -103,6 +107,23 @@ func bindWay(value string) (way, list string) {
 		}
 	}
 	return way, list
+}
+
+// fits reports whether a task's GPUs are as many as a way to bind gives it. If a step binds none, its tasks have the
+// variable of the process that has submitted the job (22.05.8).
+func fits(way, list string, task Task, gpus, onNode int) bool {
+	switch {
+	case gpus == 0: // Slurm does not report them
+	case way == "single", way == "map_gpu":
+		return gpus == 1
+	case way == "mask_gpu":
+		masks := entries(list, true)
+		return len(masks) == 0 || gpus <= bits.OnesCount64(masks[task.LocalRank%len(masks)])
+	case way == "per_task":
+		n, err := strconv.Atoi(list)
+		return err != nil || n == gpus || n > 0 && gpus == 1 && task.LocalRank >= onNode/n
+	}
+	return true
 }
 
 // maxPerGPU returns the maximum number of tasks that share a GPU with this one. It returns 0 if that depends on the

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -147,6 +148,20 @@ func TestReadBindingWays(t *testing.T) {
 		env := slurm.Env{"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1,2,3,4,5", "SLURMD_TRES_BIND": bind}
 		if got, err := ReadBinding(env); err != nil || got.TasksPerGPU != want {
 			t.Errorf("%s: %+v, %v; want %d", bind, got, err, want)
+		}
+	}
+}
+
+// A step that binds nothing has the variable of the process that has submitted its job. Its tasks see two GPUs of two.
+func TestASubmittersBinding(t *testing.T) {
+	env := slurm.Env{"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1,2,3"}
+	want, err := ReadBinding(env)
+	if err != nil || !want.AllOfStep {
+		t.Fatalf("%+v, %v", want, err)
+	}
+	for _, bind := range []string{"gpu:single:1", "gres/gpu:single:4", "gpu:map_gpu:1,0", "gpu:mask_gpu:0x1,0x2", "gpu:per_task:1", "gres/gpu:per_task:4"} {
+		if got, err := ReadBinding(recorded.With(env, slurm.Env{"SLURMD_TRES_BIND": bind})); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", bind, got, err, want)
 		}
 	}
 }

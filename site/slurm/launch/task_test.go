@@ -313,7 +313,7 @@ func TestLaunchersVariablesHaveAWitness(t *testing.T) {
 
 // slurm.RankOf knows the rank in the world of each launcher, and of no other.
 func TestWorldRanks(t *testing.T) {
-	want := []string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RANK"}
+	want := []string{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_TASK_PID", "TORCHELASTIC_RUN_ID", "RANK"}
 	for _, l := range launchers {
 		if l.world != "" && l.total == "" { // scripts set these, with any number
 			want = append(want, l.world)

@@ -7,9 +7,11 @@ package witness
 import (
 	"context"
 	"iter"
+	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // maxAncestors is above the depth of any launcher's processes.
@@ -31,6 +33,12 @@ func StepOf(pid, first int) string {
 		return step
 	}
 	return stepAbove(first)
+}
+
+// RankOf is slurm.RankOf for a running process, whose environment may be its job's submitter's.
+func RankOf(pid int, env slurm.Env) (rank int, step string) {
+	first, _ := strconv.Atoi(env["SLURM_TASK_PID"])
+	return slurm.RankOf(env.Witnessed(StepOf(pid, first)))
 }
 
 // stepOfGroups returns the step of a process's control groups: …/slurm/uid_U/job_N/step_S/… with version 1, and
