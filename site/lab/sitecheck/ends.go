@@ -84,7 +84,7 @@ func (k *kit) can(v victim) bool {
 		v.ending == "oom" || strings.HasPrefix(itself[v.ending], "signal:")): // its first process ignores most signals
 	case v.how == unreadable && !client, v.how == plain && k.method != byProlog:
 	case client && v.ending == "exception", v.ending == "oom" && (!client || k.absent["oom"] != ""):
-	case !client && v.ending == "interrupt": // an exception of Python, which is another end
+	case v.ending == "interrupt" && (!client || v.how == child): // an exception of Python, or what a shell's child ignores
 	default:
 		return true
 	}
@@ -146,6 +146,9 @@ func (k *kit) findPrograms(ctx context.Context) error {
 	if err = errors.Join(err, node.WriteProgram(k.hidden(), hidden)); err == nil {
 		err = os.Chmod(k.hidden(), 0o711)
 	}
+	if err != nil {
+		return err
+	}
 	python, found := k.findPython(ctx)
 	if python == "" {
 		k.absent["python"] = "no python3 on PATH that the user can run"
@@ -156,7 +159,7 @@ func (k *kit) findPrograms(ctx context.Context) error {
 			k.absent[module] = "python3 has none"
 		}
 	}
-	if _, err := k.asUser(ctx, append(slices.Clone(inNamespace), "true")...); err != nil {
+	if k.namespace, err = k.findNamespace(ctx); err != nil {
 		k.absent[namespace] = err.Error()
 	}
 	if group, err := k.memoryGroup(); err != nil {
@@ -167,13 +170,22 @@ func (k *kit) findPrograms(ctx context.Context) error {
 	for what, why := range k.absent {
 		fmt.Printf("left out: %s: %s\n", what, why)
 	}
-	return err
+	return nil
 }
 
 func (k *kit) script() string { return filepath.Join(k.folder, "victim.py") }
 func (k *kit) hidden() string { return filepath.Join(k.folder, "hidden-client") }
 
-var inNamespace = []string{"unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"}
+// findNamespace returns the command that gives a client a pid namespace. A driver may need its /proc (error 304 without).
+func (k *kit) findNamespace(ctx context.Context) (line []string, err error) {
+	for _, flags := range [][]string{{"--map-current-user", "--mount-proc"}, {"--map-current-user"}, {"--map-root-user"}} {
+		line = append([]string{"unshare", "--user", "--pid", "--fork", "--kill-child"}, flags...)
+		if _, err = k.asUser(ctx, append(slices.Clone(line), "true")...); err == nil {
+			return line, nil
+		}
+	}
+	return nil, err
+}
 
 // findPython returns the python3 on PATH with most of the modules. The first may be readable by root alone.
 func (k *kit) findPython(ctx context.Context) (python string, modules []string) {
@@ -245,7 +257,7 @@ func (l *lane) launch(v victim, name string) (a *attacked, err error) {
 	line = append(line, v.kind.client...)
 	switch v.how {
 	case namespace:
-		line = append(slices.Clone(inNamespace), line...)
+		line = append(slices.Clone(l.namespace), line...)
 	case child:
 		line = append([]string{"sh", "-c", `"$@" & wait $!`, "sh"}, line...)
 	case plain:

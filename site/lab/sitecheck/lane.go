@@ -44,6 +44,7 @@ type kit struct {
 	sms, mib        int               // of the GPU, once a trial has asked
 	absent          map[string]string // what this machine cannot do, and why
 	python          string            // of victim.py
+	namespace       []string          // the command that gives a client a pid namespace
 }
 
 // The methods: our prolog and epilog, mpirun-wrap --own, and a daemon without slurm-mps.
