@@ -31,14 +31,13 @@ func showOwn(ctx context.Context, s showing) error {
 	during := make(chan []string)
 	watched, stop := context.WithCancel(ctx)
 	go func() { during <- s.ownProcesses(watched) }()
-	shown, err := s.must(ctx, s.user, fmt.Sprintf(
-		"CUDA_VISIBLE_DEVICES=0 mpirun.openmpi -np %d --oversubscribe mpirun-wrap --own --report cuda-client spin -ms 5 -for 2", ownRanks))
+	shown, err := s.must(ctx, s.user, fmt.Sprintf("./ranks %d mpirun-wrap --own --report ./app 2", ownRanks))
 	stop()
 	ran := <-during
 	if err != nil {
 		return err
 	}
-	if placed, done := strings.Count(shown, "# rank "), strings.Count(shown, " done kernels="); placed != ownRanks || done != ownRanks {
+	if placed, done := strings.Count(shown, "# rank "), strings.Count(shown, " kernels\n"); placed != ownRanks || done != ownRanks {
 		return fmt.Errorf("of %d ranks, %d were placed and %d ended well", ownRanks, placed, done)
 	}
 	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "mpirun-wrap --own-keep"} {
