@@ -178,7 +178,7 @@ SOAK_SUITES := trixie forky
 gpu: setup site-check $(BUILT)/slurm-bundle.tar.xz ## all files for a machine with a GPU, in .build/gpu; PART=trials: run these
 	rm -rf $(GPU) && mkdir -p $(GPU)/sim/bin $(GPU)/programs
 	cp -r $(BUILT)/bin $(BUILT)/site-check $(BUILT)/slurm-bundle.tar.xz $(GPU)/
-	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(GPU)/sim/bin/
+	cp $(BUILT)/sim/bin/cuda-client $(GPU)/sim/bin/
 	cp site/lab/programs/programs.py $$(command -v parallel) $(GPU)/programs/
 	go test -c -trimpath -ldflags '-s -w' -o $(GPU)/real.test ./cmd/e2e/real
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(GPU)/conformance.test ./site/sim/conformance
