@@ -2,7 +2,8 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install install-user packages release spank setup demo play test test-all test-rest test-slurm test-packages test-release walk nightly check lint sweep soak soak-jobs bench fuzz vulncheck slurm-bundle site-check gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-shared gpu-programs soaks-pack own soak-own clean
+.PHONY: help build parts install install-user packages release spank setup demo play own test test-all test-rest test-slurm test-packages test-release walk nightly check sweep soak bench fuzz vulncheck site-check gpu clean
+.DEFAULT_GOAL := build
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 # The source of a release has this file in place of a commit.
@@ -14,9 +15,6 @@ BUILT   := $(CURDIR)/.build
 BENCH   := site/lab/bench
 # go-nvml binds functions that NVIDIA's header calls deprecated.
 export CGO_CFLAGS := -O2 -Wno-deprecated-declarations
-
-# all is the first target, so "make" without arguments makes it.
-all: build ## the same as build
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
@@ -70,14 +68,14 @@ spank: ## the SPANK plugin, for the Slurm headers in SLURM_INCLUDE
 setup: ## install the packages that the tests need
 	@site/lab/install.sh
 
-demo: setup ## show in four acts what slurm-mps does, on a real Slurm and simulated GPUs: 20 s
+demo: setup ## show in five acts what slurm-mps does, on a real Slurm and simulated GPUs: 25 s
 	@go run ./site/lab/demo
 
 play: setup ## open a shell of a user on that Slurm, with ten things to try
 	@go run ./site/lab/demo -play
 
-own: setup ## show mpirun-wrap --own with four ranks by Open MPI, on a simulated GPU: 10 s
-	@go run ./site/lab/own
+own: setup ## show mpirun-wrap --own with four ranks by Open MPI, outside of Slurm, on a simulated GPU: 10 s
+	@go run ./site/lab/demo -act 5
 
 # site/lab/day.sh runs all unit tests of what is shipped, and the tests of cmd/e2e/day.txt.
 test: setup ## the tests for each change: 3 min on two cores
@@ -106,10 +104,9 @@ nightly: setup ## all tests under load, soaks, fuzzers, packages and other Slurm
 
 # The tests that use Slurm, with the Slurm of another Debian beside the installed one. SUITE=forky has Slurm 26.05.
 SUITE ?= trixie
-slurm-bundle: $(BUILT)/slurm-$(SUITE) ## the Slurm of Debian's SUITE (trixie), in .build
 $(BUILT)/slurm-%: | setup
 	site/lab/bundle.sh $@ $*
-test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian's SUITE
+test-slurm: $(BUILT)/slurm-$(SUITE) ## the tests with Slurm, on the Slurm of Debian's SUITE
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) $(TESTSUM) --jsonfile=$(EVENTS) --packages='./cmd/e2e/slurm ./site/lab ./site/slurm' -- -count=1 -vet=off -parallel 4 -timeout 13m
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -count=1 -vet=off -parallel 4 -timeout 13m -run Slurm ./cmd/e2e/job ./cmd/e2e/kill ./cmd/e2e/own
 
@@ -136,16 +133,14 @@ sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=points REQUIRE_LAB=1 go test -vet=off -p 3 -parallel 3 -timeout 120m -v ./cmd/e2e/...
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd/e2e/...
 
-# 10,000 random jobs with random faults, for the target soak after the sweep. On two cores 500 jobs take 11 minutes. The
-# cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats it.
+# 10,000 random jobs with random faults, and then random steps of mpirun-wrap --own with kills, without Slurm and under it.
+# On two cores 500 jobs take 11 minutes. The cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the
+# jobs earlier, and SOAK_SEED repeats them.
 SOAK_JOBS ?= 10000
 SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
-soak: sweep soak-jobs ## the sweep, and random jobs with random faults
-soak-jobs: setup ## run random jobs with random faults
+soak: setup ## run random jobs with random faults, and random steps of mpirun-wrap --own
 	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
-
-soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
 
 SOURCES := '*.go' '*.c' '*.s' '*.h' '*.sh' '*.py' '*.lua'
@@ -155,18 +150,6 @@ check: ## gofmt, go vet, and a license line in each source file
 	go vet -C $(BENCH) ./...
 	@bare=$$(git grep --untracked -L 'SPDX-License-Identifier: Apache-2.0' -- $(SOURCES) ':!*/testdata/*'); \
 	test -z "$$bare" || { echo "these files need a license line:"; echo "$$bare"; exit 1; }
-
-# golangci-lint is no dependency, because its build takes more than two minutes on two cores. Long lines that are
-# older than the rule are no errors, because lll checks only the lines changed since LINT_BASE.
-LINT_BASE ?= $(shell git merge-base HEAD origin/HEAD 2>/dev/null || echo HEAD)
-lint: check ## check, and golangci-lint if it is installed
-	@if command -v golangci-lint >/dev/null; then \
-	    for module in . $(BENCH); do \
-	        (cd $$module && golangci-lint run --disable lll && golangci-lint run --enable-only lll --new-from-rev $(LINT_BASE)) || exit 1; \
-	    done; \
-	else \
-	    echo "golangci-lint is not on PATH, so only make check has run"; \
-	fi
 
 # Asks vuln.go.dev which known vulnerabilities the programs and the tools reach.
 vulncheck: ## known vulnerabilities of the modules and of Go: it needs a network
@@ -187,99 +170,39 @@ else
 	go run -C $(BENCH) .
 endif
 
-# All files for a machine with a GPU, which may have neither Go nor Slurm. Copy the folder there and run
-# site/lab/gpu.sh.
-gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## all files for a machine with a GPU, in .build/gpu
-	ALLOW_MODE_CHANGES= go run ./site/lab/job >/dev/null
-	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin $(BUILT)/gpu/ends $(BUILT)/gpu/programs
-	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
-	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
-	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
-	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/job
-	go build -C $(BENCH) -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ .
-	cp site/lab/ends/victim.py $(BUILT)/gpu/ends/
-	cp site/lab/programs/programs.py $$(command -v parallel) $(BUILT)/gpu/programs/
-	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/real.test ./cmd/e2e/real
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance
-
-# The commit before the guard, for comparison in the trial of endings. Its wrapper held the files of its own program.
-BEFORE_GUARD := 89486c1
-$(BUILT)/gpu/old/bin:
-	rm -rf $(BUILT)/old && mkdir -p $(BUILT)/old $(BUILT)/gpu/old
-	git archive $(BEFORE_GUARD) | tar -x -C $(BUILT)/old
-	cd $(BUILT)/old && CGO_ENABLED=1 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
-	cd $(BUILT)/old && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
-	mv $(BUILT)/old/bin $@ && rm -rf $(BUILT)/old
-
-# The part of the pack that the trial of endings needs, in one small file.
-gpu-ends-pack: gpu-pack ## the part of gpu-pack for gpu-ends, in one file
-	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
-	cd $(BUILT)/gpu && cp -r bin old ends programs real.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
-	cd $(BUILT)/small/gpu && rm -f bin/mps-tune old/bin/mpsctl && strip bin/*
-	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
-
-# The files for the trial of a GPU with little room, in one small file without Slurm. The simulation is among them, so
-# that the same file can be tried on a machine without a GPU.
-ROOM := $(BUILT)/small/room
-gpu-room-pack: ## the files for gpu-room, in one file, .build/gpu-room.tar.xz
-	go run ./site/lab/room -build
-	$(MAKE) build
-	rm -rf $(BUILT)/small && mkdir -p $(ROOM)/bin $(ROOM)/sim $(ROOM)/ends $(ROOM)/room
-	cd $(BUILT)/bin && cp prolog epilog guard gpu-usage mpirun-wrap mpsctl $(ROOM)/bin/
-	cp -r $(BUILT)/sim/bin $(BUILT)/sim/lib $(ROOM)/sim/
-	cp site/lab/ends/victim.py $(ROOM)/ends/ && cp site/lab/room/room.py $(ROOM)/room/
-	cp site/lab/shared/trial.py $(ROOM)/ends/
-	go build -trimpath -ldflags '-s -w' -o $(ROOM)/trial ./site/lab/room
-	go build -trimpath -ldflags '-s -w' -o $(ROOM)/shared ./site/lab/shared
-	strip $(ROOM)/bin/* $(ROOM)/sim/bin/nvidia-cuda-mps-*
-	tar -C $(BUILT)/small -cf - room | xz -T0 -6 >$(BUILT)/gpu-room.tar.xz && rm -rf $(BUILT)/small
+# All files for a machine with a GPU, which may have neither Go nor Slurm: copy the folder there and run site/lab/gpu.sh.
+# With PART it runs a part on this machine: trials, acts, programs or soaks. With ALLOW_MODE_CHANGES=1 the acts change
+# compute modes as shipped. Use this only on your own machine.
+GPU         := $(BUILT)/gpu
+SOAK_SUITES := trixie forky
+gpu: setup site-check $(BUILT)/slurm-bundle.tar.xz ## all files for a machine with a GPU, in .build/gpu; PART=trials: run these
+	rm -rf $(GPU) && mkdir -p $(GPU)/sim/bin $(GPU)/programs
+	cp -r $(BUILT)/bin $(BUILT)/site-check $(BUILT)/slurm-bundle.tar.xz $(GPU)/
+	cp $(BUILT)/sim/bin/cuda-client $(GPU)/sim/bin/
+	cp site/lab/programs/programs.py $$(command -v parallel) $(GPU)/programs/
+	go test -c -trimpath -ldflags '-s -w' -o $(GPU)/real.test ./cmd/e2e/real
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(GPU)/conformance.test ./site/sim/conformance
+ifeq ($(PART),soaks)
+	cp -r $(BUILT)/sim $(GPU)/ && mkdir -p $(GPU)/slurms
+	for suite in $(SOAK_SUITES); do site/lab/bundle.sh /tmp/soak-$$suite $$suite && mv /tmp/soak-$$suite $(GPU)/slurms/ || exit; done
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(GPU)/ ./cmd/e2e/soak ./cmd/e2e/program ./cmd/e2e/own
+endif
+	test -z "$(PART)" || site/lab/gpu.sh "$(PART)" $(GPU) $(BUILT)/gpu-results
+$(BUILT)/slurm-bundle.tar.xz: | setup
+	site/lab/bundle.sh $@
 
 # One file for an admin of another site, who runs it on a node with idle GPUs (see .github/CONTRIBUTING.md).
 CHECK := $(BUILT)/small/check
 site-check: ## one file that tries a site's driver in 5 min, .build/site-check
-	go run ./site/lab/room -build
+	go run ./site/lab/sitecheck -build
 	$(MAKE) build
 	rm -rf $(BUILT)/small && mkdir -p $(CHECK)/bin $(CHECK)/sim/bin
-	cd $(BUILT)/bin && cp prolog epilog guard mpirun-wrap mpsctl $(CHECK)/bin/
+	cd $(BUILT)/bin && cp prolog epilog guard mpirun-wrap task-prolog mpsctl $(CHECK)/bin/
 	cp $(BUILT)/sim/bin/cuda-client $(CHECK)/sim/bin/
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(CHECK)/conformance.test ./site/sim/conformance
 	strip $(CHECK)/bin/*
 	go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BUILT)/small/site-check ./site/lab/sitecheck
 	$(BUILT)/small/site-check -pack $(CHECK) $(BUILT)/site-check && rm -rf $(BUILT)/small
-
-# The tests for correctness. With ALLOW_MODE_CHANGES=1 they change compute modes as shipped. Use this only on your own
-# machine (see site/lab/gpu.sh).
-gpu-test: gpu-pack ## the tests that need a GPU
-	site/lab/gpu.sh $(BUILT)/gpu $(BUILT)/gpu-results
-
-# Programs like those that users write, without and with the wrapper, and ensembles (see site/lab/gpu-programs.sh).
-gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
-	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
-
-# Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms.
-SOAK_SUITES := trixie forky
-soaks-pack: gpu-pack ## the files for site/lab/soaks.sh, in one file
-	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/soaks/slurms
-	cp -r $(BUILT)/gpu/bin $(BUILT)/sim $(BUILT)/slurm-bundle.tar.xz $(BUILT)/small/soaks/
-	for suite in $(SOAK_SUITES); do site/lab/bundle.sh /tmp/soak-$$suite $$suite && mv /tmp/soak-$$suite $(BUILT)/small/soaks/slurms/ || exit; done
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/own
-	strip $(BUILT)/small/soaks/bin/* $(BUILT)/small/soaks/sim/bin/nvidia-cuda-mps-*
-	tar -C $(BUILT)/small -cf - soaks | xz -9 >$(BUILT)/soaks.tar.xz && rm -rf $(BUILT)/small
-
-# Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).
-gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
-	site/lab/gpu-ends.sh $(BUILT)/gpu $(BUILT)/gpu-results
-
-# Makes memory, places and time of a GPU short while clients end (see site/lab/gpu-room.sh). A second run continues.
-gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
-	site/lab/gpu-room.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
-
-# Jobs that share a GPU by gres/mps (see site/lab/gpu-shared.sh).
-gpu-shared: gpu-room-pack ## try jobs that share a GPU, in turns and together
-	site/lab/gpu-shared.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
-
-$(BUILT)/slurm-bundle.tar.xz: | setup
-	site/lab/bundle.sh $@
 
 clean: ## remove .build
 	rm -rf $(BUILT)

@@ -34,8 +34,7 @@ parts='check|make check|2
 day|make test|5
 storm|storm|40
 sweep|make sweep|14
-soak|make soak-jobs SOAK_MINUTES=4|7
-own|make soak-own OWN_STARTS=300|4
+soak|make soak SOAK_MINUTES=4 OWN_STARTS=300|11
 race|race|6
 fuzz|make fuzz FUZZTIME=5s|4
 packages|make test-packages|7

@@ -40,7 +40,6 @@ var targets = []target{
 	{output: "bin/nvidia-cuda-mps-server", build: goProgram("./control/nvidia-cuda-mps-server")},
 	{output: "bin/nvidia-smi", build: cProgram("nvml/nvidia-smi.c")},
 	{output: "bin/cuda-client", build: cProgram("cuda/client.c")},
-	{output: "bin/mpi-ranks", build: []string{"mpicc.openmpi", "-O2", "-Wall", "-Wextra", "cuda/mpi-ranks.c"}, needs: "mpicc.openmpi"},
 }
 
 // buildDeadline bounds the build of one target. A Go program with a cold cache takes half a minute.
@@ -50,7 +49,6 @@ const buildDeadline = 5 * time.Minute
 type target struct {
 	output string   // below the folder of the build: "bin/x", "lib/x"
 	build  []string // the command without the output option; "-o FILE" is added
-	needs  string   // a program that the build needs; if it is missing, the target is left out
 }
 
 // cLibrary is a shared library from C sources. It exports only the marked symbols, and its soname is its file's name.
@@ -154,11 +152,6 @@ func writeModule(module, here string) error {
 
 // compile builds a file beside the old one and renames it, because a running process may have mapped the old file.
 func (t target) compile(here, dir string) error {
-	if t.needs != "" {
-		if _, err := exec.LookPath(t.needs); err != nil {
-			return nil
-		}
-	}
 	output, err := filepath.Abs(filepath.Join(dir, t.output))
 	if err != nil {
 		return fmt.Errorf("cannot build %s: %w", t.output, err)

@@ -37,7 +37,7 @@ type realPrograms struct {
 func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	t.Helper()
 	if !onRealGPUs() {
-		t.Skip("needs real GPUs: CONFORMANCE_TARGET=real, as site/lab/gpu-programs.sh sets it")
+		t.Skip("needs real GPUs: CONFORMANCE_TARGET=real, as site/lab/gpu.sh programs sets it")
 	}
 	p := &realPrograms{t: t, gpus: min(testnode.RealGPUs(), 2)}
 	only := os.Getenv("ONLY_GPU") // two runs at once have a GPU each

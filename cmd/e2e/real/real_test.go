@@ -24,16 +24,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// machine is the machine of the TestReal* tests: its GPUs, its control program, and its site file.
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+// machine is the machine of the TestReal* tests: its GPUs and its control program.
 type machine struct {
 	gpus    int
 	control string
-	facts   string // the whole site file; "" for the site file of a real machine
 }
-
-// simulatedMachine replaces this machine in the TestReal* tests, if it is not nil. The tests of modes_test.go
-// set it.
-var simulatedMachine *machine
 
 func onRealGPUs() bool { return os.Getenv("CONFORMANCE_TARGET") == "real" }
 
@@ -48,12 +46,9 @@ func machineEnvironment() (env []string) {
 	return env
 }
 
-// realMachine returns this machine, or simulatedMachine. It skips the test on a machine without GPUs.
+// realMachine returns this machine. It skips the test on a machine without GPUs.
 func realMachine(t *testing.T) machine {
 	t.Helper()
-	if simulatedMachine != nil {
-		return *simulatedMachine
-	}
 	if !onRealGPUs() {
 		t.Skip("for a machine with a GPU: CONFORMANCE_TARGET=real")
 	}
@@ -83,9 +78,6 @@ func realTestNodeUnder(t *testing.T, policy string) testNode {
 		t.Fatal(err)
 	}
 	p := testNode{e2e.Installed(t, s, dir, m.gpus, time.Minute)}
-	if m.facts != "" {
-		p.Write(p.Paths().ConfigFile(), m.facts)
-	}
 	t.Cleanup(p.closeLeft)
 	return p
 }
@@ -204,7 +196,7 @@ func TestRealTools(t *testing.T) {
 		p.Client(7, "spin", "-ms", "5", "-for", "60")
 	}
 	outputs := map[string]string{}
-	if program := realProgram(); program != "" && simulatedMachine == nil {
+	if program := realProgram(); program != "" {
 		p.nameControl(program) // it does not change the open lease
 	}
 	for _, tool := range [][]string{{"status"}, {"audit"}, {"metrics"}, {"doctor", "--json", "--slurmd", "none", "--node", "n1", "--slurm-conf", p.Conf}} {
@@ -213,10 +205,6 @@ func TestRealTools(t *testing.T) {
 		fmt.Printf("mpsctl %s: %v\n%s", tool[0], err, out)
 		switch {
 		case tool[0] == "doctor": // it exits with an error, because no programs are installed on this machine
-		case tool[0] == "audit" && simulatedMachine != nil: // it finds the daemons of other tests too
-			if found := p.Audit(); len(found) > 0 {
-				t.Errorf("audit found %+v", found)
-			}
 		case err != nil:
 			t.Errorf("mpsctl %s: %v", tool[0], err)
 		}

@@ -24,7 +24,7 @@ func needRelease(t *testing.T, minRelease string) {
 	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
 	e2e.OK(t, err)
 	if release < minRelease {
-		t.Skipf("the test needs Slurm %s, and this is %s: SLURM_BUNDLE names another (make slurm-bundle)", minRelease, release)
+		t.Skipf("the test needs Slurm %s, and this is %s: SLURM_BUNDLE names another (site/lab/bundle.sh)", minRelease, release)
 	}
 }
 

@@ -19,7 +19,7 @@ type act struct {
 	run           func(context.Context, showing) error
 }
 
-var acts = []act{shares, killing, mistakes, healing}
+var acts = []act{shares, killing, mistakes, healing, alone}
 
 // showing holds what an act needs: the machine and the screen.
 type showing struct {
@@ -35,7 +35,7 @@ func show(ctx context.Context, s screen, m *machine, only int) error {
 	}
 	s.text("slurm-mps lets the processes of a Slurm job share GPUs through NVIDIA MPS.")
 	s.text(fmt.Sprintf("This machine now runs a %s of its own, with slurm-mps and four NVIDIA H200s. "+
-		"Slurm and slurm-mps are real, and the GPUs and their driver are simulated. It takes about 20 seconds.",
+		"Slurm and slurm-mps are real, and the GPUs and their driver are simulated. It takes about 25 seconds.",
 		strings.TrimSpace(version.Stdout)))
 	for i, a := range acts {
 		if only != 0 && only != i+1 {

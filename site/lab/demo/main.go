@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows in four acts what slurm-mps does, on a temporary Slurm on this machine. With -play it opens a
+// Command demo shows in five acts what slurm-mps does, on a temporary Slurm on this machine. With -play it opens a
 // shell on that Slurm and shows no acts. Slurm and slurm-mps are real. The GPUs are always simulated, even if the
 // machine has real GPUs.
 package main
@@ -19,7 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// limit bounds the time for all acts. They take about 15 seconds on an idle machine with two cores.
+// limit bounds the time for all acts. They take about 20 seconds on an idle machine with two cores.
 const limit = 2 * time.Minute
 
 // folder is the start of the folder's name in /tmp. The pid of the demo follows. It is short, because mpirun-wrap --own

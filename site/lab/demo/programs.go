@@ -72,6 +72,11 @@ srun mpirun-wrap --share=even ./app
 #SBATCH --gres=gpu:1 --constraint=mps --ntasks=4 --output=long.out
 srun mpirun-wrap ./app 6
 `,
+	"ranks": `#!/bin/bash
+# ranks N COMMAND...: N ranks by Open MPI on the first GPU, without Slurm.
+export CUDA_VISIBLE_DEVICES=0
+exec mpirun.openmpi -np "$1" --oversubscribe "${@:2}"
+`,
 	"ensemble": `#!/bin/bash
 # ensemble: eight programs, four at a time. No launcher gives them a rank, so each takes a free slot.
 seq 8 | xargs -P4 -I% mpirun-wrap --slots=4 ./app

@@ -23,6 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"golang.org/x/sys/unix"
 )
 
 // kit is the node of a run.
@@ -39,6 +40,11 @@ type kit struct {
 	before          site.Mode
 	method          string // guard, or own for a user
 	lanes           int
+	other           *user.User        // of the second job of a shared GPU
+	sms, mib        int               // of the GPU, once a trial has asked
+	absent          map[string]string // what this machine cannot do, and why
+	python          string            // of victim.py
+	namespace       []string          // the command that gives a client a pid namespace
 }
 
 // The methods: our prolog and epilog, mpirun-wrap --own, and a daemon without slurm-mps.
@@ -58,22 +64,41 @@ func newKit(s settings, folder, built string) (k *kit, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot find the user of the jobs: %w", err)
 	}
-	uid, err1 := strconv.ParseUint(k.who.Uid, 10, 32)
-	gid, err2 := strconv.ParseUint(k.who.Gid, 10, 32)
-	if err := errors.Join(err1, err2); err != nil || uid == 0 {
-		return nil, errors.Join(errors.New("cannot run jobs of root: give -user NAME"), err)
+	if k.uid, k.gid, err = numbers(k.who); err != nil {
+		return nil, err
 	}
-	k.uid, k.gid = uint32(uid), uint32(gid)
+	if k.method == byProlog {
+		if k.other, err = user.Lookup(s.other); err != nil {
+			return nil, fmt.Errorf("cannot find the user of a second job: %w", err)
+		}
+	}
 	if err := k.makeNode(); err != nil {
 		return nil, err
 	}
 	return k, k.look()
 }
 
-func (k *kit) makeNode() (err error) {
-	policy := testnode.Default(testnode.Unchanged)
+func numbers(who *user.User) (uid, gid uint32, err error) {
+	u, err1 := strconv.ParseUint(who.Uid, 10, 32)
+	g, err2 := strconv.ParseUint(who.Gid, 10, 32)
+	if err = errors.Join(err1, err2); err == nil && u == 0 {
+		err = errors.New("cannot run jobs of root: give -user NAME")
+	}
+	return uint32(u), uint32(g), err
+}
+
+// policy lets jobs change the compute mode only with -exclusive.
+func (k *kit) policy(attributes ...string) string {
+	mode := testnode.Unchanged
 	if k.exclusive {
-		policy = testnode.Default(`compute_mode = "exclusive_process"`)
+		mode = `compute_mode = "exclusive_process"`
+	}
+	return testnode.Default(append(attributes, mode)...)
+}
+
+func (k *kit) makeNode() (err error) {
+	policy := k.policy()
+	if k.exclusive {
 		if err := os.Setenv("ALLOW_MODE_CHANGES", "1"); err != nil { // the volunteer's flag is the permission
 			return err
 		}
@@ -99,11 +124,7 @@ func (k *kit) makeNode() (err error) {
 // look reads the driver and the GPU. It refuses a node whose GPUs have processes, because an end of a client may harm
 // others, and others change what is measured.
 func (k *kit) look() error {
-	path := testnode.RealNVML()
-	if k.simulate {
-		path = k.node.Sim.NVML()
-	}
-	nvml, err := gpu.OpenTimeout(path, 15*time.Second)
+	nvml, err := gpu.OpenTimeout(k.nvml(), 15*time.Second)
 	if err != nil {
 		return err
 	}
@@ -207,7 +228,31 @@ func (k *kit) close() error {
 	if len(left) > 0 {
 		err = errors.Join(err, fmt.Errorf("left behind: %q", left))
 	}
-	return errors.Join(err, err2)
+	return errors.Join(err, err2, k.sameMode())
+}
+
+// sameMode fails if the compute mode of the GPU is not the one that it had.
+func (k *kit) sameMode() error {
+	if k.mig {
+		return nil
+	}
+	nvml, err := gpu.OpenTimeout(k.nvml(), 15*time.Second)
+	if err != nil {
+		return err
+	}
+	defer nvml.Close()
+	seen, err := nvml.List()
+	if err == nil && (len(seen) == 0 || seen[0].Mode != k.before) {
+		err = fmt.Errorf("the compute mode of GPU 0 is no longer %s", k.before)
+	}
+	return err
+}
+
+func (k *kit) nvml() string {
+	if k.simulate {
+		return k.node.Sim.NVML()
+	}
+	return testnode.RealNVML()
 }
 
 // lane is a job, a daemon of --own, or a plain daemon, with its clients.
@@ -218,19 +263,40 @@ type lane struct {
 	env     []string
 	prefix  []string // the wrapper
 	clients []*client
+	uid     uint32
+	gid     uint32
+	beside  []*client // the neighbours of the trials
+	started int       // trials
 }
 
-func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
+// tenant is whose job a lane is, and its part of a shared GPU in percent; 0 is a whole GPU.
+type tenant struct {
+	who     *user.User
+	percent int
+}
+
+func (k *kit) open(ctx context.Context, method string) (*lane, error) {
+	return k.openFor(ctx, method, tenant{who: k.who})
+}
+
+func (k *kit) openFor(ctx context.Context, method string, of tenant) (l *lane, err error) {
 	k.lanes++
 	l = &lane{kit: k, method: method}
+	if l.uid, l.gid, err = numbers(of.who); err != nil {
+		return l, err
+	}
 	path := "PATH=" + filepath.Dir(k.control) + ":/usr/bin:/bin"
 	l.env = []string{path, "HOME=/tmp", "LD_LIBRARY_PATH=" + k.libraries}
 	task := []string{fmt.Sprintf("SLURM_JOB_ID=%d", k.lanes), "SLURM_STEP_ID=0", "SLURM_LOCALID=0",
 		"SLURM_GTIDS=0", "SLURM_NODEID=0"}
 	switch method {
 	case byProlog:
-		l.job = testnode.Job{ID: uint32(k.lanes), UID: k.uid, GID: k.gid, GPUs: "0", Features: "mps",
-			Conf: filepath.Join(k.folder, "slurm.conf"), Extra: []string{"SLURM_JOB_USER=" + k.who.Username}}
+		l.job = testnode.Job{ID: uint32(k.lanes), UID: l.uid, GID: l.gid, GPUs: "0", Features: "mps",
+			Conf: filepath.Join(k.folder, "slurm.conf"), Extra: []string{"SLURM_JOB_USER=" + of.who.Username}}
+		if of.percent > 0 {
+			l.job.Conf = filepath.Join(k.folder, "shared", "slurm.conf")
+			l.job.Extra = append(l.job.Extra, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", of.percent))
+		}
 		if k.mig { // so does slurmd name an instance
 			l.job.GPUs = ""
 			l.job.Extra = append(l.job.Extra, "SLURM_JOB_GPUS=0", "CUDA_VISIBLE_DEVICES="+string(k.gpu.UUID))
@@ -243,11 +309,7 @@ func (k *kit) open(ctx context.Context, method string) (l *lane, err error) {
 		if k.simulate {
 			l.prefix = append(l.prefix, "--root", k.node.Root)
 		}
-		keeps, err := l.run("sh", "-c", "echo keeps; exec sleep 1000") // so that the daemon lives as long as the lane
-		if err == nil {
-			err = keeps.await(ctx, "^keeps$")
-		}
-		return l, err
+		return l, l.keep(ctx)
 	}
 	pipe := filepath.Join(k.folder, fmt.Sprintf("bare%d", k.lanes))
 	for _, dir := range []string{pipe, pipe + ".log"} {
@@ -279,12 +341,7 @@ func (l *lane) hook(program string) error {
 
 // shut ends the clients, and the job or the daemon.
 func (l *lane) shut() error {
-	for _, c := range l.clients {
-		_ = c.cmd.Process.Kill()
-	}
-	for _, c := range l.clients {
-		watch.Until(context.Background(), 10*time.Second, c.over)
-	}
+	l.killAll()
 	switch l.method {
 	case byProlog:
 		return l.hook("epilog")
@@ -296,6 +353,17 @@ func (l *lane) shut() error {
 		err = errors.New("cannot end a plain daemon: the control program does not answer")
 	}
 	return err
+}
+
+// killAll kills the groups of all programs, and waits for them.
+func (l *lane) killAll() {
+	for _, c := range l.clients {
+		c.kill(unix.SIGKILL)
+	}
+	for _, c := range l.clients {
+		watch.Until(context.Background(), 10*time.Second, c.over)
+	}
+	l.clients, l.beside = nil, nil
 }
 
 // client is a program of the user, and what it prints.
@@ -312,6 +380,13 @@ func (c *client) heard(pattern string) (last []string, count int) {
 		return nil, 0
 	}
 	return all[len(all)-1], len(all)
+}
+
+// kill sends a signal to the program's group.
+func (c *client) kill(signal unix.Signal) {
+	if !c.over() { // the group exists as long as its first process is not reaped
+		_ = unix.Kill(-c.cmd.Process.Pid, signal)
+	}
 }
 
 func (c *client) over() bool { return watch.Closed(c.ended) }
@@ -335,9 +410,13 @@ func (l *lane) start(options []string, args ...string) (*client, error) {
 }
 
 func (l *lane) run(line ...string) (*client, error) {
-	line = slices.Concat(l.prefix, line)
+	return l.exec(l.env, slices.Concat(l.prefix, line))
+}
+
+// exec starts a program of the user with an environment.
+func (l *lane) exec(env, line []string) (*client, error) {
 	c := &client{cmd: exec.Command(line[0], line[1:]...), ended: make(chan struct{})}
-	c.cmd.Dir, c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = "/", l.env, c, c
+	c.cmd.Dir, c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = "/", env, c, c
 	c.cmd.WaitDelay = time.Second // a daemon may have the pipe open
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() == 0 {

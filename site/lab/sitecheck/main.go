@@ -6,6 +6,8 @@
 //
 //	site-check [-minutes N] [-user NAME] [-exclusive | -mig]
 //	site-check -simulate        a simulated GPU, from the folder that BUILT_FOLDER names
+//	site-check -trials PATTERN  not the short form, but ends of clients of every kind beside neighbours, for -minutes: a
+//	                            line of JSON for each PART/CELL/METHOD that matches, in -results
 //
 // Root opens and closes jobs with prolog and epilog, below a folder of its own; another user uses mpirun-wrap --own. No
 // mode of a GPU changes, unless root gives -exclusive. With -mig, root tries the first MIG instance, which an admin has
@@ -24,11 +26,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,27 +45,42 @@ type settings struct {
 	user                     string
 	exclusive, mig, simulate bool
 	ends                     int // trials
+	trials                   *regexp.Regexp
+	results, other           string
+	seed                     uint64
 }
 
 func main() {
 	hold.Begin()
 	var s settings
-	flag.Float64Var(&s.minutes, "minutes", 5, "time of the run, at most 5")
+	flag.Float64Var(&s.minutes, "minutes", 5, "time of the run, at most 5, and with -trials more")
 	flag.StringVar(&s.user, "user", "nobody", "`NAME` of the user of root's jobs")
 	flag.BoolVar(&s.exclusive, "exclusive", false, "let jobs set GPU 0 to EXCLUSIVE_PROCESS and back, as shipped")
 	flag.BoolVar(&s.mig, "mig", false, "try the first MIG instance, which must be there: no MIG setting changes")
 	flag.BoolVar(&s.simulate, "simulate", false, "use a simulated GPU, of the folder in BUILT_FOLDER")
-	flag.IntVar(&s.ends, "ends", 30, "ends of clients with the guard, and without")
+	flag.IntVar(&s.ends, "ends", 30, "ends of clients with the guard, and without; with -trials the most of each part and method")
+	flag.Func("trials", "make the trials that match this `PATTERN`, as in ends/wrap/client/kill", func(text string) (err error) {
+		s.trials, err = regexp.Compile(text)
+		return err
+	})
+	flag.StringVar(&s.results, "results", "", "`FOLDER` for the lines of -trials: those that are there are not made again")
+	flag.StringVar(&s.other, "other", "daemon", "`NAME` of the user of a second job on a shared GPU, for -trials")
+	flag.Uint64Var(&s.seed, "seed", 1, "order of -trials")
 	pack := flag.String("pack", "", "put this `FOLDER` of programs and the command into the file of the argument")
+	build := flag.Bool("build", false, "build the programs and the simulation, and end")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 	var err error
 	switch folder := os.Getenv(insideOf); {
+	case *build:
+		_, err = testnode.Built()
 	case *pack != "":
 		err = packInto(flag.Arg(0), *pack)
-	case flag.NArg() > 0 || s.minutes <= 0 || s.minutes > 5 || s.ends < 1:
+	case flag.NArg() > 0 || s.minutes <= 0 || s.minutes > 5 && s.trials == nil || s.ends < 1:
 		err = errors.New("cannot start: give -minutes up to 5, -ends from 1 on, and no argument")
+	case (s.trials == nil) != (s.results == ""):
+		err = errors.New("cannot start: -trials and -results go together")
 	case s.exclusive && s.mig:
 		err = errors.New("cannot start: MIG instances have no compute mode: give -exclusive or -mig")
 	case folder != "":
@@ -132,6 +151,9 @@ func check(ctx context.Context, s settings, folder string) error {
 		k.gpu.Name, k.driver, k.who.Username, changes, s.minutes)
 	if s.mig {
 		fmt.Printf("The instance is %s, with %d SMs. %s\n", k.gpu.UUID, k.gpu.SMs, migLacks)
+	}
+	if s.trials != nil {
+		return k.tryAll(ctx)
 	}
 	var said []string
 	bad := false

@@ -18,7 +18,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab/watch"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -168,27 +167,23 @@ func (k *kit) crowd(ctx context.Context) (r result, err error) {
 func (k *kit) endings(ctx context.Context, method string) (r result, err error) {
 	made, without := 0, 0
 	var l *lane
-	var beside []*client
 	shut := func() {
 		if l != nil {
 			err = errors.Join(err, l.shut())
 		}
-		l, beside = nil, nil
+		l = nil
 	}
 	for made < k.ends && ctx.Err() == nil && err == nil {
 		if l == nil {
-			if l, beside, err = k.neighbours(ctx, method); err != nil {
+			if l, err = k.open(ctx, method); err != nil {
 				break
 			}
 		}
-		alive, tried := l.ending(ctx, beside)
-		if ctx.Err() != nil {
+		t, tried := l.endBeside(ctx, []victim{inFlight})
+		if err = tried; ctx.Err() != nil || err != nil {
 			break
 		}
-		if err = tried; err != nil {
-			break
-		}
-		if made++; alive == len(beside) {
+		if made++; t.Good {
 			without++
 		} else {
 			shut()
@@ -203,46 +198,8 @@ func (k *kit) endings(ctx context.Context, method string) (r result, err error) 
 	return r, err
 }
 
-func (k *kit) neighbours(ctx context.Context, method string) (l *lane, all []*client, err error) {
-	if l, err = k.open(ctx, method); err != nil {
-		return l, nil, err
-	}
-	for range 2 {
-		c, err := l.start(nil, "spin", "-ms", "1", "-for", "600", "-tell", "0.1")
-		if err == nil {
-			err = c.await(ctx, "at work")
-		}
-		if err != nil {
-			return l, nil, err
-		}
-		all = append(all, c)
-	}
-	return l, all, nil
-}
-
-// ending is one trial, and returns how many neighbours work after the dead client's kernels are done.
-func (l *lane) ending(ctx context.Context, beside []*client) (alive int, err error) {
-	victim, err := l.start(nil, "spin", "-ms", "400", "-queue", "2", "-for", "60", "-end", "signal:9", "-after", "0.2")
-	if err != nil {
-		return 0, err
-	}
-	if !watch.Until(ctx, 40*time.Second, victim.over) {
-		return 0, errors.New("a client does not end itself")
-	}
-	if _, started := victim.heard(" ready "); started == 0 {
-		return 0, fmt.Errorf("a client does not start: %s", strings.TrimSpace(victim.Text()))
-	}
-	wait.Sleep(ctx, 1200*time.Millisecond) // 0.8 s are in flight
-	for _, c := range beside {
-		_, before := c.heard("at work")
-		works := func() bool { _, now := c.heard("at work"); return now > before+1 }
-		watch.Until(ctx, 15*time.Second, func() bool { return works() || c.over() })
-		if works() && !c.over() {
-			alive++
-		}
-	}
-	return alive, nil
-}
+// inFlight has 0.8 s of kernels in flight when it kills itself.
+var inFlight = victim{wrapped, "kill-self", kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == "two-kernels" })]}
 
 // cost compares the rate of short kernels of one client with and without slurm-mps, in turns.
 func (k *kit) cost(ctx context.Context) (r result, err error) {

@@ -100,3 +100,35 @@ func TestTheShortForm(t *testing.T) {
 		t.Errorf("%+v", line)
 	}
 }
+
+// Trials on a simulated GPU: no end harms a neighbour with slurm-mps, and a plain daemon loses both. A second run has
+// nothing left to try.
+func TestTrials(t *testing.T) {
+	built, results := builtFolder(t), t.TempDir()
+	const some = "^(ends/(wrap/two-kernels/kill|wrap/spins/abort|child/client/step-kill|plain/one-kernel/exit1)/|" +
+		"room/next-0/prolog|shared/cancelled-turns-0/|own/daemon/)"
+	try := func() (string, error) {
+		out, err := siteCheck(t.Context(), t, built, "-minutes", "4", "-trials", some, "-results", results).CombinedOutput()
+		return string(out), err
+	}
+	out, err := try()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	all, err := readTrials(filepath.Join(results, "trials.jsonl"))
+	if err != nil || len(all) != 13 {
+		t.Fatalf("%d trials, want 13: %v\n%s", len(all), err, out)
+	}
+	for _, one := range all {
+		if one.Method == bare && one.Cell == "wrap/two-kernels/kill" {
+			if one.Alive != 0 {
+				t.Errorf("without the guard: %+v", one)
+			}
+		} else if one.Method != bare && (!one.Valid || !one.Good || one.Alive != one.Neighbours) {
+			t.Errorf("%+v", one)
+		}
+	}
+	if out, err := try(); err == nil || !strings.Contains(out, "no trial is left") {
+		t.Errorf("a second run: %v\n%s", err, out)
+	}
+}

@@ -1,21 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of a GPU that end with work in flight, and their neighbours, for the test TestRealEnds.
+"""Clients of a GPU that end with work in flight, and a neighbour, for site-check -trials.
 
-  victim.py run FOLDER CLIENT SPEC...     the rank's SPEC decides what the rank computes and how it ends
-  victim.py serve PIPE CLIENT [MODULE]    imports MODULE once and forks clients: a line of PIPE is "FOLDER RANKS SPEC..."
-  victim.py neighbour                     multiplies matrices, waits for each product, reports its work until it fails
-  victim.py parent PROGRAM...             runs a program and prints the time at which the parent notices its end
+  victim.py run FOLDER SPEC    a client: SPEC decides what it computes and how it ends
+  victim.py neighbour                 multiplies matrices, waits for each product, reports its work until it fails
 
 SPEC is KIND:ENDING:SECONDS. SECONDS is the amount of work in flight. A client prints "warm" when it can compute. When
 FOLDER/fill exists, the client queues its work, prints "ready" with the work in flight, and keeps this amount in flight.
-When FOLDER/end exists, the client prints "ends". If a program can do its ENDING by itself, the client ends itself.
-CLIENT is the path of cuda-client.
+When FOLDER/end exists, the client prints "ends", and ends as ENDING says. With "outside" or "loading" it waits for a
+signal.
 """
 
 import collections
 import ctypes
-import fcntl
 import os
 import resource
 import signal
@@ -304,14 +301,12 @@ KINDS = {
     "managed": Managed,
     "cupy": CuPy,
     "jax": Jax,
-    "kernel400": lambda: Kernels(400),
-    "kernel5000": lambda: Kernels(5000),
     "spins": lambda: Kernels(5),
 }
 
 
-def piece_seconds(work, folder):
-    """Returns the time of a piece. Only one client of the wave measures at a time."""
+def piece_seconds(work):
+    """Returns the time of a piece."""
     if isinstance(work, Kernels):
         work.launch(0.001)
         work.wait()
@@ -319,24 +314,22 @@ def piece_seconds(work, folder):
     work.add()
     work.wait()
     times = []
-    with open(os.path.join(folder, "lock"), "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for _ in range(3):
-            began = time.monotonic()
-            work.add()
-            work.wait()
-            times.append(time.monotonic() - began)
+    for _ in range(3):
+        began = time.monotonic()
+        work.add()
+        work.wait()
+        times.append(time.monotonic() - began)
     return max(min(times), 1e-5)
 
 
 class Victim:
     """One client, from its start to its end."""
 
-    def __init__(self, folder, rank, spec, client):
-        self.folder, self.client = folder, client
+    def __init__(self, folder, spec):
+        self.folder = folder
         self.kind, self.ending, seconds = spec.split(":")
         self.seconds = float(seconds)
-        self.name = "wave=%s rank=%d pid=%d" % (os.path.basename(folder), rank, os.getpid())
+        self.name = "pid=%d" % os.getpid()
         self.flying = collections.deque()
 
     def report(self, text):
@@ -348,24 +341,16 @@ class Victim:
     def run(self):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         self.report("started")
-        if self.kind == "client":
-            self.become_client()
         try:
             work = KINDS[self.kind]()
             work.open()
-            piece = piece_seconds(work, self.folder)
+            piece = piece_seconds(work)
             self.report("warm piece=%.6f" % piece)
             self.keep_busy(work, piece)
         except Exception as problem:  # an error of the GPU, before the ending has begun
             self.report("err=%s" % " ".join(str(problem).split())[:300])
             os._exit(3)
         self.finish(work)
-
-    def become_client(self):
-        """Executes cuda-client, which computes from its start. cuda-client prints "ready" in another format."""
-        ms, queue = ("400", "1") if self.seconds <= 0.4 else ("5", str(int(self.seconds / 0.005)))
-        self.report("execs")
-        os.execv(self.client, [self.client, "spin", "-ms", ms, "-queue", queue, "-blocks", "16", "-for", "120"])
 
     def in_flight(self, work, piece):
         while self.flying and work.done(self.flying[0]):
@@ -429,31 +414,8 @@ class Victim:
             os._exit(3)
 
 
-def own_rank():
-    for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
-        if name in os.environ:
-            return int(os.environ[name])
-    return 0
-
-
-def run(folder, client, *specs):
-    rank = own_rank()
-    Victim(folder, rank, specs[rank % len(specs)], client).run()
-
-
-def serve(pipe, client, *modules):
-    for module in modules:
-        __import__(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    report("pid=%d serves" % os.getpid())
-    with os.fdopen(os.open(pipe, os.O_RDWR), "r") as orders:  # opened for writing too, so that there is no end of file
-        for order in orders:
-            folder, ranks, *specs = order.split()
-            for rank in range(int(ranks)):
-                if os.fork() == 0:
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    Victim(folder, rank, specs[rank % len(specs)], client).run()
-                    os._exit(4)  # not reached, because every ending ends the process
+def run(folder, spec):
+    Victim(folder, spec).run()
 
 
 def neighbour():
@@ -475,36 +437,5 @@ def neighbour():
         os._exit(1)
 
 
-def rate(begin, windows, seconds):
-    """Trains a transformer, and reports its steps in each window. All windows have the same length."""
-    import torch
-
-    layer = torch.nn.TransformerEncoderLayer(512, 8, batch_first=True, device="cuda")
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
-    batch = torch.randn(16, 128, 512, device="cuda")
-
-    def train_until(end):
-        steps = 0
-        while time.time() < end:
-            optimizer.zero_grad()
-            layer(batch).square().mean().backward()
-            optimizer.step()
-            torch.cuda.synchronize()
-            steps += 1
-        return steps
-
-    train_until(float(begin))
-    for window in range(int(windows)):
-        report("rate window=%d steps=%d" % (window, train_until(float(begin) + (window + 1) * float(seconds))))
-
-
-def parent(*program):
-    child = os.fork()
-    if child == 0:
-        os.execvp(program[0], program)
-    _, status = os.waitpid(child, 0)
-    report("known pid=%d status=%d clock=%.6f" % (child, status, time.time()))
-
-
 if __name__ == "__main__":
-    {"run": run, "serve": serve, "neighbour": neighbour, "rate": rate, "parent": parent}[sys.argv[1]](*sys.argv[2:])
+    {"run": run, "neighbour": neighbour}[sys.argv[1]](*sys.argv[2:])
