@@ -38,9 +38,9 @@ soak|make soak-jobs SOAK_MINUTES=4|7
 own|make soak-own OWN_STARTS=300|4
 race|race|6
 fuzz|make fuzz FUZZTIME=5s|4
-packages|make test-packages|7
+packages|make test-packages|6
 trixie|slurms trixie|5
-forky|slurms forky|4'
+forky|slurms forky|5'
 
 page=$folder/page.md failed=0
 printf 'Commit %s, %s processors, load %s.\n\n| part | command | limit, min | code | seconds |\n|---|---|--:|--:|--:|\n' \
