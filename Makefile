@@ -256,13 +256,13 @@ gpu-test: gpu-pack ## the tests that need a GPU
 gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
 	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
-# Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms, and a month.
+# Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms.
 SOAK_SUITES := trixie forky
 soaks-pack: gpu-pack ## the files for site/lab/soaks.sh, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/soaks/slurms
 	cp -r $(BUILT)/gpu/bin $(BUILT)/sim $(BUILT)/slurm-bundle.tar.xz $(BUILT)/small/soaks/
 	for suite in $(SOAK_SUITES); do site/lab/bundle.sh /tmp/soak-$$suite $$suite && mv /tmp/soak-$$suite $(BUILT)/small/soaks/slurms/ || exit; done
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/program ./cmd/e2e/own
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/own
 	strip $(BUILT)/small/soaks/bin/* $(BUILT)/small/soaks/sim/bin/nvidia-cuda-mps-*
 	tar -C $(BUILT)/small -cf - soaks | xz -9 >$(BUILT)/soaks.tar.xz && rm -rf $(BUILT)/small
 

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
 )
 
 // A task prolog never fails a task. In a job that asks for MPS and has none, the first task of a node says why. In a
-// job without MPS, it prints nothing.
+// job without MPS, it prints nothing. A batch script has no MPS if the policy denies it to what has no placement.
 //
 // Contract: K7
 func TestATaskWithoutMPS(t *testing.T) {
@@ -21,13 +24,15 @@ func TestATaskWithoutMPS(t *testing.T) {
 		job    int
 		gone   bool // the daemon's socket
 		first  bool
+		denied bool // and the task is the batch script
 		prints bool
 	}{
-		{"the daemon is gone, first task", 7, true, true, true},
-		{"the daemon is gone, another task", 7, true, false, false},
-		{"a job without MPS", 8, false, true, false},
+		{"the daemon is gone, first task", 7, true, true, false, true},
+		{"the daemon is gone, another task", 7, true, false, false, false},
+		{"a job without MPS", 8, false, true, false, false},
+		{"denied to the batch script", 7, false, true, true, false},
 	} {
-		paths, _, ticket := newJob(t)
+		paths, store, ticket := newJob(t)
 		if c.gone {
 			if err := os.Remove(filepath.Join(ticket.Daemons[0].PipeDir, "control")); err != nil {
 				t.Fatal(err)
@@ -40,6 +45,13 @@ func TestATaskWithoutMPS(t *testing.T) {
 		env := []string{
 			fmt.Sprintf("SLURM_JOB_ID=%d", c.job), "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", id),
 			"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
+		}
+		if c.denied {
+			ticket.Grant.Unplaced = policy.UnplacedDeny
+			if err := store.WriteTicket(ticket); err != nil {
+				t.Fatal(err)
+			}
+			env = slices.Delete(env, 1, 2) // a batch script has no step
 		}
 		var out, failed bytes.Buffer
 		run := newRun(os.Getpid(), env, &out, &failed)

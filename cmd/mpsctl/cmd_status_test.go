@@ -192,7 +192,7 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// Screens of 60, 80 and 200 columns show every line whole, in the same order.
+// Screens of 60, 80 and 200 columns show every line whole, in the same order, and every figure.
 func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		text := statusText(busy(), nil, command.Screen{Columns: columns})
@@ -211,6 +211,11 @@ func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 		}
 		if ranks != 8 {
 			t.Errorf("%d columns: %d ranks", columns, ranks)
+		}
+		for _, f := range usage.All {
+			if !strings.Contains(strings.Join(strings.Fields(text), " "), " "+f.Name+" ") {
+				t.Errorf("%d columns: no %s", columns, f.Name)
+			}
 		}
 	}
 }

@@ -6,9 +6,12 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
 // Of all pairs of phases, only these may follow each other. A refused change changes neither the lease nor its file.
@@ -77,4 +80,68 @@ func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
 	if err == nil || l.Phase != Closing || readErr != nil || read.Phase != Opening {
 		t.Errorf("%v: the lease is %q, its file %q, %v", err, l.Phase, read.Phase, readErr)
 	}
+}
+
+// A lease, its claims and its ticket are on the disk before the next step, and so is the end of a lease. What the guard
+// writes often is not.
+func TestWhatAStoreSyncs(t *testing.T) {
+	s := newStore(t)
+	l := leaseOf(7, gpuA)
+	for _, c := range []struct {
+		what string
+		call func() error
+		want string
+	}{
+		{"a new lease", func() error { return s.Create(t.Context(), l) }, ".7.json.new leases .7.new claims"},
+		{"a lease", func() error { return s.Save(l) }, ".7.json.new leases"},
+		{"a ticket", func() error { return s.WriteTicket(Ticket{Job: l.Job}) }, ".7.json.new tickets"},
+		{"a guard's state", func() error { return s.SaveGuard(7, GuardState{}) }, ""},
+		{"the end", func() error { return s.Delete(t.Context(), l) }, "leases"},
+	} {
+		if got := strings.Join(testproc.Synced(t, c.call), " "); got != c.want {
+			t.Errorf("%s: synced %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// A lock that is held, a place that is not given and a process that does not start leave no file open.
+func TestFailuresOfAStoreCloseTheirFiles(t *testing.T) {
+	s := newStore(t)
+	s.Emptier = []string{"/none"}
+	lock, err := s.Lock(t.Context(), 7)
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(s.heldDir(), "1"), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	var places []*TakerPlace
+	for range maxTakers {
+		place, err := s.TakerPlace(Taker{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		places = append(places, place)
+	}
+	fails := func(what string, call func() error) {
+		t.Helper()
+		if leaks := testproc.Leaks(t, func() {
+			if call() == nil {
+				t.Errorf("%s: no error", what)
+			}
+		}); leaks != 0 {
+			t.Errorf("%s: %d files are left open", what, leaks)
+		}
+	}
+	fails("a lock that is held", func() error { _, err := s.Lock(over, 7); return err })
+	fails("no place left", func() error { _, err := s.TakerPlace(Taker{}); return err })
+	for _, place := range places {
+		if err := place.Leave(); err != nil {
+			t.Error(err)
+		}
+	}
+	fails("an emptier that does not start", func() error { return s.empty(Held{dir: filepath.Join(s.heldDir(), "1")}) })
 }

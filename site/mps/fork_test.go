@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
 
@@ -113,5 +114,60 @@ func TestTheControlGroupOfAControlProgram(t *testing.T) {
 		}
 		output.Close()
 		report.Close()
+	}
+}
+
+// A control program has three files, whatever this process has open beside the pipe of the report.
+//
+// Contract: D1
+func TestAControlProgramHasThreeFiles(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	var inherited []int
+	for len(inherited) < 40 {
+		fd, err := unix.Dup(int(null.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		inherited = append(inherited, fd)
+	}
+	for i, fd := range inherited {
+		defer unix.Close(fd)
+		if i%3 == 1 { // each pipe gets a descriptor beside inherited ones
+			unix.Close(fd)
+		}
+	}
+	last, err := unix.FcntlInt(3, unix.F_GETFD, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(3, unix.F_SETFD, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = unix.FcntlInt(3, unix.F_SETFD, last) }()
+	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	said, err := ControlProgram{Path: "/bin/ls"}.run(t.Context(), job, lease.Daemon{}, "", "/proc/self/fd")
+	if want := "0\n1\n2\n3\n"; err != nil || said != want { // 3 is the listed folder
+		t.Errorf("%v: it has %q", err, said)
+	}
+}
+
+// A control program that does not start leaves no file open.
+func TestAControlProgramThatDoesNotStart(t *testing.T) {
+	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	for what, c := range map[string]struct {
+		path  string
+		group string
+	}{"it is missing": {"/none", ""}, "no name": {"/bin/\x00", ""}, "no control group": {"/bin/true", "/none"}} {
+		if leaks := testproc.Leaks(t, func() {
+			if _, err := (ControlProgram{Path: c.path}).run(t.Context(), job, lease.Daemon{Group: c.group}, ""); err == nil && os.Geteuid() == 0 {
+				t.Errorf("%s: it starts", what)
+			}
+		}); leaks != 0 {
+			t.Errorf("%s: %d files are left open", what, leaks)
+		}
 	}
 }

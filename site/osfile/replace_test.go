@@ -11,8 +11,61 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
+
+// A file that a crash must not lose is on the disk before its name is, and then the folder is. No other file waits.
+func TestWhatIsSynced(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	for _, c := range []struct {
+		what string
+		call func() error
+		want string
+	}{
+		{"a write", func() error { return File{Mode: 0o600, Sync: true, Alone: true}.WriteTo(path) }, ".file.new " + filepath.Base(dir)},
+		{"a write that may be lost", func() error { return File{Mode: 0o600}.WriteTo(path) }, ""},
+		{"a new file", func() error { return File{Mode: 0o600, Sync: true}.Create(path) }, "file"},
+		{"a folder", func() error { return SyncFolder(dir) }, filepath.Base(dir)},
+	} {
+		if got := strings.Join(testproc.Synced(t, c.call), " "); got != c.want {
+			t.Errorf("%s: synced %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// What is refused, or fails, leaves no file open.
+func TestFailuresCloseTheirFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	if err := errors.Join(os.Mkdir(path("open"), 0o700), os.Chmod(path("open"), 0o777), os.Mkdir(path("full"), 0o700),
+		os.WriteFile(path("open/file"), nil, 0o666), os.Mkdir(path("full/file"), 0o700), os.Symlink("open", path("link"))); err != nil {
+		t.Fatal(err)
+	}
+	list := func(open func(string) (*os.File, error)) func(string) error {
+		return func(path string) error { _, err := open(path); return err }
+	}
+	for what, call := range map[string]func() error{
+		"a folder of every user":       func() error { return list(OpenFolder)(path("open")) },
+		"a link":                       func() error { return list(OpenFolder)(path("link")) },
+		"a folder below /tmp":          func() error { return list(OpenTrustedFolder)(path("full")) },
+		"a missing folder":             func() error { return list(OpenTrustedFolder)("/usr/none/below") },
+		"a write over a folder":        func() error { return File{Mode: 0o600}.WriteTo(path("full/file")) },
+		"a folder that takes no file":  func() error { return File{Mode: 0o600}.WriteTo("/proc/file") },
+		"a file of every user":         func() error { _, err := ReadOwn(path("open/file"), 4242); return err },
+		"a folder as a file":           func() error { _, _, err := ReadAny(path("full")); return err },
+		"a list of a folder of others": func() error { _, err := ListRootOwned(path("open")); return err },
+	} {
+		if leaks := testproc.Leaks(t, func() {
+			if call() == nil {
+				t.Errorf("%s: no error", what)
+			}
+		}); leaks != 0 {
+			t.Errorf("%s: %d files are left open", what, leaks)
+		}
+	}
+}
 
 // A folder is opened if only root can change it. A file in it is replaced as a whole. A link with the file's name is
 // replaced and not followed.

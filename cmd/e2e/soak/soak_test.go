@@ -133,7 +133,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	t.Cleanup(cancel)
 	c := &e2e.Cluster{T: t, Ctx: ctx, User: user, Top: e2e.PublicDir(t), TestNodes: map[string]e2e.Node{}}
 	s := &soak{Cluster: c, seed: seed, folder: filepath.Join(c.Top, "out"), done: map[string]int{}, failed: map[string]int{}}
-	if err := errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, e2e.UID, e2e.GID)); err != nil {
+	if err := errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, int(e2e.UID), int(e2e.GID))); err != nil {
 		t.Fatal(err)
 	}
 	o := s.options()

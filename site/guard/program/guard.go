@@ -233,23 +233,7 @@ func guardJob(
 	if err != nil {
 		return err
 	}
-	r := &record{store: store, job: l.Job, started: l.Daemons, lock: lock, self: self, log: log}
-	o := guard.Options{
-		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
-		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
-		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
-		Gauge: line.gpuUsage(), Raised: true, Record: r,
-	}
-	if line.interval > 0 {
-		o.Recorder = line.recorder()
-	}
-	for _, held := range l.GPUs {
-		o.Minors = append(o.Minors, held.Minor)
-		o.Gauge = append(o.Gauge, "--gpu", string(held.UUID))
-	}
-	for _, d := range l.Daemons {
-		o.Pipes, o.Logs = append(o.Pipes, d.PipeDir), append(o.Logs, d.LogDir)
-	}
+	o := options(&record{store: store, job: l.Job, started: l.Daemons, lock: lock, self: self, log: log}, l, line)
 	g, err := guard.New(o)
 	if err != nil {
 		return err
@@ -263,6 +247,28 @@ func guardJob(
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil
+}
+
+// options are what the guard of a job gets.
+func options(r *record, l lease.Lease, line line) guard.Options {
+	o := guard.Options{
+		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients,
+		Devices: line.paths.Devices(),
+		Taker:   []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
+		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(r.log, l) },
+		Gauge: line.gpuUsage(), Raised: true, Record: r,
+	}
+	if line.interval > 0 {
+		o.Recorder = line.recorder()
+	}
+	for _, held := range l.GPUs {
+		o.Minors = append(o.Minors, held.Minor)
+		o.Gauge = append(o.Gauge, "--gpu", string(held.UUID))
+	}
+	for _, d := range l.Daemons {
+		o.Pipes, o.Logs = append(o.Pipes, d.PipeDir), append(o.Logs, d.LogDir)
+	}
+	return o
 }
 
 func writeLine(log zerolog.Logger, l guard.Line) {

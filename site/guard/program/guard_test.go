@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog/diode"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
 // newStore is the store of a node with a lease of job 7, whose daemon has not started.
@@ -141,5 +144,43 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 	}
 	if r.Leased() {
 		t.Error("a lease that is gone exists")
+	}
+}
+
+// The guard gets all that the lease has for it. Only a guard without root gives its warnings another place.
+func TestWhatAGuardGets(t *testing.T) {
+	l := lease.Lease{
+		Job:      lease.Job{ID: 7, UID: 2001, GID: 2002},
+		Settings: lease.Settings{Hold: lease.Duration(3 * time.Second), Pause: lease.Duration(4 * time.Second), Clients: 5},
+		GPUs:     []lease.LeasedGPU{{UUID: "GPU-6", Minor: 6}}, Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},
+	}
+	o := options(&record{}, l, line{job: 7, interval: time.Second, paths: site.Paths{Root: "/r"}})
+	if unset := testproc.Unset(o); len(unset) != 1 || unset[0] != "Warnings" {
+		t.Fatalf("not set: %q", unset)
+	}
+	if o.Hold != 3*time.Second || o.Pause != 4*time.Second || o.Clients != 5 || o.UID != 2001 || o.GID != 2002 || o.Minors[0] != 6 ||
+		o.Pipes[0] != "/p" || o.Logs[0] != "/l" || !strings.HasSuffix(strings.Join(o.Gauge, " "), "--gpu GPU-6") {
+		t.Errorf("%+v", o)
+	}
+}
+
+// stuck is a log on a disk that does not answer.
+type stuck struct{ reached chan struct{} }
+
+func (s stuck) Write([]byte) (int, error) { close(s.reached); select {} }
+
+// A disk that does not answer does not keep the guard from its end: the epilog waits for that.
+func TestALogThatDoesNotClose(t *testing.T) {
+	log, closed := stuck{make(chan struct{})}, make(chan struct{})
+	lines := diode.NewWriter(log, maxLines, 0, nil)
+	if _, err := lines.Write([]byte("line\n")); err != nil {
+		t.Fatal(err)
+	}
+	<-log.reached
+	go func() { closeLines(lines); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(time.Minute):
+		t.Error("the guard waits for its log")
 	}
 }

@@ -305,3 +305,33 @@ func TestADuplicateThatIsDropped(t *testing.T) {
 		t.Errorf("%d, %v", fd, err)
 	}
 }
+
+// Each request closes the pidfd that came with it, whatever it asks, and the duplicate of a line's file. A taker that does
+// not start leaves nothing open.
+func TestRequestsCloseTheirFiles(t *testing.T) {
+	_, pidfd, file := takes(t)
+	for what, question := range map[string]string{
+		"no request":     "{",
+		"no descriptor":  `{"Number":100000}`,
+		"no file to ask": fmt.Sprintf(`{"Number":%d,"Text":"line\n"}`, file.Fd()),
+	} {
+		if leaks := testproc.Leaks(t, func() {
+			fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, code := take(fd, []byte(question)); code == 0 {
+				t.Errorf("%s: no error", what)
+			}
+		}); leaks != 0 {
+			t.Errorf("%s: %d files are left open", what, leaks)
+		}
+	}
+	if leaks := testproc.Leaks(t, func() {
+		if _, err := startTaker([]string{"/none"}, nil); err == nil {
+			t.Error("a missing program starts")
+		}
+	}); leaks != 0 {
+		t.Errorf("no taker: %d files are left open", leaks)
+	}
+}

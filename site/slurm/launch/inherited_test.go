@@ -187,6 +187,11 @@ func TestInheritedLaunchers(t *testing.T) {
 // A rank has the place that its launcher gives it, also if it is in a job or step that a rank of the same number of the
 // same launcher has submitted.
 func TestLaunchersOfTheTask(t *testing.T) {
+	for _, row := range launchers {
+		if row.size != "" && !slices.ContainsFunc(launches, func(l launch) bool { return strings.Contains(" "+l.sets, " "+row.rank+"=") }) {
+			t.Errorf("launches has no row of %s, which sets %s", row.name, row.rank)
+		}
+	}
 	for _, s := range starts {
 		if !s.known() {
 			continue
