@@ -37,9 +37,9 @@ sweep|make sweep|14
 soak|make soak SOAK_MINUTES=4 OWN_STARTS=300|11
 race|race|6
 fuzz|make fuzz FUZZTIME=5s|4
-packages|make test-packages|7
+packages|make test-packages|6
 trixie|slurms trixie|5
-forky|slurms forky|4'
+forky|slurms forky|5'
 
 page=$folder/page.md failed=0
 printf 'Commit %s, %s processors, load %s.\n\n| part | command | limit, min | code | seconds |\n|---|---|--:|--:|--:|\n' \

@@ -132,7 +132,7 @@ func endNamespace(namespace string) (empty bool, err error) {
 		}
 		// Read the process's start time before its namespace: if a later process has the same pid, it has another
 		// start time. The link of a zombie or of an ended process cannot be read.
-		stat, err := readStat(pid)
+		stat, err := proc.StatNow(pid)
 		if err != nil {
 			continue
 		}
@@ -140,7 +140,7 @@ func endNamespace(namespace string) (empty bool, err error) {
 			continue
 		}
 		empty = false
-		if err := kill(proc.Process{PID: pid, Start: stat.start}); err != nil {
+		if err := kill(stat.Process); err != nil {
 			return false, err
 		}
 	}

@@ -4,11 +4,9 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -48,16 +46,20 @@ func members(dir string, since uint64) ([]process, error) {
 }
 
 func member(pid int, dir string, since uint64) (process, bool) {
-	st, err := readStat(pid)
-	if err != nil || st.state == 'Z' || st.state == 'X' || st.start < since {
+	stat, err := proc.StatNow(pid)
+	if err != nil || stat.State == 'Z' || stat.State == 'X' || stat.Start < since {
 		return process{}, false
 	}
-	p := process{Process: proc.Process{PID: pid, Start: st.start}, name: st.name}
+	name, err := proc.Name(pid)
+	if err != nil {
+		return process{}, false
+	}
+	p := process{Process: stat.Process, name: name}
 	env := proc.Variables(context.Background(), p.Process, "SLURM_CONF", "SLURM_JOB_ID").Values
 	holds := holdsBelow(pid, dir)
 	configured := env["SLURM_CONF"] == confPath(dir)
 	_, inJob := env["SLURM_JOB_ID"]
-	p.jobs = holds && strings.HasPrefix(st.name, "slurmstepd") || configured && inJob
+	p.jobs = holds && strings.HasPrefix(name, "slurmstepd") || configured && inJob
 	return p, holds || configured
 }
 
@@ -82,66 +84,17 @@ func ancestors() map[int]bool {
 	found := map[int]bool{}
 	for pid := os.Getpid(); pid > 0 && !found[pid]; {
 		found[pid] = true
-		st, err := readStat(pid)
+		stat, err := proc.StatNow(pid)
 		if err != nil {
 			break
 		}
-		pid = st.parent
+		pid = stat.Parent
 	}
 	return found
 }
 
-// stat is the part of /proc/PID/stat that this package uses.
-type stat struct {
-	name   string
-	state  byte
-	parent int
-	start  uint64 // clock ticks since the boot
-}
-
-func readStat(pid int) (stat, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return stat{}, err
-	}
-	return parseStat(string(text))
-}
-
-// parseStat reads "PID (NAME) STATE PPID …". NAME may hold blanks and parentheses, so it ends at the last ")".
-func parseStat(text string) (stat, error) {
-	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
-	if open < 0 || end < open {
-		return stat{}, fmt.Errorf("cannot read a process's stat: %q", text)
-	}
-	f := strings.Fields(text[end+1:])
-	if len(f) < 20 {
-		return stat{}, fmt.Errorf("cannot read a process's stat: %q has %d fields after the name", text, len(f))
-	}
-	parent, err1 := strconv.Atoi(f[1])
-	start, err2 := strconv.ParseUint(f[19], 10, 64)
-	return stat{name: text[open+1 : end], state: f[0][0], parent: parent, start: start}, errors.Join(err1, err2)
-}
-
 // kill ends a process with SIGKILL if the pid still belongs to that process.
-func kill(p proc.Process) error {
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("cannot kill %s: %w", p, err)
-	}
-	defer unix.Close(fd)
-	// The descriptor keeps one process. The start time, read after opening the descriptor, shows whether it is the
-	// right process.
-	if st, err := readStat(p.PID); err != nil || st.start != p.Start {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("cannot kill %s: %w", p, err)
-	}
-	return nil
-}
+func kill(p proc.Process) error { return Heard(func() error { return p.Kill(unix.SIGKILL) }) }
 
 // bootTicks returns the current time in the unit of a process's start time: a hundredth of a second since the boot.
 // The unit is USER_HZ, which is 100 on every architecture that has NVIDIA GPUs.

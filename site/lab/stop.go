@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // These limits bound the parts of Stop. While a slurmd does not answer, slurmctld of 26.05 needs more than five
@@ -184,11 +186,11 @@ func (c *Cluster) own(pid int) bool {
 		}
 	}
 	for pid > 1 && !daemons[pid] {
-		st, err := readStat(pid)
+		st, err := proc.StatNow(pid)
 		if err != nil {
 			return true // it has ended
 		}
-		pid = st.parent
+		pid = st.Parent
 	}
 	return daemons[pid]
 }

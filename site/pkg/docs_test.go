@@ -63,7 +63,7 @@ func TestThePackagedDocuments(t *testing.T) {
 func TestTheLinksOfTheDocuments(t *testing.T) {
 	found := 0
 	for _, page := range documents(t) {
-		for _, m := range anyLink.FindAllStringSubmatch(fences.ReplaceAllString(read(t, page), ""), -1) {
+		for _, m := range anyLink.FindAllStringSubmatch(fences.ReplaceAllString(readFile(t, page), ""), -1) {
 			if strings.Contains(m[1], "://") || m[1] == "" && m[2] == "" {
 				continue
 			}
@@ -76,7 +76,7 @@ func TestTheLinksOfTheDocuments(t *testing.T) {
 				t.Errorf("%s: %s: %v", page, m[0], err)
 				continue
 			}
-			if m[2] != "" && !slices.Contains(anchors(read(t, file)), m[2][1:]) {
+			if m[2] != "" && !slices.Contains(anchors(readFile(t, file)), m[2][1:]) {
 				t.Errorf("%s: %s: %s has no such heading", page, m[0], file)
 			}
 		}
@@ -109,13 +109,4 @@ func documents(t *testing.T) []string {
 		t.Fatalf("%d pages, %v", len(paths), err)
 	}
 	return append(all, paths...)
-}
-
-func read(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(content)
 }

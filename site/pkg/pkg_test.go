@@ -152,13 +152,6 @@ func dpkgs(t *testing.T, version string) string {
 			t.Fatal(err)
 		}
 	}
-	read := func(path string) string {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(content)
-	}
 	conffiles := ""
 	for _, e := range entries(t) {
 		switch below := strings.HasPrefix(e.Target, "/etc/") || strings.HasPrefix(e.Target, "/usr/share/slurm-mps"); {
@@ -168,7 +161,7 @@ func dpkgs(t *testing.T, version string) string {
 				t.Fatal(err)
 			}
 		default:
-			put(e.Target, read(filepath.Join("../..", e.Source))+"# version "+version+"\n", e.Mode)
+			put(e.Target, readFile(t, filepath.Join("../..", e.Source))+"# version "+version+"\n", e.Mode)
 			if e.Kind == Config {
 				conffiles += e.Target + "\n"
 			}
@@ -179,7 +172,7 @@ func dpkgs(t *testing.T, version string) string {
 	for deb, ours := range map[string]string{
 		"preinst": "preinstall", "postinst": "postinstall", "prerm": "preremove", "postrm": "postremove",
 	} {
-		put("DEBIAN/"+deb, read("scripts/"+ours), 0o755)
+		put("DEBIAN/"+deb, readFile(t, "scripts/"+ours), 0o755)
 	}
 	file := filepath.Join(t.TempDir(), version+".deb")
 	if out, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", dir, file).CombinedOutput(); err != nil {

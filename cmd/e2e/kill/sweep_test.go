@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/night"
 )
 
 // subtest returns a name for a point. The name has no slash, because -run splits names at slashes.
@@ -30,8 +31,11 @@ const thinner = 6
 
 // sample returns one of each every × thinner points. It returns all of them in the sweep, and if -run names a point.
 func sample[P any](t *testing.T, points []P, every int) []P {
-	if e2e.Everything || e2e.Named(t) {
+	switch {
+	case e2e.Named(t):
 		return points
+	case e2e.Everything:
+		return e2e.Tonight(points)
 	}
 	return e2e.Nth(points, min(every*thinner, max(len(points)/2, 1)))
 }
@@ -40,7 +44,7 @@ func sample[P any](t *testing.T, points []P, every int) []P {
 // the run that found the points repeated some questions while it waited, and a faster run asks them once. So a sample
 // may miss half of its points and two more, but not all.
 func mayMiss(n int) int {
-	if e2e.Everything {
+	if e2e.Everything && !night.Whole() {
 		return n/20 + 1
 	}
 	return min(n/2+2, n-1)

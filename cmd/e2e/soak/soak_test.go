@@ -20,9 +20,9 @@ import (
 )
 
 // Many random jobs run on a real Slurm whose hooks are the production binaries. Most jobs have a random fault. After
-// each job, nothing of the job is left, and its node is in service. The neighbours of an ended rank continue to compute.
-// Every client that computes does so under MPS. At the end, no process of root is left. Kills in prolog and epilog are in
-// cmd/e2e/kill, and attacks in cmd/e2e/hostile.
+// each job, its node is in service. When a node has no job, nothing of any job is left. The neighbours of an ended rank
+// continue to compute. Every client that computes does so under MPS. At the end, no process of root is left. Kills in
+// prolog and epilog are in cmd/e2e/kill, and attacks in cmd/e2e/hostile.
 //
 //	SOAK_JOBS     number of jobs; 50
 //	SOAK_SEED     seed of the jobs and their faults; 1

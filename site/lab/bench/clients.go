@@ -129,13 +129,9 @@ func (b bench) held(ctx context.Context, job uint32, clients int) error {
 
 // rank returns the command that srun runs for task i of n on a node, but without the shell that srun uses.
 func rank(ctx context.Context, line []string, i, n int) *exec.Cmd {
-	ids := "0"
-	for id := 1; id < n; id++ {
-		ids += "," + strconv.Itoa(id)
-	}
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=" + strconv.Itoa(i), "SLURM_GTIDS=" + ids,
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=" + strconv.Itoa(i), "SLURM_GTIDS=" + positions(n),
 		"SLURM_STEP_GPUS=0", "SLURM_GPUS_ON_NODE=1"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
 	return cmd

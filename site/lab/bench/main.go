@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -77,12 +79,9 @@ func main() {
 	pairs := flag.Int("pairs", 0, "measure the slowest of so many pairs of hooks, alone and beside load; -json gets a line for each pair")
 	simulated := flag.Bool("simulated", false, "measure the simulation, also on a machine with a GPU")
 	flag.Parse()
-	switch flag.Arg(0) {
-	case "floor":
+	if flag.Arg(0) == "floor" {
 		floorMain()
 		return
-	case "load":
-		loadMain()
 	}
 	exit(run(*trials, *pairs, *out, testnode.RealGPUs() > 0 && !*simulated))
 }
@@ -280,13 +279,13 @@ func (b bench) job(id uint32, gpus int) testnode.Job {
 	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions(gpus), Features: "mps", Conf: b.conf}
 }
 
-// positions are Slurm's numbers of a job's GPUs.
-func positions(gpus int) string {
-	list := "0"
-	for i := 1; i < gpus; i++ {
-		list += fmt.Sprintf(",%d", i)
+// positions are Slurm's numbers of a job's GPUs, or of a step's ranks.
+func positions(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, strconv.Itoa(i))
 	}
-	return list
+	return strings.Join(all, ",")
 }
 
 // atRest is the time without calls to the driver before a measured start. A driver may still clean up after a server

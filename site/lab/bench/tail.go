@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -48,7 +47,7 @@ func tails(built string, real bool, pairs int, raw string) error {
 	if err != nil {
 		return err
 	}
-	stop, err := startLoad(ctx)
+	stop, err := startLoad()
 	if err != nil {
 		return err
 	}
@@ -108,50 +107,26 @@ func percentile(sorted []float64, p float64) float64 {
 }
 
 // startLoad starts processes that load the machine: for each processor one that computes, and one that starts programs
-// without end. stop ends them.
-func startLoad(ctx context.Context) (stop func() error, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, self, "load")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("cannot load the machine: %w", err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	return func() error {
-		select {
-		case err := <-ended:
-			return fmt.Errorf("the load ended before the measurement: %w", err)
-		default:
+// without end. stop kills them.
+func startLoad() (stop func() error, err error) {
+	var all []*exec.Cmd
+	stop = func() (failed error) {
+		for _, cmd := range all {
+			failed = errors.Join(failed, cmd.Process.Kill())
+			if err := cmd.Wait(); err == nil {
+				failed = errors.Join(failed, errors.New("the load ended before the measurement"))
+			}
 		}
-		if err := cmd.Process.Kill(); err != nil {
-			return err
-		}
-		<-ended
-		return nil
-	}, nil
-}
-
-// loadMain is the main function of that process. It ends when it is killed.
-func loadMain() {
-	runtime.GOMAXPROCS(2 * runtime.NumCPU())
+		return failed
+	}
 	for range runtime.NumCPU() {
-		go func() {
-			for {
-				_ = time.Now()
+		for _, script := range []string{"while :; do :; done", "while :; do /bin/true; done"} {
+			cmd := exec.Command("/bin/sh", "-c", script)
+			if err := cmd.Start(); err != nil {
+				return nil, errors.Join(fmt.Errorf("cannot load the machine: %w", err), stop())
 			}
-		}()
-		go func() {
-			for {
-				if err := exec.Command("/bin/true").Run(); err != nil {
-					fmt.Fprintf(os.Stderr, "bench load: %v\n", err)
-					os.Exit(1)
-				}
-			}
-		}()
+			all = append(all, cmd)
+		}
 	}
-	select {}
+	return stop, nil
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 )
 
 // testLimit bounds a test. A busy machine needs this long.
@@ -41,25 +42,7 @@ var program = sync.OnceValues(func() (string, error) {
 type demo struct {
 	*exec.Cmd
 	t      *testing.T
-	output *output
-}
-
-// output is what the demo has printed so far.
-type output struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all.String()
+	output *watch.Output
 }
 
 // begin starts a demo. It runs in parallel with the demos of other tests.
@@ -78,7 +61,7 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	t.Cleanup(cancel)
-	d := &demo{exec.CommandContext(ctx, path, args...), t, &output{}}
+	d := &demo{exec.CommandContext(ctx, path, args...), t, &watch.Output{}}
 	d.Cancel = func() error { return d.Process.Signal(syscall.SIGTERM) }
 	d.Env = append(append(os.Environ(), "BUILT_FOLDER="+filepath.Dir(path)), env...) // the programs are already built
 	d.Stdin = stdin
@@ -94,7 +77,7 @@ func (d *demo) ends(code int) string {
 	d.t.Helper()
 	_ = d.Wait() // ProcessState has the code
 	if got := d.ProcessState.ExitCode(); got != code {
-		d.t.Errorf("the demo ends with code %d, want %d:\n%s", got, code, d.output)
+		d.t.Errorf("the demo ends with code %d, want %d:\n%s", got, code, d.output.Text())
 	}
 	name := fmt.Sprintf("/%s%d-", folder, d.Process.Pid)
 	if left, _ := filepath.Glob("/tmp" + name + "*"); len(left) > 0 {
@@ -103,7 +86,7 @@ func (d *demo) ends(code int) string {
 	for _, left := range mentioning(name) {
 		d.t.Errorf("a process is left: %s", left)
 	}
-	return d.output.String()
+	return d.output.Text()
 }
 
 // mentioning returns the command lines of the processes that have the text in their command line or environment.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
 )
 
@@ -114,6 +115,22 @@ func Named(t *testing.T) bool {
 func Nth[P any](points []P, every int) []P {
 	var chosen []P
 	for i := every / 2; i < len(points); i += every {
+		chosen = append(chosen, points[i])
+	}
+	return chosen
+}
+
+// nights is the number of runs of `make nightly` on different days that try all points of a sweep.
+const nights = 8
+
+// Tonight returns all points, but in `make nightly` one of each so many: every day others.
+func Tonight[P any](points []P) []P {
+	if !night.Whole() {
+		return points
+	}
+	today := int(time.Now().Unix() / (24 * 60 * 60))
+	var chosen []P
+	for i := today % min(nights, max(len(points), 1)); i < len(points); i += nights {
 		chosen = append(chosen, points[i])
 	}
 	return chosen
