@@ -349,15 +349,11 @@ func TestReapUnderSlurm(t *testing.T) {
 	if lines = p.runReap(1, "--job", fmt.Sprint(id)); actions(lines) != fmt.Sprintf("job %d leave", id) {
 		t.Errorf("%+v", lines)
 	}
-	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v", result, err)
-	}
+	c.Does(c.User, "scancel", fmt.Sprint(id))
 	c.Ended(id)
 	c.Quiet()
 	// No step runs in this allocation.
-	if result, err := c.Run(c.Ctx, c.User, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1"); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v\n%s", result, err, c.Log())
-	}
+	c.Does(c.User, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1")
 	id++
 	running(id)
 	if lines := p.runReap(1); actions(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
@@ -366,9 +362,7 @@ func TestReapUnderSlurm(t *testing.T) {
 	if !e2e.Alive(p.Ticket(uint32(id)).Daemons[0].Proc) {
 		t.Error("reap ended the daemon of an allocation")
 	}
-	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v", result, err)
-	}
+	c.Does(c.User, "scancel", fmt.Sprint(id))
 	c.Ended(id)
 	c.Quiet()
 }

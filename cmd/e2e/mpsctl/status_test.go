@@ -3,7 +3,6 @@
 package mpsctl_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -279,15 +278,7 @@ func (s scene) bare(environment ...string) *exec.Cmd {
 		name, value, _ := strings.Cut(variable, "=")
 		cmd.Env = e2e.With(cmd.Env, name, value)
 	}
-	out, err := cmd.StdoutPipe()
-	e2e.OK(s.T, err)
-	e2e.OK(s.T, cmd.Start())
-	s.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.Contains(line, "ready") {
-		s.T.Fatalf("the client prints %q, %v", line, err)
-	}
-	return cmd
+	return s.Ready(cmd)
 }
 
 func (s scene) pipe() string { return "CUDA_MPS_PIPE_DIRECTORY=" + s.daemon.PipeDir }
@@ -328,12 +319,6 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			s.start(s.daemon.PipeDir, 0)
 		}, "daemon-replaced"},
 		{"the server is stopped", func(s scene) { s.stop(s.server()) }, "daemon-wedged"},
-		{"the user emptied the pipe folder", func(s scene) {
-			for _, name := range []string{"control", "control_privileged", "nvidia-cuda-mps-control.pid"} {
-				_ = os.Remove(filepath.Join(s.daemon.PipeDir, name))
-			}
-		}, "daemon-not-serving"},
-		{"the daemon talks nonsense", func(s scene) { s.Fault("garbage_answer", "\x1b[31mnonsense") }, "daemon-unclear"},
 		{"a client failed", func(s scene) {
 			victim := s.bare(s.pipe())
 			s.stop(victim.Process.Pid)
@@ -341,8 +326,6 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			cmd.Env = []string{"LD_LIBRARY_PATH=" + s.Sim.Libraries(), "CUDA_VISIBLE_DEVICES=" + string(s.UUID(0)), s.pipe()}
 			_ = cmd.Run()
 		}, "server-fault"},
-		{"the user lifted the ceiling", func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
-		{"a user's own daemon", func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScene(t, "ceiling = 50")

@@ -142,10 +142,7 @@ func TestKeepLogs(t *testing.T) {
 // If a daemon does not start, its log is kept, because an admin needs this log most.
 func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
-	script := filepath.Join(filepath.Dir(p.Root), "control")
-	p.Write(script, "#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
-	e2e.OK(t, os.Chmod(script, 0o755))
-	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.ControlIs("#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
 	p.Must(1, p.Job(7, "0"), "prolog")
 	p.Clean()
 	if got := e2e.Read(t, filepath.Join(p.kept(7), "0", "control.log")); got != "it is broken\n" {
