@@ -199,7 +199,7 @@ func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 	p.Clean()
 }
 
-// An epilog waits for a running prolog of its job. It ends a prolog that hangs, and takes over.
+// An epilog waits for a running prolog of its job. It ends a prolog that hangs or is stopped, and takes over.
 //
 // Contract: R7
 func TestAnEpilogBesideItsProlog(t *testing.T) {
@@ -207,8 +207,9 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		delay int
+		stops bool
 		takes bool
-	}{{"that finishes", 500, false}, {"that hangs", 1_000_000, true}} {
+	}{{"that finishes", 500, false, false}, {"that hangs", 1_000_000, false, true}, {"that is stopped", 1000, true, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)
 			p.Facts(`epilog_deadline = "6s"`)
@@ -221,6 +222,9 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 			go func() { ended <- cmd.Wait() }()
 			defer cmd.Process.Kill()
 			p.SleepsInDriver(cmd.Process.Pid)
+			if c.stops {
+				e2e.OK(t, cmd.Process.Signal(syscall.SIGSTOP))
+			}
 			// The epilog's own calls do not wait.
 			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0))
 			p.Must(0, p.Job(7, "0"), "epilog")

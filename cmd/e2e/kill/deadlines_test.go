@@ -5,7 +5,6 @@ package kill_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -203,26 +202,6 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 		}
 		p.Clean()
 	})
-}
-
-// A prolog that is stopped holds the job's lock and does nothing. The epilog of its job ends it and takes over.
-func TestAnEpilogOfAStoppedProlog(t *testing.T) {
-	e2e.JoinSweep(t, "points")
-	t.Parallel()
-	p, job := timedTestNode(t)
-	e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000))
-	line := p.Command("prolog")
-	cmd := exec.CommandContext(p.Ctx, line[0], line[1:]...)
-	cmd.Env = job.Environment("prolog_slurmd")
-	e2e.OK(t, cmd.Start())
-	p.SleepsInDriver(cmd.Process.Pid)
-	e2e.OK(t, cmd.Process.Signal(syscall.SIGSTOP))
-	p.answer()
-	p.within(epilogBound, 0, job, "epilog")
-	p.Clean()
-	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
-		t.Errorf("the epilog did not kill the prolog: %v", err)
-	}
 }
 
 // small puts the state on a file system with a limited number of blocks and inodes. 0 means no limit.

@@ -26,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The jobs of these tests. No other test's Slurm on this machine uses their numbers. A job with a step or a process
+// The job of these tests. No other test's Slurm on this machine uses its number. A job with a step or a process
 // is used by one test only, because reap searches the whole machine.
-const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
+const goneJob = 4100007
 
 // reapLine is a line of reap's JSON, as its documentation describes it.
 type reapLine struct {
@@ -155,37 +155,6 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 	if closed-asked < 2 {
 		t.Errorf("%d leases, %d of them open: the test proves too little", closed, asked)
 	}
-}
-
-// Reap leaves an open lease, whether the job has a step, a process or neither. It closes the lease if an admin names
-// the job.
-//
-// Contract: R8
-func TestReapOfAnOpenLease(t *testing.T) {
-	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Open(p.Job(openJob, "0"))
-	p.Open(p.Job(otherJob, "1"))
-	other := fmt.Sprintf("job %d leave", otherJob)
-	before := p.settled()
-	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
-	client := p.Client(openJob, "spin", "-ms", "1", "-for", "900")
-	p.reaps(1, actionOn(openJob, "leave")+", "+other, "of its user was started in it")
-	e2e.OK(t, client.Process.Kill())
-	_ = client.Wait()
-	// Both jobs have the same user, so the other job's guard may have held the files too.
-	for _, job := range []uint32{openJob, otherJob} {
-		p.Until("close of the files", func() bool { return p.Held(p.Lease(job).Guard.PID, "/nvidia-uvm") == 0 })
-	}
-	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
-		t.Errorf("reap changed an open lease: before %q\nafter %q", before, after)
-	}
-	p.reaps(0, actionOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
-	if p.Modes() != "03" || !e2e.Alive(p.Ticket(otherJob).Daemons[0].Proc) {
-		t.Errorf("reap changed the other job: modes %s", p.Modes())
-	}
-	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
-	p.Must(0, p.Job(otherJob, "1"), "epilog")
-	p.Quiet()
 }
 
 // If an epilog was killed before its first step, the job's lease is open. Status, doctor and the error of the next

@@ -21,7 +21,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
@@ -232,26 +231,6 @@ func (p testNode) awaitEnding(pid int) {
 	p.report(p.runningReport(), fmt.Sprintf("ending of client %d", pid), func(r usage.Report) bool {
 		return slices.ContainsFunc(r.Clients, func(c usage.Client) bool { return c.PID == pid && c.Ending != "" })
 	})
-}
-
-// If a client ends in mid-kernel, its neighbours are unharmed, and the report counts them.
-func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
-	p := sampledOften(t, node.H200)
-	s := e2e.OpenShared(p.Node)
-	neighbours := []*e2e.Running{s.Neighbour(), s.Neighbour()}
-	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
-	s.Holds(6)
-	victim.Kill()
-	wait.Sleep(s.Ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
-	s.Lives(neighbours...)
-	p.awaitEnding(victim.Pid)
-	p.Must(0, s.Job, "epilog")
-	r := p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
-	for _, c := range r.Clients {
-		if c.PID == victim.Pid && (c.Ending != usage.InFlight || c.Unharmed != 2) {
-			t.Errorf("%+v, want 2 unharmed", c)
-		}
-	}
 }
 
 // The report contains a fault, and the clients that the fault ended.

@@ -184,15 +184,3 @@ func TestSlurmdKilledInMidJob(t *testing.T) {
 	c.Ended(id)
 	c.Quiet()
 }
-
-func TestThreeNodes(t *testing.T) {
-	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
-	for _, launch := range []string{"srun", "mpirun.openmpi"} {
-		id := c.Batch(launch+" "+c.Wrap("info"), "-N3", "--ntasks-per-node=2", "--gres=gpu:1")
-		c.Ended(id)
-		if got := e2e.SMCounts(t, c.Output(id)); !slices.Equal(got, []int{66, 66, 66, 66, 66, 66}) {
-			t.Errorf("%s: ranks %v\n%s\n%s", launch, got, c.Output(id), c.Log())
-		}
-		c.Quiet()
-	}
-}
