@@ -150,8 +150,7 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 		_ = control.Kill(unix.SIGKILL)
 		t.Fatal("the control program still runs after the prolog")
 	}
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }
 
 // The epilog restores the mode that the GPU had before the job, whatever that mode was. A mode that an admin set
@@ -195,8 +194,7 @@ func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	p.Open(p.Job(7, "0"))
 	p.Write(p.Paths().Policy(), "rubbish {")
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 }
 
 // An epilog waits for a running prolog of its job. It ends a prolog that hangs or is stopped, and takes over.
@@ -227,8 +225,7 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 			}
 			// The epilog's own calls do not wait.
 			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0))
-			p.Must(0, p.Job(7, "0"), "epilog")
-			p.Clean()
+			p.Close(p.Job(7, "0"))
 			if taken := strings.Contains(p.Log(), "killing the job's prolog"); taken != c.takes {
 				t.Errorf("the epilog took over: %v\n%s", taken, p.Log())
 			}
@@ -256,6 +253,5 @@ func TestMIGInstances(t *testing.T) {
 	if p.Modes() != "0" {
 		t.Errorf("the mode of a GPU with instances was set to %s", p.Modes())
 	}
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }

@@ -32,8 +32,7 @@ func TestAJobsLife(t *testing.T) {
 			for _, d := range ticket.Daemons {
 				p.HoldsDaemon(d)
 			}
-			p.Must(0, job, "epilog")
-			p.Clean()
+			p.Close(job)
 			p.Must(0, job, "epilog")
 			p.Clean()
 		})
@@ -55,8 +54,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 			t.Errorf("%s %x, %v:\n%s", field, signals, err, status)
 		}
 	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 }
 
 func TestAJobThatAsksForNoMPS(t *testing.T) {
@@ -65,8 +63,7 @@ func TestAJobThatAsksForNoMPS(t *testing.T) {
 	job.Features = "a100"
 	p.Must(0, job, "prolog")
 	p.Clean()
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }
 
 func TestAPrologAgainAdopts(t *testing.T) {
@@ -81,6 +78,5 @@ func TestAPrologAgainAdopts(t *testing.T) {
 	if !strings.Contains(p.Log(), `"outcome":"adopted"`) {
 		t.Errorf("not adopted:\n%s", p.Log())
 	}
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }

@@ -493,8 +493,7 @@ func TestStatusForAUser(t *testing.T) {
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")
 	p.Must(0, other, "epilog")
-	p.Must(0, refused, "epilog")
-	p.Clean()
+	p.Close(refused)
 }
 
 // Status waits while others ask the daemon. An epilog goes on beside a status that hangs on a stopped daemon.

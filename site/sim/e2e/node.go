@@ -413,6 +413,13 @@ func (p Node) Clean() {
 	}
 }
 
+// Close runs a job's epilog, after which nothing is left of any job.
+func (p Node) Close(job testnode.Job) {
+	p.T.Helper()
+	p.Must(0, job, "epilog")
+	p.Clean()
+}
+
 // Booted removes all state and the log, so that the next job is the first job after a boot.
 func (p Node) Booted() {
 	p.T.Helper()
