@@ -285,9 +285,7 @@ func TestAJobThatFillsRun(t *testing.T) {
 			p.Must(0, job, "prolog")
 			cmd := p.AsUser(7, []string{"/bin/sh", "-c", c.line})
 			cmd.Dir = p.Ticket(7).Daemons[0].PipeDir
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			e2e.Runs(t, cmd)
 			p.Must(0, job, "epilog")
 			// On a busy machine its time is over before the folder is empty. It names the folder then, and reap empties it.
 			p.Until("empty folder", func() bool { p.MpsctlAs(0, "reap"); return len(p.Leftovers()) == 0 })

@@ -195,9 +195,7 @@ func TestALeaseWithoutAStep(t *testing.T) {
 	p.Must(0, p.Job(next, "0"), "epilog")
 	cmd := exec.Command("/bin/sh", "-c", command)
 	cmd.Env = []string{"PATH=" + p.Bin + ":/usr/bin:/bin"}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", command, err, out)
-	}
+	e2e.Runs(t, cmd)
 	p.Open(p.Job(next, "0"))
 	p.Must(0, p.Job(next, "0"), "epilog")
 	p.Quiet()

@@ -247,9 +247,7 @@ func (s scene) start(pipe string, gpu int) {
 	cmd := exec.Command(s.Sim.Program("nvidia-cuda-mps-control"), "-d")
 	cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe, "CUDA_MPS_LOG_DIRECTORY=" + log, "CUDA_VISIBLE_DEVICES=" + string(s.UUID(gpu))}
 	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: e2e.UID, Gid: e2e.GID}}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		s.T.Fatalf("%v: %s", err, out)
-	}
+	e2e.Runs(s.T, cmd)
 	s.T.Cleanup(func() { s.killServing(pipe) })
 }
 

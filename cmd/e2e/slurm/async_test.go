@@ -16,7 +16,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -87,9 +86,7 @@ func TestAsynchronousSteps(t *testing.T) {
 // seen waits until the guard of a job has seen so many clients.
 func (c *cluster) seen(job, clients int) {
 	c.T.Helper()
-	boot, err := proc.BootID()
-	e2e.OK(c.T, err)
-	store := lease.OpenReadOnly(c.First().Paths().Run(), boot)
+	store := lease.OpenReadOnly(c.First().Paths().Run(), e2e.Boot(c.T))
 	ctx, cancel := context.WithTimeout(c.Ctx, 2*time.Minute)
 	defer cancel()
 	for {
