@@ -358,8 +358,7 @@ func TestAJobsGuard(t *testing.T) {
 	if owner, err := os.Stat(fmt.Sprintf("/proc/%d", guard.PID)); err != nil || owner.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("the guard does not run as root: %v", err)
 	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 	log := p.Log()
 	restored := strings.Index(log, `"step":"mode restored"`)
 	for _, step := range []string{`"step":"daemon ended"`, `"step":"guard ended"`} {
@@ -378,8 +377,7 @@ func TestAJobWithoutHold(t *testing.T) {
 	if guard := p.Lease(7).Guard; guard.PID != 0 {
 		t.Errorf("the job has a guard although its hold is 0: %v", guard)
 	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 }
 
 // Dead clients whose files are held still count against the GPU's limit of clients. More short clients than that

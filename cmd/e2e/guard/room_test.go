@@ -67,27 +67,20 @@ func TestRoomTheNextMemberNeedsTheMemory(t *testing.T) {
 }
 
 // Rows: 40 ranks on one GPU, and 26, each run two short CUDA programs one after the other. On an H200, 23 of 40 could
-// start the second one (error 2), and 40 of 40 with hold = "0s". Simulated, 22 of 26 could.
-func TestRoomForTheSecondProgram(t *testing.T) {
-	for _, ranks := range []int{40, 26} {
-		t.Run(fmt.Sprint(ranks), func(t *testing.T) { e2e.NewShared(t).TwoPrograms(ranks) })
+// start the second one (error 2), and 40 of 40 with hold = "0s". Simulated, 22 of 26 could. And xargs -P2 mpirun-wrap
+// --slots=2, 12 members of 66,000 MiB: simulated, 12, 6 and 11 of 12 worked, and 12 of 12 with hold = "0s". Without a
+// guard they all start, so what fails beside one is what the guard holds.
+func TestRoomBesideAGuardAndWithout(t *testing.T) {
+	for _, attributes := range [][]string{nil, {`hold = "0s"`}} {
+		for _, ranks := range []int{40, 26} {
+			t.Run(fmt.Sprintf("%d ranks %q", ranks, attributes), func(t *testing.T) { e2e.NewShared(t, attributes...).TwoPrograms(ranks) })
+		}
+		t.Run(fmt.Sprintf("big members %q", attributes), func(t *testing.T) {
+			s := e2e.NewShared(t, attributes...)
+			s.BigMembers()
+			s.RoomSoon()
+		})
 	}
-}
-
-// Row: xargs -P2 mpirun-wrap --slots=2, 12 members of 66,000 MiB. Simulated, 12, 6 and 11 of 12 worked, and 12 of 12
-// with hold = "0s".
-func TestRoomForBigMembers(t *testing.T) {
-	s := e2e.NewShared(t)
-	s.BigMembers()
-	s.RoomSoon()
-}
-
-// Without a guard, the programs of these rows start. So what fails beside a guard is what the guard holds.
-func TestRoomWithoutAGuard(t *testing.T) {
-	for _, ranks := range []int{40, 26} {
-		t.Run(fmt.Sprintf("two programs, %d ranks", ranks), func(t *testing.T) { e2e.NewShared(t, `hold = "0s"`).TwoPrograms(ranks) })
-	}
-	t.Run("big members", func(t *testing.T) { e2e.NewShared(t, `hold = "0s"`).BigMembers() })
 }
 
 // Row: forty clients are killed with work in flight, eight come at once, and two neighbours compute. The neighbours

@@ -56,8 +56,7 @@ func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
 				}
 				p.Must(0, jobs[0], "epilog")
 				p.serves(jobs[1], c.ceilings[(1+order)%2], c.holds[(1+order)%2])
-				p.Must(0, jobs[1], "epilog")
-				p.Clean()
+				p.Close(jobs[1])
 			})
 		}
 	}

@@ -4,7 +4,6 @@ package job_test
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,8 +32,7 @@ func TestAJobsLife(t *testing.T) {
 			for _, d := range ticket.Daemons {
 				p.HoldsDaemon(d)
 			}
-			p.Must(0, job, "epilog")
-			p.Clean()
+			p.Close(job)
 			p.Must(0, job, "epilog")
 			p.Clean()
 		})
@@ -45,10 +43,7 @@ func TestAJobsLife(t *testing.T) {
 // signal blocked, although slurmd's prologs have some blocked, and with none ignored.
 func TestAControlProgramThatIsAScript(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
-	p.Write(script, fmt.Sprintf("#!/bin/sh\n[ \"$1\" = -d ] && cat /proc/self/status >$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", p.Sim.Program("nvidia-cuda-mps-control")))
-	e2e.OK(t, os.Chmod(script, 0o755))
-	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.ControlIs(fmt.Sprintf("#!/bin/sh\n[ \"$1\" = -d ] && cat /proc/self/status >$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", p.Sim.Program("nvidia-cuda-mps-control")))
 	p.Open(p.Job(7, "0"))
 	status := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[0].LogDir, "status"))
 	for _, field := range []string{"SigBlk:", "SigIgn:"} {
@@ -59,8 +54,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 			t.Errorf("%s %x, %v:\n%s", field, signals, err, status)
 		}
 	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 }
 
 func TestAJobThatAsksForNoMPS(t *testing.T) {
@@ -69,8 +63,7 @@ func TestAJobThatAsksForNoMPS(t *testing.T) {
 	job.Features = "a100"
 	p.Must(0, job, "prolog")
 	p.Clean()
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }
 
 func TestAPrologAgainAdopts(t *testing.T) {
@@ -85,6 +78,5 @@ func TestAPrologAgainAdopts(t *testing.T) {
 	if !strings.Contains(p.Log(), `"outcome":"adopted"`) {
 		t.Errorf("not adopted:\n%s", p.Log())
 	}
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }

@@ -242,6 +242,5 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 			p.Clean()
 		}
 	}
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -129,9 +128,6 @@ func (p testNode) joins(id, uid uint32, extra []string) {
 	job := p.Job(id, "0")
 	job.Extra, job.UID, job.GID = extra, uid, uid
 	p.Open(job)
-	if refused := p.Ticket(id).RefusalReason; refused != "" {
-		p.T.Fatal(refused)
-	}
 }
 
 // asStranger is a CUDA client of another user's job.
@@ -175,9 +171,7 @@ func (p testNode) rest(all []*exec.Cmd, stop bool) {
 // guard returns the state of a job's guard.
 func (p testNode) guard(job uint32) lease.GuardState {
 	p.T.Helper()
-	boot, err := proc.BootID()
-	e2e.OK(p.T, err)
-	state, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadGuard(job)
+	state, err := lease.OpenReadOnly(p.Paths().Run(), e2e.Boot(p.T)).ReadGuard(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())
 	}

@@ -5,7 +5,6 @@ package kill_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -205,26 +204,6 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 	})
 }
 
-// A prolog that is stopped holds the job's lock and does nothing. The epilog of its job ends it and takes over.
-func TestAnEpilogOfAStoppedProlog(t *testing.T) {
-	e2e.JoinSweep(t, "points")
-	t.Parallel()
-	p, job := timedTestNode(t)
-	e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000))
-	line := p.Command("prolog")
-	cmd := exec.CommandContext(p.Ctx, line[0], line[1:]...)
-	cmd.Env = job.Environment("prolog_slurmd")
-	e2e.OK(t, cmd.Start())
-	p.SleepsInDriver(cmd.Process.Pid)
-	e2e.OK(t, cmd.Process.Signal(syscall.SIGSTOP))
-	p.answer()
-	p.within(epilogBound, 0, job, "epilog")
-	p.Clean()
-	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
-		t.Errorf("the epilog did not kill the prolog: %v", err)
-	}
-}
-
 // small puts the state on a file system with a limited number of blocks and inodes. 0 means no limit.
 func (p testNode) small(blocks, inodes int) {
 	p.T.Helper()
@@ -263,8 +242,7 @@ func TestASmallRun(t *testing.T) {
 				t.Errorf("the prolog prints %q: want %q, without %q", said, lacks, other)
 			}
 		}
-		p.Must(0, job, "epilog")
-		p.Clean()
+		p.Close(job)
 	}
 	var blocks, inodes []int
 	for n := range 20 {
@@ -307,9 +285,7 @@ func TestAJobThatFillsRun(t *testing.T) {
 			p.Must(0, job, "prolog")
 			cmd := p.AsUser(7, []string{"/bin/sh", "-c", c.line})
 			cmd.Dir = p.Ticket(7).Daemons[0].PipeDir
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			e2e.Runs(t, cmd)
 			p.Must(0, job, "epilog")
 			// On a busy machine its time is over before the folder is empty. It names the folder then, and reap empties it.
 			p.Until("empty folder", func() bool { p.MpsctlAs(0, "reap"); return len(p.Leftovers()) == 0 })

@@ -23,9 +23,7 @@ import (
 func (c *cluster) cutter(program string) (where string) {
 	c.T.Helper()
 	cut := filepath.Join(c.Top, "cut")
-	if out, err := exec.Command("go", "build", "-o", cut, "github.com/slurm-mps/slurm-mps/site/sim/faultinject/cut").CombinedOutput(); err != nil {
-		c.T.Fatalf("%v: %s", err, out)
-	}
+	e2e.Runs(c.T, exec.Command("go", "build", "-o", cut, "github.com/slurm-mps/slurm-mps/site/sim/faultinject/cut"))
 	hook, where := filepath.Join(c.Top, program), filepath.Join(c.Top, program+".cut")
 	script := strings.Replace(e2e.Read(c.T, hook), "\nexec ", fmt.Sprintf("\nexec %s %s ", cut, where), 1)
 	e2e.OK(c.T, node.WriteProgram(hook, []byte(script)))
@@ -70,9 +68,7 @@ func TestAPrologKilledUnderSlurm(t *testing.T) {
 			if _, err := c.WaitJobUntil(c.Ctx, id, lab.Job.Held); err != nil {
 				t.Error(err)
 			}
-			if result, err := c.Run(c.Ctx, lab.User{}, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
-				t.Errorf("%+v, %v", result, err)
-			}
+			c.Does(lab.User{}, "scancel", strconv.Itoa(id))
 			c.resumed()
 		})
 	}

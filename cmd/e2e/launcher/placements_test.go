@@ -124,9 +124,7 @@ func (s *launchCluster) makeRanks() {
 		e2e.OK(s.T, node.WriteProgram(path, []byte(text)))
 	}
 	for _, mpi := range []string{"openmpi", "mpich"} {
-		if out, err := exec.CommandContext(s.Ctx, "mpicc."+mpi, "-o", filepath.Join(s.Top, "rank."+mpi), source).CombinedOutput(); err != nil {
-			s.T.Fatalf("%v: %s", err, out)
-		}
+		e2e.Runs(s.T, exec.CommandContext(s.Ctx, "mpicc."+mpi, "-o", filepath.Join(s.Top, "rank."+mpi), source))
 	}
 }
 

@@ -99,20 +99,6 @@ func TestRanksWithoutMPS(t *testing.T) {
 	}
 }
 
-// Before driver 590, MPS serves 48 clients on a GPU. All of 49 ranks fail, and one of them prints why. If a busy
-// node starts the ranks over more than a second, one rank in each further second also prints it.
-func TestRanksThatFailAlikePrintOnce(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	p.Open(p.Job(7, "0"))
-	defer p.Must(0, p.Job(7, "0"), "epilog")
-	codes, said := p.Launch(49, "echo", "ran").End()
-	pattern := fmt.Sprintf(`^(mpirun-wrap: cannot place rank \d+ on %s: 49 ranks share it, and at most 48 can: `+
-		`use more GPUs or fewer ranks \(printed once for this node\)\n){1,4}$`, p.UUID(0))
-	if slices.ContainsFunc(codes, func(code int) bool { return code != 125 }) || !regexp.MustCompile(pattern).MatchString(strings.Join(said, "")) {
-		t.Errorf("codes %d, %q", codes, said)
-	}
-}
-
 // With driver 590, MPS serves 60 clients on a GPU. Sixty ranks run at the same time, one more client gets CUDA's
 // error 46, and one of 61 ranks prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {

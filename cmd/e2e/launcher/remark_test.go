@@ -48,23 +48,3 @@ func TestAMisspeltVariableIsPrintedOnce(t *testing.T) {
 		t.Errorf("codes %v, printed\n%s\nwant\n%s", codes, got, want)
 	}
 }
-
-// A list of shares is for one number of ranks on a GPU. With another number, no rank runs, and one of them prints why.
-func TestAListForAnotherNumberOfRanks(t *testing.T) {
-	p := sharedGPU(t)
-	ranks := p.LaunchAs(e2e.UID, 4, []string{"SLURM_MPS_SHARE=4:3:2:1"}, "--report", "true")
-	if codes, said := ranks.End(); slices.Max(codes) != 0 || strings.Join(said, "") != "" {
-		t.Errorf("codes %v, printed %q", codes, said)
-	}
-	for _, sms := range []string{"52", "40", "26", "14"} {
-		if !strings.Contains(ranks.Out(), " "+sms+" of 132 SMs") {
-			t.Errorf("no rank has %s SMs:\n%s", sms, ranks.Out())
-		}
-	}
-	ranks = p.LaunchAs(e2e.UID, 4, []string{"SLURM_MPS_SHARE=70%,30%"}, "true")
-	codes, said := ranks.End()
-	const want = "cannot give share 70%,30%: the list is for 2 ranks on a GPU, and this GPU has 4: give as many entries as ranks (printed once for this node)\n"
-	if slices.Min(codes) != 125 || len(said) != 1 || !strings.HasSuffix(said[0], want) {
-		t.Errorf("codes %v, printed %q", codes, said)
-	}
-}

@@ -105,8 +105,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 		e2e.OK(t, d.Proc.Kill(unix.SIGCONT))
 	}
 	p.Must(0, other, "epilog")
-	p.Must(0, p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"))
 }
 
 // Root writes metrics only to a path that root alone controls, and follows no link of another user.
@@ -115,22 +114,18 @@ func TestMetricsFollowNoLink(t *testing.T) {
 	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where every user may write
 	e2e.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(own) })
-	must := func(err error) {
-		t.Helper()
-		e2e.OK(t, err)
-	}
-	must(os.Chmod(own, 0o755))
+	e2e.OK(t, os.Chmod(own, 0o755))
 	victim := filepath.Join(own, "victim")
 	p.Write(victim, "precious")
 	theirs := filepath.Join(own, "theirs")
-	must(os.MkdirAll(filepath.Join(theirs, "below"), 0o755))
+	e2e.OK(t, os.MkdirAll(filepath.Join(theirs, "below"), 0o755))
 	for _, name := range []string{".slurm-mps.new", "slurm-mps.prom", ".draft-slurm-mps.prom-1"} {
-		must(os.Symlink(victim, filepath.Join(theirs, name)))
+		e2e.OK(t, os.Symlink(victim, filepath.Join(theirs, name)))
 	}
-	must(os.Chown(theirs, int(e2e.UID), int(e2e.GID)))
-	must(os.Symlink(own, filepath.Join(own, "link")))
-	must(os.MkdirAll(filepath.Join(own, "open"), 0o755))
-	must(os.Chmod(filepath.Join(own, "open"), 0o775))
+	e2e.OK(t, os.Chown(theirs, int(e2e.UID), int(e2e.GID)))
+	e2e.OK(t, os.Symlink(own, filepath.Join(own, "link")))
+	e2e.OK(t, os.MkdirAll(filepath.Join(own, "open"), 0o755))
+	e2e.OK(t, os.Chmod(filepath.Join(own, "open"), 0o775))
 	for path, want := range map[string]string{
 		filepath.Join(theirs, "slurm-mps.prom"):       fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
 		filepath.Join(theirs, "below/slurm-mps.prom"): fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
@@ -146,7 +141,7 @@ func TestMetricsFollowNoLink(t *testing.T) {
 	}
 	// In a folder of root, the file is replaced, and the target of a link in its place does not change.
 	out := filepath.Join(own, "slurm-mps.prom")
-	must(os.Symlink(victim, out))
+	e2e.OK(t, os.Symlink(victim, out))
 	for range 2 {
 		if result := p.Ctl("metrics", "--out", out); result.Code != 0 || result.Output != "" {
 			t.Fatalf("%+v", result)

@@ -47,9 +47,6 @@ func quartersOf(t *testing.T, gres, how string, set map[string]string) quarters 
 			job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}
 		}
 		q.Open(job)
-		if refused := q.Ticket(id).RefusalReason; refused != "" {
-			t.Fatal(refused)
-		}
 		work := []string{"spin", "-ms", "0", "-for", "200", "-exit-idle"}
 		if id == q.jobs[0] {
 			work = []string{"spin", "-ms", "5", "-for", "200", "-exit-idle", "-mib", "9000"}

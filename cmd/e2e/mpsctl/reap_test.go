@@ -26,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The jobs of these tests. No other test's Slurm on this machine uses their numbers. A job with a step or a process
+// The job of these tests. No other test's Slurm on this machine uses its number. A job with a step or a process
 // is used by one test only, because reap searches the whole machine.
-const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
+const goneJob = 4100007
 
 // reapLine is a line of reap's JSON, as its documentation describes it.
 type reapLine struct {
@@ -157,37 +157,6 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 	}
 }
 
-// Reap leaves an open lease, whether the job has a step, a process or neither. It closes the lease if an admin names
-// the job.
-//
-// Contract: R8
-func TestReapOfAnOpenLease(t *testing.T) {
-	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
-	p.Open(p.Job(openJob, "0"))
-	p.Open(p.Job(otherJob, "1"))
-	other := fmt.Sprintf("job %d leave", otherJob)
-	before := p.settled()
-	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
-	client := p.Client(openJob, "spin", "-ms", "1", "-for", "900")
-	p.reaps(1, actionOn(openJob, "leave")+", "+other, "of its user was started in it")
-	e2e.OK(t, client.Process.Kill())
-	_ = client.Wait()
-	// Both jobs have the same user, so the other job's guard may have held the files too.
-	for _, job := range []uint32{openJob, otherJob} {
-		p.Until("close of the files", func() bool { return p.Held(p.Lease(job).Guard.PID, "/nvidia-uvm") == 0 })
-	}
-	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
-		t.Errorf("reap changed an open lease: before %q\nafter %q", before, after)
-	}
-	p.reaps(0, actionOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
-	if p.Modes() != "03" || !e2e.Alive(p.Ticket(otherJob).Daemons[0].Proc) {
-		t.Errorf("reap changed the other job: modes %s", p.Modes())
-	}
-	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
-	p.Must(0, p.Job(otherJob, "1"), "epilog")
-	p.Quiet()
-}
-
 // If an epilog was killed before its first step, the job's lease is open. Status, doctor and the error of the next
 // prolog, which drains the node, have the command that closes it. Without Contain no job needs a step, and a job with a
 // step runs: both are no findings.
@@ -226,9 +195,7 @@ func TestALeaseWithoutAStep(t *testing.T) {
 	p.Must(0, p.Job(next, "0"), "epilog")
 	cmd := exec.Command("/bin/sh", "-c", command)
 	cmd.Env = []string{"PATH=" + p.Bin + ":/usr/bin:/bin"}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", command, err, out)
-	}
+	e2e.Runs(t, cmd)
 	p.Open(p.Job(next, "0"))
 	p.Must(0, p.Job(next, "0"), "epilog")
 	p.Quiet()
@@ -349,15 +316,11 @@ func TestReapUnderSlurm(t *testing.T) {
 	if lines = p.runReap(1, "--job", fmt.Sprint(id)); actions(lines) != fmt.Sprintf("job %d leave", id) {
 		t.Errorf("%+v", lines)
 	}
-	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v", result, err)
-	}
+	c.Does(c.User, "scancel", fmt.Sprint(id))
 	c.Ended(id)
 	c.Quiet()
 	// No step runs in this allocation.
-	if result, err := c.Run(c.Ctx, c.User, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1"); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v\n%s", result, err, c.Log())
-	}
+	c.Does(c.User, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1")
 	id++
 	running(id)
 	if lines := p.runReap(1); actions(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
@@ -366,9 +329,7 @@ func TestReapUnderSlurm(t *testing.T) {
 	if !e2e.Alive(p.Ticket(uint32(id)).Daemons[0].Proc) {
 		t.Error("reap ended the daemon of an allocation")
 	}
-	if result, err := c.Run(c.Ctx, c.User, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v", result, err)
-	}
+	c.Does(c.User, "scancel", fmt.Sprint(id))
 	c.Ended(id)
 	c.Quiet()
 }

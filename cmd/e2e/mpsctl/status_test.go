@@ -3,7 +3,6 @@
 package mpsctl_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -248,9 +247,7 @@ func (s scene) start(pipe string, gpu int) {
 	cmd := exec.Command(s.Sim.Program("nvidia-cuda-mps-control"), "-d")
 	cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe, "CUDA_MPS_LOG_DIRECTORY=" + log, "CUDA_VISIBLE_DEVICES=" + string(s.UUID(gpu))}
 	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: e2e.UID, Gid: e2e.GID}}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		s.T.Fatalf("%v: %s", err, out)
-	}
+	e2e.Runs(s.T, cmd)
 	s.T.Cleanup(func() { s.killServing(pipe) })
 }
 
@@ -279,15 +276,7 @@ func (s scene) bare(environment ...string) *exec.Cmd {
 		name, value, _ := strings.Cut(variable, "=")
 		cmd.Env = e2e.With(cmd.Env, name, value)
 	}
-	out, err := cmd.StdoutPipe()
-	e2e.OK(s.T, err)
-	e2e.OK(s.T, cmd.Start())
-	s.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.Contains(line, "ready") {
-		s.T.Fatalf("the client prints %q, %v", line, err)
-	}
-	return cmd
+	return s.Ready(cmd)
 }
 
 func (s scene) pipe() string { return "CUDA_MPS_PIPE_DIRECTORY=" + s.daemon.PipeDir }
@@ -328,12 +317,6 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			s.start(s.daemon.PipeDir, 0)
 		}, "daemon-replaced"},
 		{"the server is stopped", func(s scene) { s.stop(s.server()) }, "daemon-wedged"},
-		{"the user emptied the pipe folder", func(s scene) {
-			for _, name := range []string{"control", "control_privileged", "nvidia-cuda-mps-control.pid"} {
-				_ = os.Remove(filepath.Join(s.daemon.PipeDir, name))
-			}
-		}, "daemon-not-serving"},
-		{"the daemon talks nonsense", func(s scene) { s.Fault("garbage_answer", "\x1b[31mnonsense") }, "daemon-unclear"},
 		{"a client failed", func(s scene) {
 			victim := s.bare(s.pipe())
 			s.stop(victim.Process.Pid)
@@ -341,8 +324,6 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			cmd.Env = []string{"LD_LIBRARY_PATH=" + s.Sim.Libraries(), "CUDA_VISIBLE_DEVICES=" + string(s.UUID(0)), s.pipe()}
 			_ = cmd.Run()
 		}, "server-fault"},
-		{"the user lifted the ceiling", func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
-		{"a user's own daemon", func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScene(t, "ceiling = 50")
@@ -510,8 +491,7 @@ func TestStatusForAUser(t *testing.T) {
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")
 	p.Must(0, other, "epilog")
-	p.Must(0, refused, "epilog")
-	p.Clean()
+	p.Close(refused)
 }
 
 // Status waits while others ask the daemon. An epilog goes on beside a status that hangs on a stopped daemon.

@@ -76,7 +76,6 @@ func TestTheSitesTicketWins(t *testing.T) {
 	if strings.Contains(quiet.Text(), "--own") || len(n.of("--own-keep")) > 0 {
 		t.Errorf("it prints %s\n%s", quiet.Text(), n.state())
 	}
-	n.Must(0, n.Job(7, "0"), "epilog")
-	n.Clean()
+	n.Close(n.Job(7, "0"))
 	n.clean()
 }

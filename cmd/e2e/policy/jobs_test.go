@@ -56,8 +56,7 @@ rule "mps" {
 		if got := fmt.Sprint(g.Scope, " ", g.Share.String(), " ", g.Ceiling, " ", g.MaxClients); got != c.want || ticket.Rule != "mps" {
 			t.Errorf("%s: rule %q gives %s, want %s", c.name, ticket.Rule, got, c.want)
 		}
-		p.Must(0, job, "epilog")
-		p.Clean()
+		p.Close(job)
 	}
 }
 
@@ -88,8 +87,7 @@ rule "none" {
 		asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
 		t.Errorf("the lease has the request %+v, %v", asked, err)
 	}
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 }
 
 func (p testNode) kept(job uint32) string {
@@ -115,8 +113,7 @@ func TestKeepLogs(t *testing.T) {
 			p.Must(0, p.Job(7, "0,1"), "prolog")
 			said := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[1].LogDir, "control.log"))
 			c.trouble(p)
-			p.Must(0, p.Job(7, "0,1"), "epilog")
-			p.Clean()
+			p.Close(p.Job(7, "0,1"))
 			path := filepath.Join(p.kept(7), "1", "control.log")
 			info, err := os.Stat(path)
 			if !c.kept {
@@ -142,10 +139,7 @@ func TestKeepLogs(t *testing.T) {
 // If a daemon does not start, its log is kept, because an admin needs this log most.
 func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
-	script := filepath.Join(filepath.Dir(p.Root), "control")
-	p.Write(script, "#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
-	e2e.OK(t, os.Chmod(script, 0o755))
-	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.ControlIs("#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
 	p.Must(1, p.Job(7, "0"), "prolog")
 	p.Clean()
 	if got := e2e.Read(t, filepath.Join(p.kept(7), "0", "control.log")); got != "it is broken\n" {
@@ -178,8 +172,7 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 	long := strings.Repeat("x", 5<<20) + "the end\n"
 	e2e.OK(t, os.WriteFile(logs[3], []byte(long), 0o600))
 	e2e.OK(t, os.Chown(logs[3], int(e2e.UID), int(e2e.GID)))
-	p.Must(0, job, "epilog")
-	p.Clean()
+	p.Close(job)
 	for n := range 3 {
 		if content, err := os.ReadFile(filepath.Join(p.kept(7), fmt.Sprint(n), "control.log")); !os.IsNotExist(err) {
 			t.Errorf("log %d is kept: %q, %v", n, content, err)

@@ -66,8 +66,7 @@ func TestSwitchOff(t *testing.T) {
 			if !e2e.Alive(running.Daemons[0].Proc) {
 				t.Error("the running job has lost its daemon")
 			}
-			p.Must(0, p.Job(6, "1"), "epilog")
-			p.Clean()
+			p.Close(p.Job(6, "1"))
 			_, back, _ := strings.Cut(applied.Output, "To go back: mpsctl ")
 			if result := p.Ctl(strings.Fields(back)...); result.Code != 0 {
 				t.Errorf("%q: %+v", back, result)

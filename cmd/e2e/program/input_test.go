@@ -51,8 +51,7 @@ func TestAJobWithoutAGresConf(t *testing.T) {
 	if got := p.Ticket(7).RefusalReason; !strings.HasPrefix(got, "cannot read "+p.Gres()+": no such file or directory") {
 		t.Errorf("the ticket's reason: %q", got)
 	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 }
 
 // If a lease cannot be used, prolog and epilog exit with 1, change nothing and keep the file.

@@ -21,7 +21,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
-	"github.com/slurm-mps/slurm-mps/site/wait"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
 )
@@ -159,7 +158,8 @@ func (p testNode) ctlWith(user, group uint32, job string, args ...string) (out s
 	return string(said), cmd.ProcessState.ExitCode()
 }
 
-// A job's user can read its report while the job runs and afterwards. Another user never can.
+// A job's user can read its report while the job runs and afterwards, and its metrics without the node's totals. Another
+// user never can.
 //
 // Contract: U2
 func TestWhoReadsAReport(t *testing.T) {
@@ -188,6 +188,16 @@ func TestWhoReadsAReport(t *testing.T) {
 		}
 	}
 	both("runs, ")
+	use := "\nslurm_mps_job_clients_seen{jobid=\"7\",user=\"hpc1\",partition=\"main\"} "
+	for _, c := range []struct {
+		user        uint32
+		use, totals bool
+	}{{0, true, true}, {e2e.UID, true, false}, {e2e.UID + 1, false, false}} {
+		out, code := p.ctlAs(c.user, "", "metrics")
+		if code != 0 || strings.Contains(out, use) != c.use || strings.Contains(out, "\nslurm_mps_closed_jobs_total ") != c.totals {
+			t.Errorf("metrics of uid %d: code %d, want use %v and totals %v\n%s", c.user, code, c.use, c.totals, out)
+		}
+	}
 	_ = client.Process.Signal(syscall.SIGTERM)
 	_ = client.Wait()
 	p.Must(0, p.Job(7, "0"), "epilog")
@@ -214,26 +224,6 @@ func TestWhoReadsAReport(t *testing.T) {
 	p.Quiet()
 }
 
-// The metrics contain the use of running jobs. A user gets the metrics of the user's own jobs, and no totals.
-func TestMetricsOfUse(t *testing.T) {
-	p := sampledOften(t, node.H200)
-	e2e.OK(t, p.Sim.Node.GPU(0).Set("gpm/2", "31"))
-	p.Must(0, p.Job(7, "0"), "prolog")
-	p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
-	line := "\nslurm_mps_job_clients_seen{jobid=\"7\",user=\"hpc1\",partition=\"main\"} "
-	for _, c := range []struct {
-		user        uint32
-		use, totals bool
-	}{{0, true, true}, {e2e.UID, true, false}, {e2e.UID + 1, false, false}} {
-		out, code := p.ctlAs(c.user, "", "metrics")
-		if code != 0 || strings.Contains(out, line) != c.use || strings.Contains(out, "\nslurm_mps_closed_jobs_total ") != c.totals {
-			t.Errorf("uid %d: code %d, want use %v and totals %v\n%s", c.user, code, c.use, c.totals, out)
-		}
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Quiet()
-}
-
 // awaitEnding waits until the running job's report has how a client ended. The guard knows this when it has closed the
 // client's files.
 func (p testNode) awaitEnding(pid int) {
@@ -241,26 +231,6 @@ func (p testNode) awaitEnding(pid int) {
 	p.report(p.runningReport(), fmt.Sprintf("ending of client %d", pid), func(r usage.Report) bool {
 		return slices.ContainsFunc(r.Clients, func(c usage.Client) bool { return c.PID == pid && c.Ending != "" })
 	})
-}
-
-// If a client ends in mid-kernel, its neighbours are unharmed, and the report counts them.
-func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
-	p := sampledOften(t, node.H200)
-	s := e2e.OpenShared(p.Node)
-	neighbours := []*e2e.Running{s.Neighbour(), s.Neighbour()}
-	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
-	s.Holds(6)
-	victim.Kill()
-	wait.Sleep(s.Ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
-	s.Lives(neighbours...)
-	p.awaitEnding(victim.Pid)
-	p.Must(0, s.Job, "epilog")
-	r := p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
-	for _, c := range r.Clients {
-		if c.PID == victim.Pid && (c.Ending != usage.InFlight || c.Unharmed != 2) {
-			t.Errorf("%+v, want 2 unharmed", c)
-		}
-	}
 }
 
 // The report contains a fault, and the clients that the fault ended.
@@ -367,30 +337,6 @@ func TestAReportThatIsNotKept(t *testing.T) {
 		}
 		_ = unix.Unmount(p.Paths().Reports(), unix.MNT_DETACH)
 	}
-	p.Quiet()
-}
-
-// mpsctl report has the end of a client that has just ended, long before the next sample. So it can be the last line of
-// a batch script.
-//
-// Contract: U2
-func TestABadEndIsReportedAtOnce(t *testing.T) {
-	p := newTestNode(t, testnode.Default(`drain_grace = "0s"`), node.H200)
-	p.Facts(`usage_interval = "1h"`)
-	s := e2e.OpenShared(p.Node)
-	s.Env = append(s.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=1", "SLURM_PROCID=3")
-	neighbour, victim := s.Neighbour(), s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
-	p.report(p.runningReport(), "both clients", func(r usage.Report) bool { return r.ClientsSeen == 2 })
-	victim.Kill()
-	out, code := p.ctlAs(e2e.UID, "7", "report")
-	for _, want := range []string{"1 of 2 clients ended badly",
-		fmt.Sprintf("rank 3 of step 1 (cuda-client, pid %d) ended by signal 9 (SIGKILL).", victim.Pid)} {
-		if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
-			t.Errorf("code %d, no %q in\n%s", code, want, out)
-		}
-	}
-	s.Lives(neighbour)
-	p.Must(0, s.Job, "epilog")
 	p.Quiet()
 }
 

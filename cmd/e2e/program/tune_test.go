@@ -113,8 +113,7 @@ func TestTune(t *testing.T) {
 	if !slices.Equal(medians, []float64{2, 5, 10}) {
 		t.Errorf("medians %v", medians)
 	}
-	p.Must(0, p.Job(7, "0"), "epilog")
-	p.Clean()
+	p.Close(p.Job(7, "0"))
 	if left, _ := exec.Command("pgrep", "-f", p.program()).Output(); len(left) != 0 {
 		t.Errorf("left: %s", left)
 	}

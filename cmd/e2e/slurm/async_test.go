@@ -16,7 +16,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -78,9 +77,7 @@ func TestAsynchronousSteps(t *testing.T) {
 		line := "srun --async --mpi=none --exact --overlap -n1 -o /dev/null " + c.Wrap("spin -ms 5 -for 600")
 		id := c.Batch("for i in 1 2 3 4; do "+line+"; done; swait", "-n4", "--gres=gpu:1", "--stepmgr")
 		c.seen(id, 4)
-		if result, err := c.Run(c.Ctx, c.User, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
-			t.Fatalf("%+v, %v", result, err)
-		}
+		c.Does(c.User, "scancel", strconv.Itoa(id))
 		c.Ended(id)
 	})
 	c.Quiet()
@@ -89,9 +86,7 @@ func TestAsynchronousSteps(t *testing.T) {
 // seen waits until the guard of a job has seen so many clients.
 func (c *cluster) seen(job, clients int) {
 	c.T.Helper()
-	boot, err := proc.BootID()
-	e2e.OK(c.T, err)
-	store := lease.OpenReadOnly(c.First().Paths().Run(), boot)
+	store := lease.OpenReadOnly(c.First().Paths().Run(), e2e.Boot(c.T))
 	ctx, cancel := context.WithTimeout(c.Ctx, 2*time.Minute)
 	defer cancel()
 	for {

@@ -233,9 +233,7 @@ func (l loader) attacks() {
 			t.Errorf("%s of root's: mount namespace %s, slurmd's is %s, variables %q, files\n%s", name, in, mnt, environ, maps)
 		}
 	}
-	if result, err := l.Run(l.Ctx, l.User, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
-		t.Fatalf("%+v, %v", result, err)
-	}
+	l.Does(l.User, "scancel", strconv.Itoa(id))
 	l.Ended(id)
 	l.Quiet()
 	for _, hook := range []string{"prolog", "epilog"} {

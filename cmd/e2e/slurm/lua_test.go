@@ -41,9 +41,7 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 		}
 	})
 	spank := filepath.Join(dir, "slurm_mps.so")
-	if out, err := exec.Command("../../../site/spank/build.sh", "/usr/include", spank).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	e2e.Runs(t, exec.Command("../../../site/spank/build.sh", "/usr/include", spank))
 	e2e.OK(t, os.WriteFile(filepath.Join(folder, "plugstack.conf"), []byte("required "+spank+"\n"), 0o644))
 	return c, func(args ...string) lab.Result {
 		t.Helper()

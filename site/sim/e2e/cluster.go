@@ -182,6 +182,16 @@ func (c *Cluster) Batch(script string, args ...string) int {
 	return id
 }
 
+// Does runs a command of Slurm's as a user. It must end with 0.
+func (c *Cluster) Does(user lab.User, line ...string) lab.Result {
+	c.T.Helper()
+	result, err := c.Run(c.Ctx, user, line[0], line[1:]...)
+	if err != nil || result.Exit != 0 {
+		c.T.Fatalf("%q: %+v, %v\n%s", line, result, err, c.Log())
+	}
+	return result
+}
+
 // Output is what a batch job printed.
 func (c *Cluster) Output(id int) string {
 	c.T.Helper()

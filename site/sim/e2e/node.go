@@ -198,6 +198,14 @@ func OK(t testing.TB, err error) {
 	}
 }
 
+// Runs runs a command that must end with 0.
+func Runs(t testing.TB, cmd *exec.Cmd) {
+	t.Helper()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v: %s", cmd.Args, err, out)
+	}
+}
+
 // Write writes a file, and makes its folder.
 func (p Node) Write(path, content string) {
 	p.T.Helper()
@@ -342,9 +350,7 @@ func (p Node) CudaClient() string {
 // Lease reads the lease of a job.
 func (p Node) Lease(job uint32) lease.Lease {
 	p.T.Helper()
-	boot, err := proc.BootID()
-	OK(p.T, err)
-	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
+	l, err := lease.OpenReadOnly(p.Paths().Run(), Boot(p.T)).Read(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())
 	}
@@ -354,9 +360,7 @@ func (p Node) Lease(job uint32) lease.Lease {
 // Ticket reads the ticket of a job.
 func (p Node) Ticket(job uint32) lease.Ticket {
 	p.T.Helper()
-	boot, err := proc.BootID()
-	OK(p.T, err)
-	t, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadTicket(job)
+	t, err := lease.OpenReadOnly(p.Paths().Run(), Boot(p.T)).ReadTicket(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())
 	}
@@ -411,6 +415,13 @@ func (p Node) Clean() {
 	if left := p.Leftovers(); len(left) > 0 {
 		p.T.Errorf("left behind: %q\n%s", left, p.Log())
 	}
+}
+
+// Close runs a job's epilog, after which nothing is left of any job.
+func (p Node) Close(job testnode.Job) {
+	p.T.Helper()
+	p.Must(0, job, "epilog")
+	p.Clean()
 }
 
 // Booted removes all state and the log, so that the next job is the first job after a boot.

@@ -243,9 +243,7 @@ func (s *Shared) Knows(seen int) {
 // State returns the state that the guard last wrote.
 func (s *Shared) State() lease.GuardState {
 	s.T.Helper()
-	boot, err := proc.BootID()
-	OK(s.T, err)
-	state, err := lease.OpenReadOnly(s.Paths().Run(), boot).ReadGuard(7)
+	state, err := lease.OpenReadOnly(s.Paths().Run(), Boot(s.T)).ReadGuard(7)
 	if err != nil {
 		s.T.Fatalf("%v\n%s", err, s.Log())
 	}
