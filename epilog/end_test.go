@@ -10,6 +10,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // noProcess is above the largest pid of Linux.
@@ -20,9 +21,7 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil) // with a grace of 0
 	n.clients = []site.Client{{Server: 1, PID: noProcess}, {Server: 1, PID: noProcess + 1}}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"terminate client 8388608: lease closing, claims, folders",
@@ -44,9 +43,7 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 			n := newNode(t)
 			n.leased(nil)
 			n.Fail[step] = site.ErrNoAnswer
-			if err := n.close(); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, n.close())
 			want := []string{
 				"ask for clients: lease closing, claims, folders",
 				"quit daemon: lease closing, claims, folders",
@@ -84,9 +81,7 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 				t.Errorf("the last step was %q", last)
 			}
 			n.works(step)
-			if err := n.close(); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, n.close())
 			n.IsAsBefore()
 		})
 	}
@@ -99,9 +94,7 @@ func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	n.Fail["quit daemon"], n.Fail["kill daemon"] = site.ErrNoAnswer, site.ErrImpostors
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -110,9 +103,7 @@ func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
 func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase = lease.Opening })
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Events[0] != "kill daemon: lease closing, claims, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -126,9 +117,7 @@ func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = proc.Process{} })
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"look for processes: lease closing, claims, folders",
 		"empty group-7-0: lease closing, claims, folders",
@@ -144,9 +133,7 @@ func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, proc.Process{} })
 	n.leftover = []proc.Process{n.Self}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Events[1] != "kill daemon: lease closing, claims, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -160,9 +147,7 @@ func TestAGuardEndsBesideTheDaemon(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	n.beside = "end guard"
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"end guard: lease closing, claims, folders",

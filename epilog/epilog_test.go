@@ -13,13 +13,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
 	n := newNode(t)
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did("end guard: nothing") // a prolog may have been killed before it wrote the lease
 	n.IsAsBefore()
 	if line := n.logged(SummaryStep); line != nil {
@@ -29,12 +28,8 @@ func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
 
 func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 	n := newNode(t)
-	if err := n.Store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.OK(t, n.Store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}))
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -45,9 +40,7 @@ func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 func TestAnEpilogUndoesInOrder(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"quit daemon: lease closing, claims, folders",
@@ -63,9 +56,7 @@ func TestAnEpilogUndoesInOrder(t *testing.T) {
 func TestClosingTwiceIsClosingOnce(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	if err := errors.Join(n.close(), n.close()); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(n.close(), n.close()))
 	n.Did("end guard: nothing")
 	n.IsAsBefore()
 }
@@ -75,13 +66,9 @@ func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	n := newNode(t)
 	l := n.leased(nil)
 	lock, err := n.Store.Lock(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer lock.Release()
-	if err := n.epilog().Undo(t.Context(), l); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.epilog().Undo(t.Context(), l))
 	if left := n.Files(); !slices.Equal(left, []string{"locks/7"}) {
 		t.Errorf("the store has %q", left)
 	}
@@ -94,15 +81,11 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	n := newNode(t)
 	now := n.Store
 	earlier, err := lease.Open(n.Dir, "boot-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.Store = earlier
 	n.leased(nil)
 	n.Store = now
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did()
 	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || len(n.Files()) > 0 {
 		t.Errorf("mode %s, files %q", n.Modes[fakenode.GPUA], n.Files())
@@ -113,9 +96,7 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 func TestATornLeaseStaysAndFailsTheEpilog(t *testing.T) {
 	n := newNode(t)
 	path := filepath.Join(n.Dir, "leases", "7.json")
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("{"), 0o600))
 	if err := n.close(); !errors.Is(err, lease.ErrCorrupt) {
 		t.Error(err)
 	}
@@ -132,9 +113,7 @@ func TestAnEpilogThatCannotWriteUndoesAllTheSame(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(n.Dir, "leases", ".7.json.new"), 0o755); err != nil { // no file can be made there
 		t.Fatal(err)
 	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Events[0] != "ask for clients: lease open, claims, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -165,8 +144,6 @@ func TestARecorderThatDoesNotEndDrainsNoNode(t *testing.T) {
 		t.Errorf("the undo reports %v", err)
 	}
 	n.works("end guard")
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A user can make the daemon start a program that no signal ends. It is neither daemon nor server, so all is undone, the
@@ -18,9 +19,7 @@ func TestAProcessThatStaysInTheDaemonsGroupDrainsNoNode(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	n.Fail["empty group-7-0"] = &site.LeftInGroupError{PIDs: []int{os.Getpid(), noProcess}, Err: errors.New("cannot empty control group")}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 	for _, want := range []string{fmt.Sprintf(`"pid":%d,`, os.Getpid()), `"name":"epilog.test"`, `"user":"hpc1"`} {
 		if !strings.Contains(n.log.String(), want) {

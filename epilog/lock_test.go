@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // holdsLock is the variable with the folder of a store. The test's own program then holds the lock of job 7 until its
@@ -35,9 +36,7 @@ func TestWhatAnEpilogEnds(t *testing.T) {
 		cmd.Env = append(os.Environ(), holdsLock+"="+n.Dir, fmt.Sprintf("%s=%v", closes, closing))
 		in, err1 := cmd.StdinPipe()
 		out, err2 := cmd.StdoutPipe()
-		if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err1, err2, cmd.Start()))
 		t.Cleanup(func() { _ = cmd.Process.Kill() })
 		if line, err := bufio.NewReader(out).ReadString('\n'); line != "holds\n" {
 			t.Fatalf("%q, %v", line, err)
@@ -53,9 +52,7 @@ func TestWhatAnEpilogEnds(t *testing.T) {
 			t.Errorf("beside a prolog: %v", err)
 		}
 		if lock != nil {
-			if err := lock.Release(); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, lock.Release())
 		}
 		in.Close()
 		if err := cmd.Wait(); (err == nil) != closing {
@@ -66,19 +63,13 @@ func TestWhatAnEpilogEnds(t *testing.T) {
 
 func holdLock(t *testing.T, folder string) {
 	store, err := lease.Open(folder, "boot")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lock, err := store.Lock(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if os.Getenv(closes) == "true" {
 		lock.MarkClosing()
 	}
 	fmt.Println("holds")
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lock.Release())
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -19,9 +20,7 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	if err != nil || o.Share.String() != "50%" || o.GPU != blockGPU || !o.DryRun || o.ShareFlag {
 		t.Fatalf("%+v, %v", o, err)
 	}
-	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "block"), o.Set("dry-run", "false")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(o.Set("share", "even"), o.Set("gpu", "block"), o.Set("dry-run", "false")))
 	if o.Share.String() != "even" || o.GPU != blockGPU || o.DryRun || !o.ShareFlag {
 		t.Errorf("%+v", o)
 	}
@@ -107,10 +106,7 @@ func TestEveryPlaceIsTakenOnce(t *testing.T) {
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
 				lowest, highest := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
-					placement, err := Place(ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
-					if err != nil {
-						t.Fatal(err)
-					}
+					placement := must.Get(Place(ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}}))(t)
 					sums[placement.GPU] += placement.Share.SMs
 					highest[placement.GPU] = max(highest[placement.GPU], placement.Share.SMs)
 					if lowest[placement.GPU] == 0 || placement.Share.SMs < lowest[placement.GPU] {
@@ -148,9 +144,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 					ticket.Grant.Ceiling = ceiling
 					for ranks := 1; ranks <= 64; ranks += 1 + ranks/8 {
 						rank := Rank{Task: launch.Task{LocalRank: ranks - 1, LocalSize: ranks}, Options: Options{GPU: choice}}
-						if err := rank.Options.Set("share", rule); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, rank.Options.Set("share", rule))
 						placement, err := Place(ticket, rank)
 						if err != nil {
 							if ranks <= policy.Clients {
@@ -189,10 +183,7 @@ func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 
 // docs/reference.md has a row for every setting, with its variable.
 func TestTheSettingsAreDocumented(t *testing.T) {
-	content, err := os.ReadFile("../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../docs/reference.md"))(t)
 	for _, s := range Settings {
 		if !strings.Contains(string(content), "| `--"+s.Flag) || !strings.Contains(string(content), "`"+s.Variable()+"`") {
 			t.Errorf("--%s or %s is not documented", s.Flag, s.Variable())

@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
@@ -52,10 +53,7 @@ func TestPlacements(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			for rank := range c.ranks {
-				placement, err := Place(c.ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: c.ranks}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				placement := must.Get(Place(c.ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: c.ranks}}))(t)
 				daemon := strings.Split(placement.Daemon.PipeDir, "/")[5]
 				got = append(got, fmt.Sprintf("%s:%s:%d", strings.TrimPrefix(string(placement.Device.UUID), "GPU-"), daemon, placement.Share.SMs))
 				if last := placement.variables()[3]; rank == 0 && (last.Name != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" || last.Value != c.percent) {
@@ -70,10 +68,7 @@ func TestPlacements(t *testing.T) {
 }
 
 func TestEnvironmentReplacesAndUnsets(t *testing.T) {
-	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalRank: 0, LocalSize: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	placement := must.Get(Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalRank: 0, LocalSize: 1}}))(t)
 	got := placement.environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
 	want := "A=1 B= CUDA_VISIBLE_DEVICES=GPU-0 CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/7/0/pipe CUDA_MPS_LOG_DIRECTORY=/run/slurm-mps/jobs/7/0/log"
 	if strings.Join(got, " ") != want {
@@ -84,7 +79,7 @@ func TestEnvironmentReplacesAndUnsets(t *testing.T) {
 func TestNoPlacement(t *testing.T) {
 	boot := "boot"
 	dir := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(dir, "tickets"), 0o755))
+	must.OK(t, os.Mkdir(filepath.Join(dir, "tickets"), 0o755))
 	reader := lease.OpenReadOnly(dir, boot)
 	broken := ticketOf(1, policy.ScopeJob, 1)
 	broken.Devices[0].Daemon = 3
@@ -124,31 +119,21 @@ func TestNoPlacement(t *testing.T) {
 
 // Contract: K1
 func TestCheckAsksTheNode(t *testing.T) {
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(proc.Current())(t)
 	dir := t.TempDir()
 	placement := Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
 	control := filepath.Join(dir, "control")
 	if err := placement.checkDaemon(nil); err == nil {
 		t.Error("a daemon without a socket passes")
 	}
-	if err := os.WriteFile(control, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(control, nil, 0o600))
 	if err := placement.checkDaemon(nil); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
 		t.Errorf("a file for a socket: %v", err)
 	}
 	os.Remove(control)
-	listener, err := net.Listen("unixpacket", control)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unixpacket", control))(t)
 	defer listener.Close()
-	if err := placement.checkDaemon(nil); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, placement.checkDaemon(nil))
 	placement.Daemon.Proc.Start++ // the same pid, another process
 	if err := placement.checkDaemon(nil); err == nil || !strings.Contains(err.Error(), "is gone") {
 		t.Errorf("a pid that is another process's: %v", err)
@@ -158,9 +143,7 @@ func TestCheckAsksTheNode(t *testing.T) {
 func TestPrograms(t *testing.T) {
 	dir := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"good": 0o755, "plain": 0o644} {
-		if err := errors.Join(os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"), mode)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"), mode)))
 	}
 	env := []string{"PATH=/nonexistent:" + dir}
 	if path, err := lookPath("good", env); err != nil || path != dir+"/good" {
@@ -187,9 +170,7 @@ func TestPrograms(t *testing.T) {
 // No entry of a list is for a process that is no rank: it has an even share, as a single rank has.
 func TestAProcessWithoutAPlaceTakesNoEntry(t *testing.T) {
 	rank := Rank{Task: launch.Task{LocalSize: 1}}
-	if err := rank.Options.Set("share", "3:1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, rank.Options.Set("share", "3:1"))
 	ticket := ticketOf(2, policy.ScopeJob, 1)
 	placement, err := placeNonRank(ticket, rank)
 	if err != nil || placement.Share.SMs != 132 {
@@ -213,7 +194,7 @@ func TestALimitOnTheOnlyGPU(t *testing.T) {
 		}
 		for _, choice := range []choice{allGPUs, inheritGPUs} {
 			rank := Rank{Task: launch.Task{LocalSize: 1}, Options: Options{GPU: choice}}
-			must(t, rank.Options.Set("mem", "8G"))
+			must.OK(t, rank.Options.Set("mem", "8G"))
 			if placement, err := Place(ticket, rank); (err != nil) != refused || !refused && placement.limits() == "" {
 				t.Errorf("%d GPUs, --gpu=%s: %v", gpus, choice, err)
 			}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The wrapper compares launchers' variables with the environment of the job's script, which is a process.
@@ -35,7 +37,7 @@ func TestWhoAmI(t *testing.T) {
 	}
 	socket := func(cmd *exec.Cmd) { // as PMI_FD, descriptor 9
 		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0) // no rank of another test has it
-		must(t, err)
+		must.OK(t, err)
 		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
 		t.Cleanup(func() { ours.Close(); theirs.Close() })
 		cmd.ExtraFiles = []*os.File{6: theirs}
@@ -67,7 +69,7 @@ func TestWhoAmI(t *testing.T) {
 		{"env -i with slots", "", clean("SLURM_MPS_SLOTS=4"), nil, "GPU-0"},
 	} {
 		script := filepath.Join(m.dir, "script")
-		must(t, os.WriteFile(script, []byte(c.script), 0o600))
+		must.OK(t, os.WriteFile(script, []byte(c.script), 0o600))
 		cmd := exec.Command("/bin/sh", "-c", "exec env SLURM_TASK_PID=$$ "+c.job+" /bin/sh "+script)
 		cmd.Env = m.env
 		if c.set != nil {

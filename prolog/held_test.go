@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,23 +17,15 @@ import (
 func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	n := newNode(t)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for id := uint32(101); id <= 102; id++ {
 		l := lease.Lease{Job: lease.Job{ID: id, UID: 2001, GID: 2001}}
-		if err := n.Store.MakeDirs(l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, n.Store.MakeDirs(l))
 		file, err := os.Create(n.Store.ExchangeDir(id) + "/fat")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		err = errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, 140<<20), os.Remove(file.Name()),
 			unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(file.Fd())), nil, 0), file.Close())
-		if err := errors.Join(err, n.Store.RemoveDirs(l.Job)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err, n.Store.RemoveDirs(l.Job)))
 	}
 	if all, err := n.Store.Held(); err != nil || len(all) == 0 {
 		t.Skipf("this process may not mount: %v", err)
@@ -51,7 +44,5 @@ func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	unix.Close(pair[0])
 	unix.Close(pair[1])
 	n.mustOpen(job(0))
-	if err := n.Store.FreeHeld(func(lease.Held) bool { return true }); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.Store.FreeHeld(func(lease.Held) bool { return true }))
 }

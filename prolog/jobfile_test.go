@@ -7,15 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // rootsFolder is a folder that only root can change. /tmp is not one.
 func rootsFolder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/run", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/run", "mps"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -25,10 +24,7 @@ func TestJobFiles(t *testing.T) {
 	n := newNode(t)
 	n.jobFiles = rootsFolder(t)
 	n.mustOpen(job(0, 1))
-	l, err := n.Store.Read(7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(n.Store.Read(7))(t)
 	for i, name := range []string{"0", "1"} {
 		path := filepath.Join(n.jobFiles, name)
 		if content, err := os.ReadFile(path); err != nil || string(content) != "7\n" || l.GPUs[i].JobFile != path {
@@ -57,9 +53,7 @@ func TestJobFilesThatCannotBeWritten(t *testing.T) {
 		{"no folder", "/run/none-of-slurm-mps", func(*node) {}},
 		{"a folder of others", t.TempDir(), func(*node) {}}, // below /tmp
 		{"a link", rootsFolder(t), func(n *node) {
-			if err := errors.Join(os.RemoveAll(n.jobFiles), os.Symlink("/etc", n.jobFiles)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.RemoveAll(n.jobFiles), os.Symlink("/etc", n.jobFiles)))
 		}},
 		{"no number", rootsFolder(t), func(n *node) { n.Fail["number of a"] = errors.New("lost") }},
 	} {

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The lease and the claims are written before the first change. The modes are set before the daemon starts, and the
@@ -49,10 +50,7 @@ func TestALeaseNamesWhatIsUndone(t *testing.T) {
 	n := newNode(t)
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveThread
 	n.mustOpen(job(0, 1))
-	l, err := n.Store.Read(7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(n.Store.Read(7))(t)
 	if want := []lease.LeasedGPU{
 		{UUID: fakenode.GPUA, Minor: 0, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess},
 		{UUID: fakenode.GPUB, Minor: 1, OriginalMode: site.ModeExclusiveThread, NewMode: site.ModeExclusiveProcess},

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The difference is that of diff -u, without characters that a terminal obeys. A missing file is an empty one.
 func TestUnified(t *testing.T) {
 	old := filepath.Join(t.TempDir(), "-old")
-	if err := os.WriteFile(old, []byte("a\nb\nc\nd\ne\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(old, []byte("a\nb\nc\nd\ne\n"), 0o600))
 	head := "--- " + old + "\n+++ new\n"
 	for text, want := range map[string]string{
 		"a\nb\nc\nd\nE\x1b\x00\tx\nf": head +

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A file is written as a whole or not at all, keeps its mode, and replaces only a regular file.
@@ -14,29 +16,19 @@ func TestReplaceFile(t *testing.T) {
 	dir := t.TempDir()
 	page := filepath.Join(dir, "page.html")
 	for _, text := range []string{"one", "two"} {
-		if err := replaceFile(page, []byte(text), os.Open); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, replaceFile(page, []byte(text), os.Open))
 		if content, err := os.ReadFile(page); err != nil || string(content) != text {
 			t.Errorf("%q, %v", content, err)
 		}
 	}
-	if err := os.Chmod(page, 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if err := replaceFile(page, []byte("three"), os.Open); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(page, 0o640))
+	must.OK(t, replaceFile(page, []byte("three"), os.Open))
 	if info, err := os.Stat(page); err != nil || info.Mode() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	link, kept := filepath.Join(dir, "link"), filepath.Join(dir, "kept")
-	if err := os.Symlink(page, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(kept, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(page, link))
+	must.OK(t, os.Mkdir(kept, 0o755))
 	for _, path := range []string{link, kept, "/dev/null", filepath.Join(dir, "none/page.html")} {
 		if err := replaceFile(path, []byte("x"), os.Open); err == nil || !strings.HasPrefix(err.Error(), "cannot write ") {
 			t.Errorf("%s: %v", path, err)

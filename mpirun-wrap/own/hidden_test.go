@@ -9,15 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // Programs whose processes the kernel hides are named, and all others are not. What root may not read is in
 // cmd/e2e/own.
 func TestHiddenBy(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can give files away")
-	}
+	must.Root(t)
 	path := filepath.Join(base(t), "program")
 	if ignoresPrivileges(filepath.Dir(path)) {
 		t.Skip("a file has no rights here")
@@ -44,9 +43,7 @@ func TestHiddenBy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer os.Remove(path)
-			if err := errors.Join(os.WriteFile(path, []byte(c.content), 0o755), c.change()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.WriteFile(path, []byte(c.content), 0o755), c.change()))
 			if got := hiddenBy(path); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}

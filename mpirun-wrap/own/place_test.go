@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,9 +26,7 @@ func newRoot(t *testing.T) string {
 	t.Helper()
 	root := base(t)
 	for _, dir := range bases(root) {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777|os.ModeSticky)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777|os.ModeSticky)))
 	}
 	return root
 }
@@ -36,9 +35,7 @@ func newRoot(t *testing.T) string {
 func names(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var all []string
 	for _, entry := range entries {
 		all = append(all, entry.Name())
@@ -62,9 +59,7 @@ func open(t *testing.T, step step) (string, error) {
 func opens(t *testing.T, step step) string {
 	t.Helper()
 	dir, err := open(t, step)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return dir
 }
 
@@ -86,12 +81,8 @@ func withoutKey(t *testing.T) {
 // give makes a folder of another user.
 func give(t *testing.T, path string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can give folders away")
-	}
-	if err := errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2002, 2002)); err != nil {
-		t.Fatal(err)
-	}
+	must.Root(t)
+	must.OK(t, errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2002, 2002)))
 }
 
 // Steps have a folder each, in the first base that can have it, and no variable decides which.
@@ -139,17 +130,13 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 			root := newRoot(t)
 			step := step{Root: root, Job: 7, key: "1"}
 			tmp, shm := bases(root)[0], bases(root)[1]
-			if err := c.spoil(tmp); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.spoil(tmp))
 			if dir := opens(t, step); !strings.HasPrefix(dir, shm+"/") {
 				t.Errorf("the folder is %s", dir)
 			} else {
 				removeFolder(dir)
 			}
-			if err := c.spoil(shm); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.spoil(shm))
 			_, err := open(t, step)
 			want := "cannot make a folder for the MPS daemon: cannot use " + tmp + ": "
 			if text := fmt.Sprint(err); !strings.HasPrefix(text, want) || !strings.Contains(text, c.want) {
@@ -158,9 +145,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 		})
 	}
 	long := filepath.Join(base(t), strings.Repeat("long", 20))
-	if err := os.MkdirAll(bases(long)[0], 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(bases(long)[0], 0o755))
 	_, err := open(t, step{Root: long, Job: 7, key: "1"})
 	if !strings.Contains(fmt.Sprint(err), "a socket's path has at most 107") {
 		t.Errorf("a long path: %v", err)
@@ -184,9 +169,7 @@ func TestNamesThatAnotherUserTakes(t *testing.T) {
 			t.Errorf("round %d: %s, then %s", round, dir, again)
 		}
 		for _, place := range taken {
-			if err := os.Remove(place); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(place))
 		}
 		if again := opens(t, step); again != dir {
 			t.Errorf("round %d: the names are free again: %s, want %s", round, again, dir)
@@ -208,9 +191,7 @@ func TestASecretThatIsNotUsedYet(t *testing.T) {
 	}
 	var first string
 	for rank := range 3 {
-		if err := renewSecret(root); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, renewSecret(root))
 		_, secret, err := readSecret()
 		if rank == 0 {
 			first = secret
@@ -225,9 +206,7 @@ func TestASecretThatIsNotUsedYet(t *testing.T) {
 // reason of the refusal is the container.
 func TestABaseInAUserNamespace(t *testing.T) {
 	if dir := flag.Arg(0); dir != "" {
-		if err := checkBase(dir); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, checkBase(dir))
 		return
 	}
 	if os.Geteuid() != 0 || proc.InOwnNamespace("pid") {
@@ -262,9 +241,7 @@ func fullForAMoment(t *testing.T, options string) {
 		t.Skipf("cannot mount: %v", err)
 	}
 	dir := opens(t, first)
-	if err := unix.Unmount(tmp, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Unmount(tmp, 0))
 	if again := opens(t, first); again != dir || !strings.HasPrefix(dir, bases(root)[1]) {
 		t.Errorf("%s, then %s", dir, again)
 	}
@@ -312,9 +289,7 @@ func TestOneFolder(t *testing.T) {
 			held.RLock()
 			defer held.RUnlock()
 			dir, err := open(t, step)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Note(t, err)
 			mutex.Lock()
 			defer mutex.Unlock()
 			if used[dir]++; len(used) > 1 {
@@ -341,13 +316,9 @@ func TestOneFolder(t *testing.T) {
 func TestALockedPlaceIsRemoved(t *testing.T) {
 	root := newRoot(t)
 	place := places(root)[0]
-	if err := makeOwn(place); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, makeOwn(place))
 	holder, err := lockPlaces(t.Context(), root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ended := make(chan error)
 	go func() {
 		locked, err := lockPlaces(t.Context(), root)
@@ -367,9 +338,7 @@ func TestALockedPlaceIsRemoved(t *testing.T) {
 			t.Fatal("no process waits")
 		}
 	}
-	if err := errors.Join(os.Remove(place), makeOwn(place)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Remove(place), makeOwn(place)))
 	for _, file := range holder {
 		file.Close()
 	}
@@ -443,9 +412,7 @@ func TestCheckOwn(t *testing.T) {
 				t.Skip("only root can give files away")
 			}
 			defer os.RemoveAll(path)
-			if err := c.make(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.make())
 			err := checkOwn(path)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)

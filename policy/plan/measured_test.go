@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // sweepLine is a line of the measurements. Only some lines are points of the sweep.
@@ -27,9 +28,7 @@ type sweepLine struct {
 // keeps at kept as much memory for the context as the context took.
 func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
 	file, err := os.Open("../../docs/measurements/9-h200/moments.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	points := 0
 	for lines := json.NewDecoder(file); ; {

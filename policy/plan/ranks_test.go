@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -29,9 +30,7 @@ func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank 
 	t.Helper()
 	for rank := range ranks {
 		placement, err := mpirunwrap.Place(ticket, mpirunwrap.Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: options(rank)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		sms = append(sms, placement.Share.SMs)
 	}
 	return sms
@@ -40,9 +39,7 @@ func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank 
 func byFlag(t *testing.T, share string) mpirunwrap.Options {
 	t.Helper()
 	var o mpirunwrap.Options
-	if err := o.Set("share", share); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, o.Set("share", share))
 	return o
 }
 
@@ -53,9 +50,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 		for n := 1; n <= policy.Clients; n++ {
 			for _, ceiling := range []float64{100, 25} {
 				planned, err := onH200s(t, 1, n, share, policy.PercentFrom(ceiling).String()).Answer()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				var want []int
 				for _, rank := range planned {
 					want = append(want, rank.SMs)
@@ -63,9 +58,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 				ticket := ticketOfOneH200(policy.Overlap(2), ceiling)
 				flag := byFlag(t, share)
 				variable, err := mpirunwrap.ReadOptions(slurm.Env{"SLURM_MPS_SHARE": share})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return flag }); !slices.Equal(got, want) {
 					t.Errorf("--share=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
@@ -73,9 +66,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 				grant, err := policy.ReadGrant(map[string]string{"share": share})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, ceiling), n,
 					func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
 					t.Errorf("the policy's %s of %d ranks: %v, the plan has %v", share, n, got, want)

@@ -13,15 +13,14 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 // hierarchies are the mounts on this machine in which groups can be made, each with the function that ends a group.
 func hierarchies(t *testing.T) map[string]func(string) error {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root makes control groups")
-	}
+	must.Root(t)
 	each := map[string]func(string) error{}
 	if mount, err := Mount(); err == nil {
 		each[mount] = end
@@ -40,19 +39,13 @@ func hierarchies(t *testing.T) map[string]func(string) error {
 func begin(t *testing.T, dir, script string) *exec.Cmd {
 	t.Helper()
 	file, err := Join(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	cmd := exec.Command("/bin/sh", "-c", "echo 0 >&3 && exec 3>&- && "+script)
 	cmd.ExtraFiles = []*os.File{file}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	if _, err := fmt.Fscanln(out, new(string)); err != nil {
 		t.Fatal(err)
 	}
@@ -68,9 +61,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-test-%d", os.Getpid()))
-			if err := (Tree{}).Make(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, (Tree{}).Make(dir))
 			begin(t, dir, "trap '' TERM INT HUP; echo in; while :; do setsid sleep 60 & sleep 0.02; done")
 			t.Cleanup(func() { _, _ = (Tree{}).Empty(context.Background(), dir) })
 			before, err := Members(dir)
@@ -80,9 +71,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 			if err != nil || len(before) < 5 {
 				t.Fatalf("the group has the processes %v: %v", before, err)
 			}
-			if err := end(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, end(dir))
 			if ended, err := (Tree{}).Empty(ctx, dir); err != nil {
 				t.Fatalf("%d ended: %v", ended, err)
 			}
@@ -117,9 +106,7 @@ func TestAGroupThatStays(t *testing.T) {
 	for mount := range hierarchies(t) {
 		dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-stays-%d", os.Getpid()))
 		below := filepath.Join(dir, "below")
-		if err := os.MkdirAll(below, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(below, 0o755))
 		t.Cleanup(func() { _, _ = os.Remove(below), os.Remove(dir) })
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		_, err := (Tree{}).Empty(ctx, dir)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,9 +22,7 @@ import (
 func TestAProcessThatLeftTheGroup(t *testing.T) {
 	start := func() *exec.Cmd {
 		cmd := exec.Command("/bin/sleep", "60")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill() })
 		return cmd
 	}
@@ -34,9 +33,7 @@ func TestAProcessThatLeftTheGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := filepath.Join(dir, "second")
-	if err := os.WriteFile(second, fmt.Appendf(nil, "%d\n", stays.Process.Pid), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(second, fmt.Appendf(nil, "%d\n", stays.Process.Pid), 0o600))
 	listed := make(chan error, 1)
 	go func() {
 		first, err := os.OpenFile(list, os.O_WRONLY, 0) // when the first read has begun
@@ -46,12 +43,8 @@ func TestAProcessThatLeftTheGroup(t *testing.T) {
 		}
 		listed <- err
 	}()
-	if err := signalAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-listed; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, signalAll(dir))
+	must.OK(t, <-listed)
 	if err := stays.Wait(); err == nil || stays.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
 		t.Errorf("the process of the group: %v", err)
 	}
@@ -68,12 +61,8 @@ func TestAThreadedGroupIsNotUsed(t *testing.T) {
 	kinds := map[string]bool{"domain": true, "threaded": false, "domain invalid": false, "domain threaded": false}
 	for kind, want := range kinds {
 		dir := filepath.Join(t.TempDir(), "group")
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte(kind+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(dir, 0o755))
+		must.OK(t, os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte(kind+"\n"), 0o644))
 		if err := (Tree{}).Make(dir); (err == nil) != want {
 			t.Errorf("%q: %v", kind, err)
 		}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A group has used what the kernel cannot reclaim, in both versions of control groups.
@@ -28,9 +30,7 @@ func TestMemory(t *testing.T) {
 	} {
 		folder := t.TempDir()
 		for name, content := range c.files {
-			if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644))
 		}
 		if limit, used, ok := Memory(folder); ok && limit != c.limit || used != c.used || ok != c.ok {
 			t.Errorf("%s: %d, %d, %v", c.name, limit, used, ok)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,21 +29,11 @@ func TestADuplicateOfADeadClientsPidfdEndsNoWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newEvents(t)
 			child := exec.Command("sleep", "1000")
-			if err := child.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, child.Start())
 			pid := child.Process.Pid
-			pidfd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := e.follow(pidfd, pid); err != nil {
-				t.Fatal(err)
-			}
-			duplicate, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pidfd := must.Get(unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK))(t)
+			must.OK(t, e.follow(pidfd, pid))
+			duplicate := must.Get(unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0))(t)
 			defer unix.Close(duplicate)
 			_ = child.Process.Kill()
 			_ = child.Wait()
@@ -65,18 +56,14 @@ func TestADuplicateOfADeadClientsPidfdEndsNoWait(t *testing.T) {
 func TestAPidfdThatIsGivenUpReportsNoDeath(t *testing.T) {
 	e := newEvents(t)
 	child := exec.Command("sleep", "1000")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, child.Start())
 	pidfd, err1 := unix.PidfdOpen(child.Process.Pid, unix.PIDFD_NONBLOCK)
 	duplicate, err2 := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
 	if err1 != nil || err2 != nil {
 		t.Fatal(err1, err2)
 	}
 	defer unix.Close(duplicate)
-	if err := e.follow(pidfd, child.Process.Pid); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.follow(pidfd, child.Process.Pid))
 	e.unfollow(pidfd)
 	_ = child.Process.Kill()
 	_ = child.Wait()
@@ -91,10 +78,7 @@ func TestEachEventEndsOneWait(t *testing.T) {
 		t.Helper()
 		data := make([]byte, 0)
 		for range 40_000 { // more than fs.inotify.max_queued_events; two kinds in turns, because equal lines are merged
-			fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			fd := must.Get(unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 			_, _ = unix.Read(fd, data)
 			unix.Close(fd)
 		}
@@ -102,16 +86,12 @@ func TestEachEventEndsOneWait(t *testing.T) {
 	cases := map[string]func(t *testing.T, e *events){
 		"a queue of openings that overflows": func(t *testing.T, e *events) {
 			path := t.TempDir()
-			if err := e.watch(path, unix.IN_OPEN|unix.IN_CLOSE); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, e.watch(path, unix.IN_OPEN|unix.IN_CLOSE))
 			overflow(t, e, path)
 		},
 		"a queue of lines that overflows": func(t *testing.T, e *events) {
 			path := t.TempDir()
-			if err := e.watch(path, unix.IN_OPEN|unix.IN_CLOSE|unix.IN_ONLYDIR); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, e.watch(path, unix.IN_OPEN|unix.IN_CLOSE|unix.IN_ONLYDIR))
 			overflow(t, e, path)
 		},
 		"a nudge": func(_ *testing.T, e *events) { e.nudge() },
@@ -122,12 +102,8 @@ func TestEachEventEndsOneWait(t *testing.T) {
 		},
 		"a watched folder that goes": func(t *testing.T, e *events) {
 			path := t.TempDir()
-			if err := e.watch(path, unix.IN_MODIFY|unix.IN_CREATE|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW); err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.Rmdir(path); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, e.watch(path, unix.IN_MODIFY|unix.IN_CREATE|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW))
+			must.OK(t, unix.Rmdir(path))
 		},
 	}
 	for name, cause := range cases {

@@ -10,16 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // newEvents opens events until the end of a test.
 func newEvents(t *testing.T) *events {
 	t.Helper()
-	e, err := openEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(openEvents())(t)
 	t.Cleanup(e.close)
 	return e
 }
@@ -47,9 +45,7 @@ func mayOpen(t *testing.T, more int) int {
 	err2 := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
 	err3 := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next + more), Max: limit.Max})
-	if err := errors.Join(err1, err2, err3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, err3))
 	return next
 }
 
@@ -57,14 +53,9 @@ func mayOpen(t *testing.T, more int) int {
 func TestOpeningsWakeOnce(t *testing.T) {
 	e := newEvents(t)
 	path := filepath.Join(devices(t), "nvidia-uvm")
-	if err := e.watch(path, unix.IN_OPEN); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.watch(path, unix.IN_OPEN))
 	opens := func() {
-		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Open(path))(t)
 		file.Close()
 	}
 	for round := range 2 {
@@ -145,10 +136,7 @@ func TestLinesAreTold(t *testing.T) {
 		path string
 		line bool
 	}{{path, false}, {filepath.Join(logs, "a-long-name-of-a-log"), true}, {path, false}} {
-		file, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600))(t)
 		file.Close()
 		if s := e.wait(time.Now().Add(soon)); !s.opened || s.line != c.line {
 			t.Errorf("%s: %+v", c.path, s)
@@ -170,10 +158,7 @@ func TestALineEndsARest(t *testing.T) {
 	r.budget.free = time.Time{}
 	r.scans.next, r.scans.rested = began.Add(time.Hour), began.Add(time.Minute) // the account of strangers is used up
 	writes := func(path string) {
-		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600))(t)
 		file.Close()
 		now := time.Now()
 		r.scanIsDue(r.events.wait(now.Add(soon/10)), now)
@@ -217,9 +202,7 @@ func TestAScanEndsWhenAClientDies(t *testing.T) {
 func TestEventsDuringAScanAreNotLost(t *testing.T) {
 	e := newEvents(t)
 	path := filepath.Join(devices(t), "nvidia-uvm")
-	if err := e.watch(path, unix.IN_OPEN); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.watch(path, unix.IN_OPEN))
 	for _, happen := range []func(){e.nudge, func() {
 		if file, err := os.Open(path); err == nil {
 			file.Close()

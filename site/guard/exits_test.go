@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -35,19 +36,12 @@ func ended(t *testing.T, script string, before func(pid int)) (pidfd, pid int, r
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd, err = unix.PidfdOpen(cmd.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	pidfd = must.Get(unix.PidfdOpen(cmd.Process.Pid, 0))(t)
 	t.Cleanup(func() { unix.Close(pidfd) })
 	before(cmd.Process.Pid)
 	in.Close()
-	if err := wait.Readable(pidfd, soon); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, wait.Readable(pidfd, soon))
 	return pidfd, cmd.Process.Pid, func() { _ = cmd.Wait() }
 }
 
@@ -111,10 +105,7 @@ func TestHowAProcessEnded(t *testing.T) {
 // The first thread ends with status 0 while the guard follows the process. Each source reports the status of the
 // process's end.
 func TestTheEndOfAProcessWithoutItsFirstThread(t *testing.T) {
-	library, err := firstthread.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	library := must.Get(firstthread.Build(t.TempDir()))(t)
 	k := newKernel(Options{Devices: t.TempDir()})
 	for _, end := range ends {
 		e := olderExits(t)
@@ -160,8 +151,7 @@ func (r *testGuard) threads(arguments string) *child {
 // The connector reports the ends of the processes that are followed, however many others end, and however many of their
 // own threads end in order. Its socket does not fill.
 func TestOthersDoNotFillTheConnector(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	e := olderExits(t)
 	many := r.threads("3000 0")
 	_, pid, reap := ended(t, "exit 4", func(pid int) {
@@ -170,9 +160,7 @@ func TestOthersDoNotFillTheConnector(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		many.enter()
-		if err := many.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, many.Wait())
 	})
 	reap()
 	e.noted(t, pid, "status 4")
@@ -189,8 +177,7 @@ func TestOthersDoNotFillTheConnector(t *testing.T) {
 // Threads that end with another status fill the socket, and the kernel drops messages. Then no status of 0 is known, of
 // any process that was followed.
 func TestAFullConnector(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	e := olderExits(t)
 	many := r.threads("3000 1")
 	order := r.child(waits)
@@ -208,8 +195,7 @@ func TestAFullConnector(t *testing.T) {
 
 // An exec by another thread ends the first thread, and the process lives on.
 func TestAnExecByAnotherThread(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	e := olderExits(t)
 	c := r.threads("1 exec")
 	e.follow(map[int]*client{c.Process.Pid: {}}, nil)
@@ -223,15 +209,9 @@ func TestAnExecByAnotherThread(t *testing.T) {
 func TestAForgedMessage(t *testing.T) {
 	e := olderExits(t)
 	e.follow(map[int]*client{os.Getpid(): {}}, nil)
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_CONNECTOR)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_CONNECTOR))(t)
 	defer unix.Close(fd)
-	name, err := unix.Getsockname(e.connector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := must.Get(unix.Getsockname(e.connector))(t)
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: name.(*unix.SockaddrNetlink).Pid}
 	m := make([]byte, messageSize)
 	binary.NativeEndian.PutUint32(m, messageSize)
@@ -239,9 +219,7 @@ func TestAForgedMessage(t *testing.T) {
 	for _, at := range []int{pidOffset, tgidOffset} {
 		binary.NativeEndian.PutUint32(m[at:], uint32(os.Getpid()))
 	}
-	if err := unix.Sendto(fd, m, 0, to); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Sendto(fd, m, 0, to))
 	var peeked [messageSize]byte
 	n, _, err := unix.Recvfrom(e.connector, peeked[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	if err != nil || n != messageSize {
@@ -256,8 +234,7 @@ func TestAForgedMessage(t *testing.T) {
 // counts as ended in order when it has not come in time.
 func TestAMessageThatComesLate(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		r := newTestGuard(t, 0)
-		r.still()
+		r := stillGuard(t, 0)
 		r.exits = *olderExits(t)
 		c := r.child(opens + "echo ready; read x")
 		pid := c.Process.Pid
@@ -303,10 +280,7 @@ func TestAtLeast(t *testing.T) {
 
 // A wait without an end fails, and does not hang.
 func TestReadableHasADeadline(t *testing.T) {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.Eventfd(0, unix.EFD_CLOEXEC))(t)
 	defer unix.Close(fd)
 	if err := wait.Readable(fd, time.Millisecond); err == nil {
 		t.Error("an event that never came was reported")

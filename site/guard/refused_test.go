@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // The kernel logs each refusal to duplicate a file, and does not change its answer. So a process whose files may not be
 // duplicated is asked once, however often it is looked at.
 func TestARefusalIsNotAskedAgain(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	r.takers.Line = []string{"/proc/self/exe", "--refuse"}
 	c := r.child(opens + waits)
 	for range 3 {
@@ -34,9 +34,7 @@ func TestARefusalIsNotAskedAgain(t *testing.T) {
 //
 // Contract: G2
 func TestAProcessThatIsExiting(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
+	must.Root(t)
 	const tries = 100 // this process must run in the moment between the two
 	for range tries {
 		if sawExiting(t) {
@@ -50,8 +48,7 @@ func TestAProcessThatIsExiting(t *testing.T) {
 // false if it was not seen there.
 func sawExiting(t *testing.T) bool {
 	t.Helper()
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	pid := r.lingers().Process.Pid
 	r.scanOne(pid)
 	living := r.living[pid]
@@ -88,10 +85,7 @@ func (r *testGuard) lingers() *child {
 	cmd := exec.Command("/bin/sh", "-c", "exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x")
 	cmd.Dir = r.folder
 	for range 30 {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		fd := must.Get(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0))(r.t)
 		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fd), "socket"))
 	}
 	c := r.starts(cmd)

@@ -29,8 +29,7 @@ func TestWhichEndsAreTold(t *testing.T) {
 		{"the job was told often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold }, usage.HarmTime, 0},
 		{"the job was told less often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold - 1 }, usage.HarmTime, 1},
 	} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
+		r := stillGuard(t, time.Minute)
 		neighbour := r.child(opens + waits)
 		r.scanOne(neighbour.Process.Pid)
 		dead := clientOf(1<<30, 1)
@@ -85,8 +84,7 @@ func TestWhenMemoryIsFree(t *testing.T) {
 // A process that ended in order and never had a context does not count as a client.
 func TestAProcessThatOnlyAsks(t *testing.T) {
 	for reason, want := range map[string]int{noContext: 1, endedWell: 2} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
+		r := stillGuard(t, time.Minute)
 		c := &client{proc: proc.Process{PID: 1 << 30}, seen: true}
 		r.dead, r.Guard.state.ClientsSeen = []*client{c}, 2
 		if r.releaseClient(c, reason); r.Guard.state.ClientsSeen != want || len(r.dead) != 0 {

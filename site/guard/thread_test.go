@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
@@ -21,10 +22,7 @@ import (
 // withoutFirst runs a script in a shell whose first thread has ended.
 func (r *testGuard) withoutFirst(script string) *child {
 	r.t.Helper()
-	library, err := firstthread.Build(r.t.TempDir())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	library := must.Get(firstthread.Build(r.t.TempDir()))(r.t)
 	c := r.child("export LD_PRELOAD=" + library + "; exec /bin/sh -c '" + script + "'")
 	if stat, err := proc.ReadStat(c.Process.Pid); err != nil || stat.State != 'Z' || !stat.Running() {
 		r.t.Fatalf("the first thread has not ended: %+v, %v", stat, err)
@@ -35,8 +33,7 @@ func (r *testGuard) withoutFirst(script string) *child {
 // A client whose first thread ended before it opened the driver's files is held like any other, also the file that it
 // opens in the place of a closed one.
 func TestAClientWithoutItsFirstThread(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	c := r.withoutFirst(opens + waits + "exec 7<&- 7<nvidia-uvm; echo again; read x; exec 6<&-; echo closed; read x")
 	pid := c.Process.Pid
 	r.scanOne(pid)
@@ -70,8 +67,7 @@ func TestAClientWithoutItsFirstThread(t *testing.T) {
 
 // A fork without its first thread shares the files of its parent, and is no client of its own.
 func TestAForkWithoutItsFirstThread(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	c := r.withoutFirst(opens + "sleep 60 & " + waits)
 	children := proc.Children(c.Process.Pid)
 	if len(children) != 1 {
@@ -79,9 +75,7 @@ func TestAForkWithoutItsFirstThread(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Kill(children[0], unix.SIGKILL) })
 	for stat, err := proc.ReadStat(children[0]); stat.State != 'Z'; stat, err = proc.ReadStat(children[0]) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	r.scanOne(c.Process.Pid)
 	r.scanOne(children[0])
@@ -92,19 +86,13 @@ func TestAForkWithoutItsFirstThread(t *testing.T) {
 
 // A neighbour without its first thread is paused, and goes on after the pause.
 func TestAPauseOfAProcessWithoutItsFirstThread(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	c := r.withoutFirst(waits + "echo goes on; read x")
-	stat, err := proc.ReadStat(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat := must.Get(proc.ReadStat(c.Process.Pid))(t)
 	p := pause.New(1, func() {})
 	go p.Run(pauserLine, 10*time.Second)
 	p.Targets <- pause.Target{Process: stat.Process, UID: uint32(os.Geteuid())}
-	if err := <-p.Answers; err != nil {
-		t.Error(err)
-	}
+	must.Note(t, <-p.Answers)
 	if status, err := proc.ReadStatus(c.Process.Pid); err != nil || !status.Stopped() || status.Tracer == 0 {
 		t.Errorf("during the pause: %+v, %v", status, err)
 	}
@@ -115,12 +103,8 @@ func TestAPauseOfAProcessWithoutItsFirstThread(t *testing.T) {
 
 // A client that has files before its first thread ends stays a client with these files.
 func TestAFirstThreadThatEndsLater(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
-	library, err := firstthread.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, 0)
+	library := must.Get(firstthread.Build(t.TempDir()))(t)
 	c := r.child(opens + waits + "export LD_PRELOAD=" + library + "; exec /bin/sh -c \"exec 9<nvidia-uvm; " + waits + "\"")
 	r.scanOne(c.Process.Pid)
 	c.enter()
@@ -134,8 +118,7 @@ func TestAFirstThreadThatEndsLater(t *testing.T) {
 // Before Linux 6.9 no file of such a process can be duplicated. It is counted once as not guarded, with the cause, and
 // not asked again. A client that had files before is a client with these.
 func TestAClientWithoutItsFirstThreadOnAnOlderKernel(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	tries := 0
 	r.kernel.threadPidfd = func(int) (int, error) { tries++; return -1, unix.EINVAL }
 	c := r.withoutFirst(opens + waits)
@@ -156,8 +139,7 @@ func TestAClientWithoutItsFirstThreadOnAnOlderKernel(t *testing.T) {
 // A zombie is neither a client nor a process that is not guarded, also for a guard that may not read the folder of its
 // files.
 func TestAZombieIsNotUnguarded(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	c := r.child(opens + waits)
 	_ = c.Process.Kill()
 	for stat, err := proc.ReadStat(c.Process.Pid); err == nil && stat.Running(); {
@@ -172,8 +154,7 @@ func TestAZombieIsNotUnguarded(t *testing.T) {
 
 // A number that is another process's thread by now is not taken for the client's thread.
 func TestAThreadOfAnotherProcess(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	a, b := r.withoutFirst(opens+waits), r.withoutFirst(opens+waits)
 	before, _ := filepath.Glob("/proc/self/fd/*")
 	c := &client{proc: proc.Process{PID: a.Process.Pid}, pidfd: -1, thread: proc.Thread(b.Process.Pid)}

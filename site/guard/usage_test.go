@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The samples of a GPU prove whether a client that died at second 10 has left work.
@@ -50,9 +51,7 @@ func TestIdle(t *testing.T) {
 func TestALineWithoutAllGPUs(t *testing.T) {
 	for _, line := range []string{"[]", "null", `[{"known":true,"total_mib":1000,"free_mib":900}]`} {
 		var usage []gauge.Usage
-		if err := json.Unmarshal([]byte(line), &usage); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &usage))
 		now := time.Now()
 		lines := make(chan []gauge.Usage, 1)
 		g := Guard{Options: Options{Minors: []int{3, 5}}, usage: usages{gauge: &gauge.Gauge{Lines: lines}, asked: now}}
@@ -121,9 +120,7 @@ func TestShortOfGPUMemory(t *testing.T) {
 // gpu-usage is asked at once after a death, every 100 ms, and again if no answer comes.
 func TestWhenUsageIsAsked(t *testing.T) {
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reads.Close()
 	defer writes.Close()
 	now := time.Now()

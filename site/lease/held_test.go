@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,22 +27,14 @@ func jobFS(t *testing.T, j *Store, job uint32) (dir string, inUse func() usage) 
 	l := leaseOf(job, gpuA)
 	daemon := j.DaemonDir(job, 0)
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(daemon, "pipe"), LogDir: filepath.Join(daemon, "log")}}
-	if err := j.MakeDirs(l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.MakeDirs(l))
 	if own, err := otherDevice(j.JobDir(job), j.dir); err != nil || !own {
 		t.Skip("this process may not mount a file system")
 	}
-	top, err := os.Open(j.JobDir(job))
-	if err != nil {
-		t.Fatal(err)
-	}
+	top := must.Get(os.Open(j.JobDir(job)))(t)
 	t.Cleanup(func() { top.Close() })
 	return l.Daemons[0].PipeDir, func() usage {
-		used, err := usageOf(fmt.Sprintf("/proc/self/fd/%d", top.Fd()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		used := must.Get(usageOf(fmt.Sprintf("/proc/self/fd/%d", top.Fd())))(t)
 		return used
 	}
 }
@@ -53,19 +46,14 @@ func fat(t *testing.T, path string, flags int) *os.File {
 	if err == nil {
 		_, err = file.Write(make([]byte, 20*testMiB))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { file.Close() })
 	return file
 }
 
 func mapped(t *testing.T, file *os.File) {
 	t.Helper()
-	memory, err := unix.Mmap(int(file.Fd()), 0, 20*testMiB, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	memory := must.Get(unix.Mmap(int(file.Fd()), 0, 20*testMiB, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	memory[0] = 1
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
 	file.Close()
@@ -97,9 +85,7 @@ func inAnotherNamespace(t *testing.T, script string, args ...string) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if n, err := out.Read(make([]byte, 16)); n == 0 {
 		t.Fatalf("the process does not start: %v", err)
@@ -111,46 +97,34 @@ var holders = map[string]func(t *testing.T, dir string){
 	"an open file": func(t *testing.T, dir string) { fat(t, dir+"/fat", 0) },
 	"a removed file": func(t *testing.T, dir string) {
 		fat(t, dir+"/fat", 0)
-		if err := os.Remove(dir + "/fat"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(dir+"/fat"))
 	},
 	"a removed file that only a read-only mount of another namespace shows": func(t *testing.T, dir string) {
 		fat(t, dir+"/fat", 0).Close()
 		inAnotherNamespace(t, `mount -o remount,bind,ro "$2"; exec 9<"$1"`, dir+"/fat", filepath.Dir(filepath.Dir(dir)))
-		if err := os.Remove(dir + "/fat"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(dir+"/fat"))
 	},
 	"a mapped file": func(t *testing.T, dir string) { mapped(t, fat(t, dir+"/fat", 0)) },
 	"a mapped file that is removed": func(t *testing.T, dir string) {
 		file := fat(t, dir+"/fat", 0)
-		if err := os.Remove(dir + "/fat"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(dir+"/fat"))
 		mapped(t, file)
 	},
 	"a file that is written all the time": func(t *testing.T, dir string) { goesOnWriting(t, fat(t, dir+"/fat", 0)) },
 	"a removed file that is written all the time": func(t *testing.T, dir string) {
 		file := fat(t, dir+"/fat", 0)
-		if err := os.Remove(dir + "/fat"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(dir+"/fat"))
 		goesOnWriting(t, file)
 	},
 	"a file whose end is far": func(t *testing.T, dir string) {
-		if err := unix.Fallocate(int(fat(t, dir+"/fat", 0).Fd()), 0, 1<<40, 20*testMiB); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Fallocate(int(fat(t, dir+"/fat", 0).Fd()), 0, 1<<40, 20*testMiB))
 	},
 	"a copy of the mount in another namespace": func(t *testing.T, dir string) {
 		fat(t, dir+"/fat", 0).Close()
 		inAnotherNamespace(t, `cd "$1"`, dir)
 	},
 	"a working folder, which is moved and removed": func(t *testing.T, dir string) {
-		if err := os.MkdirAll(dir+"/a/b", 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(dir+"/a/b", 0o700))
 		fat(t, dir+"/a/b/fat", 0)
 		inAnotherNamespace(t, `cd "$1"`, dir+"/a/b")
 	},
@@ -172,16 +146,12 @@ var holders = map[string]func(t *testing.T, dir string){
 			if err == nil {
 				_, err = file.Write(make([]byte, testMiB))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { file.Close() })
 			if n%2 == 0 {
 				err = os.Remove(file.Name())
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 		}
 	},
 }
@@ -195,9 +165,7 @@ func TestNoPageOfAJobStays(t *testing.T) {
 			t.Cleanup(func() { _ = j.FreeHeld(func(Held) bool { return true }) }) // the files are closed then
 			hold(t, dir)
 			before, began := inUse(), time.Now()
-			if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
 			after := inUse()
 			t.Logf("%+v, then %+v, in %v", before, after, time.Since(began))
 			manyFiles := before.files > maxOpen // their inodes stay
@@ -221,14 +189,9 @@ func TestAClosedJobsFileSystemDoesNotGrow(t *testing.T) {
 	j := newStore(t)
 	dir, inUse := jobFS(t, j, 7)
 	file := fat(t, dir+"/fat", os.O_APPEND)
-	folder, err := unix.Open(filepath.Dir(dir), unix.O_DIRECTORY|unix.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(unix.Open(filepath.Dir(dir), unix.O_DIRECTORY|unix.O_RDONLY, 0))(t)
 	defer unix.Close(folder)
-	if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
 	_, failed := file.Write(make([]byte, testMiB))
 	if used := inUse(); used.blocks > 1 || !errors.Is(failed, unix.ENOSPC) && failed == nil {
 		t.Errorf("a writer: %d blocks, %v", used.blocks, failed)
@@ -246,9 +209,7 @@ func inFlight(t *testing.T, file *os.File) (receive func()) {
 		sent := unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(file.Fd())), nil, 0)
 		err = errors.Join(sent, os.Remove(file.Name()), file.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	receive = func() { unix.Close(pair[0]); unix.Close(pair[1]); pair = [2]int{-1, -1} }
 	t.Cleanup(receive)
 	return receive
@@ -262,17 +223,13 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 	for job := uint32(7); job <= 8; job++ {
 		dir, _ := jobFS(t, j, job)
 		file := fat(t, dir+"/fat", 0)
-		if err := unix.Fallocate(int(file.Fd()), 0, 0, 140*testMiB); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Fallocate(int(file.Fd()), 0, 0, 140*testMiB))
 		free = append(free, inFlight(t, file))
 		if much, err := j.HeldTooMuch(2001); much || err != nil {
 			t.Errorf("before the end of job %d: %v, %v", job, much, err)
 		}
 		began := time.Now()
-		if err := errors.Join(j.RemoveDirs(Job{ID: job, UID: 2001}), j.RemoveDirs(Job{ID: job, UID: 2001})); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(j.RemoveDirs(Job{ID: job, UID: 2001}), j.RemoveDirs(Job{ID: job, UID: 2001})))
 		t.Logf("in %v", time.Since(began))
 		if _, err := os.Lstat(j.JobDir(job)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the folder of job %d: %v", job, err)
@@ -283,16 +240,11 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	// The epilog of one job still runs: its file system may be free in a moment.
-	lock, err := j.Lock(deadline(t, 5*time.Second), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(j.Lock(deadline(t, 5*time.Second), 8))(t)
 	if left, err := j.HeldLeft(); err != nil || len(left) != 1 || left[0].Job != 7 {
 		t.Errorf("left while an epilog runs: %+v, %v", left, err)
 	}
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lock.Release())
 	if left, err := j.HeldLeft(); err != nil || len(left) != 2 {
 		t.Errorf("left: %+v, %v", left, err)
 	}
@@ -306,9 +258,7 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 		t.Errorf("after one was freed: %v, %v", much, err)
 	}
 	free[1]()
-	if err := j.FreeHeld(func(Held) bool { return true }); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, j.FreeHeld(func(Held) bool { return true }))
 	if all, err := j.Held(); err != nil || len(all) > 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -321,9 +271,7 @@ func TestAnEmptyingThatHangs(t *testing.T) {
 	fat(t, dir+"/fat", 0)
 	j.Emptier = []string{"/bin/sh", "-c", "exec sleep 20"}
 	began := time.Now()
-	if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
 	if took := time.Since(began); took < emptyWait || took > 15*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -349,13 +297,9 @@ func TestFileSystemsWithoutNumber(t *testing.T) {
 		if err == nil {
 			_, err = file.Write(make([]byte, 2*spareBlocks*os.Getpagesize()))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		free = append(free, inFlight(t, file))
-		if err := j.RemoveDirs(Job{ID: job, UID: 2001}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, j.RemoveDirs(Job{ID: job, UID: 2001}))
 	}
 	if much, err := j.HeldTooMuch(2001); !much || err != nil {
 		t.Errorf("%v, %v", much, err)
@@ -386,9 +330,7 @@ func TestAnEmptyingThatWasKilled(t *testing.T) {
 		j := newStore(t)
 		dir, inUse := jobFS(t, j, 7)
 		fat(t, dir+"/fat", 0)
-		if err := begin(j); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, begin(j))
 		if err := errors.Join(j.RemoveDirs(Job{ID: 7, UID: 2001}), j.RemoveDirs(Job{ID: 7, UID: 2001})); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -414,30 +356,20 @@ func heldName(j *Store, job uint32) string {
 func TestWhatIsNotEmptied(t *testing.T) {
 	j := newStore(t)
 	precious := filepath.Join(j.dir, "held", "folder", "precious")
-	if err := os.MkdirAll(filepath.Dir(precious), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(precious, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(precious), 0o700))
+	must.OK(t, os.WriteFile(precious, []byte("x"), 0o600))
 	for _, name := range []string{"folder", "..", ".", "", "../jobs", "missing"} {
 		if err := Empty(j.dir, name); err == nil {
 			t.Errorf("%q was emptied", name)
 		}
 	}
 	dir, _ := jobFS(t, j, 7)
-	if err := os.Symlink(precious, dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.RemoveDirs(Job{ID: 7}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(precious, dir+"/link"))
+	must.OK(t, j.RemoveDirs(Job{ID: 7}))
 	if content, err := os.ReadFile(precious); err != nil || string(content) != "x" {
 		t.Errorf("%q, %v", content, err)
 	}
-	if err := os.RemoveAll(filepath.Dir(precious)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(filepath.Dir(precious)))
 }
 
 // The pages of a removed memory control group are freed, too.
@@ -455,9 +387,7 @@ func TestNoPageStaysInAMemoryGroup(t *testing.T) {
 	charged := func() int {
 		content, err := os.ReadFile(top + "/memory.usage_in_bytes")
 		n, err2 := strconv.Atoi(strings.TrimSpace(string(content)))
-		if err := errors.Join(err, err2); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err, err2))
 		return n
 	}
 	j := newStore(t)
@@ -467,10 +397,7 @@ func TestNoPageStaysInAMemoryGroup(t *testing.T) {
 	if out, err := writer.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	fat, err := os.Open(dir + "/fat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	fat := must.Get(os.Open(dir + "/fat"))(t)
 	defer fat.Close()
 	for end := time.Now().Add(5 * time.Second); unix.Rmdir(group) != nil && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
@@ -479,9 +406,7 @@ func TestNoPageStaysInAMemoryGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := charged()
-	if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
 	after := charged()
 	for end := time.Now().Add(5 * time.Second); after > 10*testMiB && time.Now().Before(end); after = charged() {
 		time.Sleep(10 * time.Millisecond) // the kernel counts in batches

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A prolog that has undone a lease still holds the job's lock, and no other process gets it before the release. An
@@ -18,22 +20,16 @@ func TestALockOutlivesForgetAndNotFinish(t *testing.T) {
 	ctx := context.Background()
 	l := leaseOf(7, gpuA)
 	lock, err := j.Lock(ctx, 7)
-	if err := errors.Join(err, j.Create(ctx, l), j.Delete(ctx, l)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, j.Create(ctx, l), j.Delete(ctx, l)))
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	var busy *BusyError
 	if _, err := j.Lock(short, 7); !errors.As(err, &busy) {
 		t.Errorf("another process has the lock after Forget: %v", err)
 	}
-	if err := errors.Join(j.Create(ctx, l), j.DeleteAndUnlock(ctx, l)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(j.Create(ctx, l), j.DeleteAndUnlock(ctx, l)))
 	if locked, err := j.LockedJobs(); err != nil || len(locked) != 0 {
 		t.Errorf("locked jobs after Finish: %v, %v", locked, err)
 	}
-	if err := lock.Release(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, lock.Release())
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,9 +52,7 @@ func TestAReaderThatWaits(t *testing.T) {
 	program, pipe := filepath.Join(dir, "control"), filepath.Join(dir, "pipe")
 	lock, err1 := os.Create(filepath.Join(dir, "lock"))
 	err2 := os.WriteFile(program, []byte("#!/bin/sh\necho 100.0\n"), 0o700)
-	if err := errors.Join(err1, err2, unix.Flock(int(lock.Fd()), unix.LOCK_EX)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, unix.Flock(int(lock.Fd()), unix.LOCK_EX)))
 	defer lock.Close()
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	state, err := ControlProgram{Path: program}.State(t.Context(), job, lease.Daemon{PipeDir: pipe})
@@ -79,9 +78,7 @@ func TestBoundsOfAQuestion(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			program, asked := filepath.Join(dir, "control"), filepath.Join(dir, "asked")
-			if err := os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"+c.script+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"+c.script+"\n"), 0o700))
 			job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 			began := time.Now()
 			_, err := ControlProgram{Path: program}.ask(t.Context(), job, lease.Daemon{PipeDir: filepath.Join(dir, "0", "pipe")}, "get_server_list")
@@ -100,14 +97,10 @@ func TestBoundsOfAQuestion(t *testing.T) {
 // Contract: D1
 func TestNoFileIsInherited(t *testing.T) {
 	fd, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // not close-on-exec
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fd)
 	program := filepath.Join(t.TempDir(), "control")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700))
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	said, err := ControlProgram{Path: program}.run(t.Context(), job, lease.Daemon{PipeDir: "/nowhere"}, "")
 	if err != nil || strings.Count(said, "pipe:") != 3 || strings.Contains(said, os.DevNull) {
@@ -212,9 +205,7 @@ func TestLimitsOfMemory(t *testing.T) {
 // Contract: D2
 func TestCheckPath(t *testing.T) {
 	longest := "/" + strings.Repeat("p", 107-len("/control_privileged")-1)
-	if err := CheckPath(longest); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, CheckPath(longest))
 	if err := CheckPath(longest + "p"); err == nil || !strings.Contains(err.Error(), "has 108 bytes, and a socket's path has at most 107: use a shorter root") {
 		t.Error(err)
 	}
@@ -253,8 +244,6 @@ func FuzzAnswers(f *testing.F) {
 func mustPercent(t *testing.T, s string) policy.Percent {
 	t.Helper()
 	p, err := policy.ParsePercent(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return p
 }

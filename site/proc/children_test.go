@@ -7,14 +7,14 @@ import (
 	"os/exec"
 	"slices"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The search returns what the kernel's lists contain. It is for kernels that have no such lists.
 func TestChildren(t *testing.T) {
 	child := exec.Command("sleep", "60")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, child.Start())
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	for name, find := range map[string]func(int) []int{"lists": Children, "search": childrenBySearch} {
 		if got := find(os.Getpid()); !slices.Contains(got, child.Process.Pid) {

@@ -11,15 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // The status file tells the same as the stat file, whose readers may have to wait.
 func TestReadStatus(t *testing.T) {
 	child := exec.Command("sleep", "60")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, child.Start())
 	pid := child.Process.Pid
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	agree := func(state byte) Status {
@@ -89,9 +88,7 @@ func TestReadersOfRecordedProcesses(t *testing.T) {
 // The time of a process grows while it computes.
 func TestTimeOfAProcess(t *testing.T) {
 	first, err := ReadStat(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		now, err := ReadStat(os.Getpid())
 		if err != nil || time.Now().After(deadline) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -50,14 +51,10 @@ func TestFilesThatAreNoWholeGPU(t *testing.T) {
 func TestLinksToGPUs(t *testing.T) {
 	dir := t.TempDir()
 	for link, target := range map[string]string{"gpu-a": "nvidia3", "nvidia0": "nvidia1", "loop": "loop", "chain": "gpu-a"} {
-		if err := os.Symlink(filepath.Join(dir, target), filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Symlink(filepath.Join(dir, target), filepath.Join(dir, link)))
 	}
 	for _, name := range []string{"nvidia1", "nvidia3"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	for name, want := range map[string]int{"gpu-a": 3, "chain": 3, "nvidia0": 1, "nvidia1": 1, "nvidia2": 2, "loop": -1} {
 		got, err := readGres(files{"/g": "Name=gpu File=" + filepath.Join(dir, name) + "\n"}.open, "/g", "n1")

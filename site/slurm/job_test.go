@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -56,14 +57,10 @@ func TestReadJobRecorded(t *testing.T) {
 			t.Run(folder+"/"+filepath.Base(path), func(t *testing.T) {
 				env := recording(t, path)
 				got, err := ReadJob(env, context)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				id, _, _ := strings.Cut(filepath.Base(path), ".")
 				number, err := Digits(id)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				want := wantJob(folder, uint32(number))
 				if len(want.GPUs) > 0 {
 					want.Visible = strings.Split(env["CUDA_VISIBLE_DEVICES"], ",")
@@ -120,9 +117,7 @@ func TestReadJobValues(t *testing.T) {
 			want := Job{Job: policy.Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}}
 			tt.want(&want)
 			got, err := ReadJob(recorded.With(prologEnv(), tt.set), Prolog)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
@@ -189,9 +184,7 @@ func TestReadJobRefuses(t *testing.T) {
 func TestReadJobEpilogIsLenient(t *testing.T) {
 	env := Env{"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "x", "SLURM_JOB_GPUS": "y", "CUDA_VISIBLE_DEVICES": "z", "SLURM_JOB_USER": "a\nb"}
 	job, err := ReadJob(env, Epilog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if want := (Job{Job: policy.Job{ID: 7}}); !reflect.DeepEqual(job, want) {
 		t.Errorf("got %+v, want %+v", job, want)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -152,9 +153,7 @@ func labDevices(t *testing.T, n int) string {
 func labConf(t *testing.T, dir, gres, included, counted string) {
 	t.Helper()
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	host, _, _ = strings.Cut(host, ".")
 	plugins := ""
 	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
@@ -175,9 +174,7 @@ NodeName=n[1-3] NodeHostname=HOST NodeAddr=127.0.0.1 Port=17018-17020 CPUs=1 Rea
 PartitionName=main Nodes=ALL Default=YES
 `)
 	for name, text := range map[string]string{"slurm.conf": conf, "gres.conf": gres + "\n", "more.conf": included + "\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 }
 

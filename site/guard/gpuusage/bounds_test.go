@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -21,9 +22,7 @@ func serverLog(t *testing.T, content []byte) *log {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "log")
 	path := filepath.Join(dir, serverlog.Name)
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, content, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, content, 0o600)))
 	return &log{dir: dir, uid: uint32(os.Getuid())}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -39,9 +40,7 @@ const sharedID = 0xf0000000
 func partOf(t *testing.T, id uint32, part lease.Part, shards int, g *ticking) *recorder {
 	t.Helper()
 	folder, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { folder.Close() })
 	return newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: id}, Part: part, CreatedAt: time.Now()},

@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 var update = flag.Bool("update", false, "write the table of launchers into docs/reference.md")
@@ -37,18 +39,14 @@ func TestTheReferenceHasTheLaunchers(t *testing.T) {
 		table += fmt.Sprintf("| %s | %s | %s |\n", name, code(l.rank), size)
 	}
 	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before, rest, found := strings.Cut(string(content), begin)
 	shown, after, closed := strings.Cut(rest, end)
 	if !found || !closed {
 		t.Fatalf("%s has no table of launchers", page)
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644))
 		return
 	}
 	if shown+"\n" != table {
