@@ -15,7 +15,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +22,9 @@ import (
 func base(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "own")
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -32,17 +33,23 @@ func base(t *testing.T) string {
 func TestIsAt(t *testing.T) {
 	dir := base(t)
 	lock, err := openLock(dir, aliveLock)
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer lock.Close()
 	if !isAt(lock) {
 		t.Error("a new file is not at its path")
 	}
-	must.OK(t, os.Remove(lock.Name()))
+	if err := os.Remove(lock.Name()); err != nil {
+		t.Fatal(err)
+	}
 	if isAt(lock) {
 		t.Error("a removed file is at its path")
 	}
 	other, err := openLock(dir, aliveLock)
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer other.Close()
 	if isAt(lock) {
 		t.Error("another file is taken for the removed one")
@@ -51,7 +58,9 @@ func TestIsAt(t *testing.T) {
 		t.Errorf("%v, want %v", err, errEnding)
 	}
 	link := filepath.Join(dir, keeperLock)
-	must.OK(t, os.Symlink(lock.Name(), link))
+	if err := os.Symlink(lock.Name(), link); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := openLock(dir, keeperLock); err == nil || errors.Is(err, errEnding) {
 		t.Errorf("a link is opened: %v", err)
 	}
@@ -64,13 +73,19 @@ func TestRemoveStale(t *testing.T) {
 	all := places(root)[:2]
 	for _, place := range all {
 		for _, name := range []string{"dead", "alive", "kept", "gone" + removing + "7"} {
-			must.OK(t, os.MkdirAll(filepath.Join(place, name, ranksFolder), 0o700))
+			if err := os.MkdirAll(filepath.Join(place, name, ranksFolder), 0o700); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for name, how := range map[string]int{"alive/" + aliveLock: unix.LOCK_SH, "kept/" + keeperLock: unix.LOCK_EX} {
 			lock, err := openLock(filepath.Dir(filepath.Join(place, name)), filepath.Base(name))
-			must.OK(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer lock.Close()
-			must.OK(t, unix.Flock(int(lock.Fd()), how))
+			if err := unix.Flock(int(lock.Fd()), how); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	removeStale(root)
@@ -86,9 +101,13 @@ func TestRemoveStaleBesideStrangers(t *testing.T) {
 	root := newRoot(t)
 	place := places(root)[0]
 	for i := range 2 * maxStale {
-		must.OK(t, os.Mkdir(fmt.Sprintf("%s-0000%04d", place, i), 0o700))
+		if err := os.Mkdir(fmt.Sprintf("%s-0000%04d", place, i), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
-	must.OK(t, os.MkdirAll(filepath.Join(place, "dead", ranksFolder), 0o700))
+	if err := os.MkdirAll(filepath.Join(place, "dead", ranksFolder), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	removeStale(root)
 	if _, err := os.Stat(place); err == nil {
 		t.Errorf("left: %s", names(t, place))
@@ -99,13 +118,19 @@ func TestRegistered(t *testing.T) {
 	dir := base(t)
 	ranks := filepath.Join(dir, ranksFolder)
 	self, err := proc.Current()
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	dead := exec.Command("true")
-	must.OK(t, errors.Join(os.Mkdir(ranks, 0o700), dead.Run()))
+	if err := errors.Join(os.Mkdir(ranks, 0o700), dead.Run()); err != nil {
+		t.Fatal(err)
+	}
 	for name, content := range map[string]string{
 		strconv.Itoa(self.PID): strconv.FormatUint(self.Start, 10), strconv.Itoa(dead.Process.Pid): "1", "1": "77", "no-number": "1",
 	} {
-		must.OK(t, os.WriteFile(filepath.Join(ranks, name), []byte(content), 0o600))
+		if err := os.WriteFile(filepath.Join(ranks, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if got := registered(dir); len(got) != 1 || got[0] != self {
 		t.Errorf("%v, want %v", got, self)
@@ -121,18 +146,26 @@ func TestEnterARemovedFolder(t *testing.T) {
 	dir := filepath.Join(base(t), "step")
 	step := step{Job: 7, key: "step"}
 	make := func() {
-		must.OK(t, os.MkdirAll(filepath.Join(dir, ranksFolder), 0o700))
+		if err := os.MkdirAll(filepath.Join(dir, ranksFolder), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	make()
 	alive, err := openLock(dir, aliveLock)
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer alive.Close()
 	removeFolder(dir)
 	make()
 	keeper, err := openLock(dir, keeperLock) // the other ranks' keeper runs
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer keeper.Close()
-	must.OK(t, unix.Flock(int(keeper.Fd()), unix.LOCK_EX))
+	if err := unix.Flock(int(keeper.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	m := &member{Store: lease.ReadPrivate(dir, "boot"), dir: dir, alive: alive}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -26,7 +25,9 @@ func twoGPUs(busy time.Time) *smi {
 func TestTake(t *testing.T) {
 	s := twoGPUs(time.Now())
 	lines := "GPU-a, 97, 141012, 143771\nGPU-other, 5, 1, 2\nGPU-b, [N/A], 10, 20\nGPU-b, 3, 10\nNo devices were found\n"
-	must.OK(t, s.take(bufio.NewScanner(strings.NewReader(lines))))
+	if err := s.take(bufio.NewScanner(strings.NewReader(lines))); err != nil {
+		t.Fatal(err)
+	}
 	select {
 	case <-s.read:
 	default:
@@ -39,7 +40,9 @@ func TestTake(t *testing.T) {
 	var answers [2][]gauge.Usage
 	d := json.NewDecoder(&out)
 	for i := range answers {
-		must.OK(t, d.Decode(&answers[i]))
+		if err := d.Decode(&answers[i]); err != nil {
+			t.Fatal(err)
+		}
 	}
 	a, b := answers[0][0], answers[0][1]
 	if !a.Known || !a.ContextsUnknown || a.FreeMiB != 141012 || a.TotalMiB != 143771 || len(a.Samples) != 1 || a.Samples[0].Percent != 97 || b.Known {
@@ -86,8 +89,12 @@ func TestLookUp(t *testing.T) {
 	dir := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"a/program": 0o644, "b/program": 0o755} {
 		path := filepath.Join(dir, name)
-		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must.OK(t, os.WriteFile(path, nil, mode))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, mode); err != nil {
+			t.Fatal(err)
+		}
 	}
 	path := slurm.Env{"PATH": ":relative:" + dir + "/a:" + dir + "/b"}
 	if got, err := lookUp("program", path); got != dir+"/b/program" || err != nil {

@@ -274,7 +274,7 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 }
 
 func (k *keeper) open(env slurm.Env) (*guard.Guard, error) {
-	g, err := guard.New(k.options(env))
+	g, err := k.guard(env)
 	if err != nil {
 		return nil, err
 	}
@@ -398,8 +398,8 @@ func (k *keeper) ticket() lease.Ticket {
 // ruleName is the rule that a ticket of --own names.
 const ruleName = "mpirun-wrap --own"
 
-// options are what the guard gets, which runs with the user's rights.
-func (k *keeper) options(env slurm.Env) guard.Options {
+// guard makes the guard, with the user's rights.
+func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 	grant := policy.DefaultGrant()
 	o := guard.Options{
 		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
@@ -413,7 +413,7 @@ func (k *keeper) options(env slurm.Env) guard.Options {
 		o.Minors = append(o.Minors, device.Minor)
 	}
 	o.Gauge = k.gauge(env)
-	return o
+	return guard.New(o)
 }
 
 // The keeper is the record of its guard: it keeps the room for the ranks, and how many clients live.

@@ -7,22 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"golang.org/x/sys/unix"
 )
@@ -45,7 +38,9 @@ func TestKey(t *testing.T) {
 	name := func(env []string, task launch.Task) string {
 		t.Helper()
 		s, err := newStep(root, env, task, launch.Binding{})
-		must.OK(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if len(s.key) != 16 {
 			t.Errorf("the folder's name is %s", s.key)
 		}
@@ -113,17 +108,23 @@ func TestADaemonThatQuits(t *testing.T) {
 	store, err3 := lease.OpenPrivate(dir, boot, 7)
 	alive, err4 := openLock(dir, aliveLock)
 	keeper, err5 := openLock(dir, keeperLock)
-	must.OK(t, errors.Join(err1, err2, err3, err4, err5))
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		t.Fatal(err)
+	}
 	defer alive.Close()
 	defer keeper.Close()
 	daemon := lease.Daemon{Proc: self, LogDir: filepath.Join(store.DaemonDir(7, 0), "log")}
 	ticket := lease.Ticket{Job: lease.Job{ID: 7}, Daemons: []lease.Daemon{daemon}}
 	err := errors.Join(unix.Flock(int(keeper.Fd()), unix.LOCK_EX), store.WriteTicket(ticket))
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	enter := func(pid int, command string) error {
 		line := fmt.Sprintf("[2026-11-21 05:23:12.402 Control %5d] Cmd:%s\n", pid, command)
 		text := line + strings.Repeat("[2026-11-21 05:23:12.402 Control     1] Accepting connection...\n", 200)
-		must.OK(t, os.WriteFile(filepath.Join(daemon.LogDir, "control.log"), []byte(text), 0o600))
+		if err := os.WriteFile(filepath.Join(daemon.LogDir, "control.log"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		return (&member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}).enter(ctx, step{Job: 7})
@@ -135,7 +136,9 @@ func TestADaemonThatQuits(t *testing.T) {
 			t.Errorf("%s: %v, want %s", command, err, want)
 		}
 	}
-	must.Note(t, errors.Join(enter(self.PID+1, "quit"), enter(self.PID, "get_server_list")))
+	if err := errors.Join(enter(self.PID+1, "quit"), enter(self.PID, "get_server_list")); err != nil {
+		t.Error(err)
+	}
 }
 
 // A rank that waits for its daemon uses little of a processor: 48 of them would delay the daemon that they wait for.
@@ -145,12 +148,16 @@ func TestWhatAJoinCosts(t *testing.T) {
 	_, err2 := lease.OpenPrivate(dir, boot, 7)
 	alive, err3 := openLock(dir, aliveLock)
 	keeper, err4 := openLock(dir, keeperLock)
-	must.OK(t, errors.Join(err1, err2, err3, err4, unix.Flock(int(keeper.Fd()), unix.LOCK_EX)))
+	if err := errors.Join(err1, err2, err3, err4, unix.Flock(int(keeper.Fd()), unix.LOCK_EX)); err != nil {
+		t.Fatal(err)
+	}
 	defer alive.Close()
 	defer keeper.Close()
 	used := func() time.Duration {
 		var usage unix.Rusage
-		must.OK(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+			t.Fatal(err)
+		}
 		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -185,49 +192,5 @@ func TestMainLeavesOthersAlone(t *testing.T) {
 	}
 	if code, is := Main([]string{pauseMode, "soon"}, nil); !is || code != 1 {
 		t.Errorf("a wrong duration: %d, %v", code, is)
-	}
-}
-
-// No signal to all processes of a step ends the keeper before the ranks.
-func TestSignalsOfAStep(t *testing.T) {
-	if os.Getenv("IGNORE") != "" {
-		ignoreSignals()
-		status, err := os.ReadFile("/proc/self/status")
-		must.OK(t, err)
-		fmt.Printf("%s\n", status)
-		return
-	}
-	cmd := exec.Command("/proc/self/exe", "-test.run=^TestSignalsOfAStep$")
-	cmd.Env = append(os.Environ(), "IGNORE=1")
-	status, err := cmd.Output()
-	_, mask, found := strings.Cut(string(status), "SigIgn:\t")
-	if err != nil || !found {
-		t.Fatalf("%v: %s", err, status)
-	}
-	ignored, err := strconv.ParseUint(strings.Fields(mask)[0], 16, 64)
-	must.OK(t, err)
-	for from, signals := range map[string][]syscall.Signal{
-		"a terminal":              {unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP},
-		"Slurm":                   {unix.SIGTERM, unix.SIGXCPU},
-		"a user, before the end":  {unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM},
-		"a reader that has ended": {unix.SIGPIPE},
-	} {
-		for _, signal := range signals {
-			if ignored&(1<<(signal-1)) == 0 {
-				t.Errorf("%v of %s ends the keeper", signal, from)
-			}
-		}
-	}
-}
-
-// The guard of a keeper gets all that root's guard gets, except what needs root: it has no log, no recorder, no names.
-func TestWhatAGuardGets(t *testing.T) {
-	k := &keeper{job: lease.Job{ID: 7, UID: 2001, GID: 2002}, root: gpuNode(t, node.H200), folders: lease.Daemon{PipeDir: "/p", LogDir: "/l"}}
-	k.devices = []site.Device{{UUID: "GPU-6", Minor: 6}}
-	smi := filepath.Join(t.TempDir(), "nvidia-smi")
-	must.OK(t, os.WriteFile(smi, nil, 0o755))
-	unset := testproc.Unset(k.options(slurm.Env{"PATH": filepath.Dir(smi)}))
-	if got := strings.Join(unset, " "); got != "NameOf Log Recorder Raised" {
-		t.Errorf("not set: %s", got)
 	}
 }

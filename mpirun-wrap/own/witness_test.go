@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A process with the daemon's variable is a witness while it lives, also without an open file and in a session of its
@@ -23,7 +22,9 @@ func TestLeftBehind(t *testing.T) {
 	start := func(env ...string) *exec.Cmd {
 		cmd := exec.Command("sleep", "60")
 		cmd.Env = env // nil is that of the test
-		must.OK(t, cmd.Start())
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		return cmd
 	}
@@ -54,7 +55,9 @@ func TestWaitWithoutALock(t *testing.T) {
 	k := &keeper{dir: base(t)}
 	lock, err := openLock(k.dir, aliveLock)
 	rank := exec.Command("sleep", "60")
-	must.OK(t, errors.Join(err, lock.Close(), makeFolder(k.dir), rank.Start()))
+	if err := errors.Join(err, lock.Close(), makeFolder(k.dir), rank.Start()); err != nil {
+		t.Fatal(err)
+	}
 	stat, err1 := proc.ReadStat(rank.Process.Pid)
 	path := filepath.Join(k.dir, ranksFolder, strconv.Itoa(stat.PID))
 	err2 := os.WriteFile(path, strconv.AppendUint(nil, stat.Start, 10), 0o600)
@@ -64,7 +67,9 @@ func TestWaitWithoutALock(t *testing.T) {
 		lived <- alive(stat.Process)
 	}()
 	time.Sleep(2 * firstLook)
-	must.OK(t, errors.Join(err1, err2, rank.Process.Kill()))
+	if err := errors.Join(err1, err2, rank.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
 	_ = rank.Wait()
 	select {
 	case early := <-lived:
