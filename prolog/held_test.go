@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,15 +16,23 @@ import (
 func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	n := newNode(t)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for id := uint32(101); id <= 102; id++ {
 		l := lease.Lease{Job: lease.Job{ID: id, UID: 2001, GID: 2001}}
-		must.OK(t, n.Store.MakeDirs(l))
+		if err := n.Store.MakeDirs(l); err != nil {
+			t.Fatal(err)
+		}
 		file, err := os.Create(n.Store.ExchangeDir(id) + "/fat")
-		must.OK(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		err = errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, 140<<20), os.Remove(file.Name()),
 			unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(file.Fd())), nil, 0), file.Close())
-		must.OK(t, errors.Join(err, n.Store.RemoveDirs(l.Job)))
+		if err := errors.Join(err, n.Store.RemoveDirs(l.Job)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if all, err := n.Store.Held(); err != nil || len(all) == 0 {
 		t.Skipf("this process may not mount: %v", err)
@@ -44,5 +51,7 @@ func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	unix.Close(pair[0])
 	unix.Close(pair[1])
 	n.mustOpen(job(0))
-	must.Note(t, n.Store.FreeHeld(func(lease.Held) bool { return true }))
+	if err := n.Store.FreeHeld(func(lease.Held) bool { return true }); err != nil {
+		t.Error(err)
+	}
 }

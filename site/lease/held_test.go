@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,14 +26,22 @@ func jobFS(t *testing.T, j *Store, job uint32) (dir string, inUse func() usage) 
 	l := leaseOf(job, gpuA)
 	daemon := j.DaemonDir(job, 0)
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(daemon, "pipe"), LogDir: filepath.Join(daemon, "log")}}
-	must.OK(t, j.MakeDirs(l))
+	if err := j.MakeDirs(l); err != nil {
+		t.Fatal(err)
+	}
 	if own, err := otherDevice(j.JobDir(job), j.dir); err != nil || !own {
 		t.Skip("this process may not mount a file system")
 	}
-	top := must.Get(os.Open(j.JobDir(job)))(t)
+	top, err := os.Open(j.JobDir(job))
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { top.Close() })
 	return l.Daemons[0].PipeDir, func() usage {
-		used := must.Get(usageOf(fmt.Sprintf("/proc/self/fd/%d", top.Fd())))(t)
+		used, err := usageOf(fmt.Sprintf("/proc/self/fd/%d", top.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
 		return used
 	}
 }
@@ -46,14 +53,19 @@ func fat(t *testing.T, path string, flags int) *os.File {
 	if err == nil {
 		_, err = file.Write(make([]byte, 20*testMiB))
 	}
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { file.Close() })
 	return file
 }
 
 func mapped(t *testing.T, file *os.File) {
 	t.Helper()
-	memory := must.Get(unix.Mmap(int(file.Fd()), 0, 20*testMiB, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
+	memory, err := unix.Mmap(int(file.Fd()), 0, 20*testMiB, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
 	memory[0] = 1
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
 	file.Close()
@@ -85,7 +97,9 @@ func inAnotherNamespace(t *testing.T, script string, args ...string) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if n, err := out.Read(make([]byte, 16)); n == 0 {
 		t.Fatalf("the process does not start: %v", err)
@@ -97,34 +111,46 @@ var holders = map[string]func(t *testing.T, dir string){
 	"an open file": func(t *testing.T, dir string) { fat(t, dir+"/fat", 0) },
 	"a removed file": func(t *testing.T, dir string) {
 		fat(t, dir+"/fat", 0)
-		must.OK(t, os.Remove(dir+"/fat"))
+		if err := os.Remove(dir + "/fat"); err != nil {
+			t.Fatal(err)
+		}
 	},
 	"a removed file that only a read-only mount of another namespace shows": func(t *testing.T, dir string) {
 		fat(t, dir+"/fat", 0).Close()
 		inAnotherNamespace(t, `mount -o remount,bind,ro "$2"; exec 9<"$1"`, dir+"/fat", filepath.Dir(filepath.Dir(dir)))
-		must.OK(t, os.Remove(dir+"/fat"))
+		if err := os.Remove(dir + "/fat"); err != nil {
+			t.Fatal(err)
+		}
 	},
 	"a mapped file": func(t *testing.T, dir string) { mapped(t, fat(t, dir+"/fat", 0)) },
 	"a mapped file that is removed": func(t *testing.T, dir string) {
 		file := fat(t, dir+"/fat", 0)
-		must.OK(t, os.Remove(dir+"/fat"))
+		if err := os.Remove(dir + "/fat"); err != nil {
+			t.Fatal(err)
+		}
 		mapped(t, file)
 	},
 	"a file that is written all the time": func(t *testing.T, dir string) { goesOnWriting(t, fat(t, dir+"/fat", 0)) },
 	"a removed file that is written all the time": func(t *testing.T, dir string) {
 		file := fat(t, dir+"/fat", 0)
-		must.OK(t, os.Remove(dir+"/fat"))
+		if err := os.Remove(dir + "/fat"); err != nil {
+			t.Fatal(err)
+		}
 		goesOnWriting(t, file)
 	},
 	"a file whose end is far": func(t *testing.T, dir string) {
-		must.OK(t, unix.Fallocate(int(fat(t, dir+"/fat", 0).Fd()), 0, 1<<40, 20*testMiB))
+		if err := unix.Fallocate(int(fat(t, dir+"/fat", 0).Fd()), 0, 1<<40, 20*testMiB); err != nil {
+			t.Fatal(err)
+		}
 	},
 	"a copy of the mount in another namespace": func(t *testing.T, dir string) {
 		fat(t, dir+"/fat", 0).Close()
 		inAnotherNamespace(t, `cd "$1"`, dir)
 	},
 	"a working folder, which is moved and removed": func(t *testing.T, dir string) {
-		must.OK(t, os.MkdirAll(dir+"/a/b", 0o700))
+		if err := os.MkdirAll(dir+"/a/b", 0o700); err != nil {
+			t.Fatal(err)
+		}
 		fat(t, dir+"/a/b/fat", 0)
 		inAnotherNamespace(t, `cd "$1"`, dir+"/a/b")
 	},
@@ -146,12 +172,16 @@ var holders = map[string]func(t *testing.T, dir string){
 			if err == nil {
 				_, err = file.Write(make([]byte, testMiB))
 			}
-			must.OK(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			t.Cleanup(func() { file.Close() })
 			if n%2 == 0 {
 				err = os.Remove(file.Name())
 			}
-			must.OK(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 	},
 }
@@ -165,7 +195,9 @@ func TestNoPageOfAJobStays(t *testing.T) {
 			t.Cleanup(func() { _ = j.FreeHeld(func(Held) bool { return true }) }) // the files are closed then
 			hold(t, dir)
 			before, began := inUse(), time.Now()
-			must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
+			if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
+				t.Fatal(err)
+			}
 			after := inUse()
 			t.Logf("%+v, then %+v, in %v", before, after, time.Since(began))
 			manyFiles := before.files > maxOpen // their inodes stay
@@ -189,9 +221,14 @@ func TestAClosedJobsFileSystemDoesNotGrow(t *testing.T) {
 	j := newStore(t)
 	dir, inUse := jobFS(t, j, 7)
 	file := fat(t, dir+"/fat", os.O_APPEND)
-	folder := must.Get(unix.Open(filepath.Dir(dir), unix.O_DIRECTORY|unix.O_RDONLY, 0))(t)
+	folder, err := unix.Open(filepath.Dir(dir), unix.O_DIRECTORY|unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer unix.Close(folder)
-	must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
+	if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
+		t.Fatal(err)
+	}
 	_, failed := file.Write(make([]byte, testMiB))
 	if used := inUse(); used.blocks > 1 || !errors.Is(failed, unix.ENOSPC) && failed == nil {
 		t.Errorf("a writer: %d blocks, %v", used.blocks, failed)
@@ -209,7 +246,9 @@ func inFlight(t *testing.T, file *os.File) (receive func()) {
 		sent := unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(file.Fd())), nil, 0)
 		err = errors.Join(sent, os.Remove(file.Name()), file.Close())
 	}
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	receive = func() { unix.Close(pair[0]); unix.Close(pair[1]); pair = [2]int{-1, -1} }
 	t.Cleanup(receive)
 	return receive
@@ -223,13 +262,17 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 	for job := uint32(7); job <= 8; job++ {
 		dir, _ := jobFS(t, j, job)
 		file := fat(t, dir+"/fat", 0)
-		must.OK(t, unix.Fallocate(int(file.Fd()), 0, 0, 140*testMiB))
+		if err := unix.Fallocate(int(file.Fd()), 0, 0, 140*testMiB); err != nil {
+			t.Fatal(err)
+		}
 		free = append(free, inFlight(t, file))
 		if much, err := j.HeldTooMuch(2001); much || err != nil {
 			t.Errorf("before the end of job %d: %v, %v", job, much, err)
 		}
 		began := time.Now()
-		must.OK(t, errors.Join(j.RemoveDirs(Job{ID: job, UID: 2001}), j.RemoveDirs(Job{ID: job, UID: 2001})))
+		if err := errors.Join(j.RemoveDirs(Job{ID: job, UID: 2001}), j.RemoveDirs(Job{ID: job, UID: 2001})); err != nil {
+			t.Fatal(err)
+		}
 		t.Logf("in %v", time.Since(began))
 		if _, err := os.Lstat(j.JobDir(job)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the folder of job %d: %v", job, err)
@@ -240,11 +283,16 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	// The epilog of one job still runs: its file system may be free in a moment.
-	lock := must.Get(j.Lock(deadline(t, 5*time.Second), 8))(t)
+	lock, err := j.Lock(deadline(t, 5*time.Second), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if left, err := j.HeldLeft(); err != nil || len(left) != 1 || left[0].Job != 7 {
 		t.Errorf("left while an epilog runs: %+v, %v", left, err)
 	}
-	must.OK(t, lock.Release())
+	if err := lock.Release(); err != nil {
+		t.Fatal(err)
+	}
 	if left, err := j.HeldLeft(); err != nil || len(left) != 2 {
 		t.Errorf("left: %+v, %v", left, err)
 	}
@@ -258,7 +306,9 @@ func TestMemoryThatCannotBeFreed(t *testing.T) {
 		t.Errorf("after one was freed: %v, %v", much, err)
 	}
 	free[1]()
-	must.Note(t, j.FreeHeld(func(Held) bool { return true }))
+	if err := j.FreeHeld(func(Held) bool { return true }); err != nil {
+		t.Error(err)
+	}
 	if all, err := j.Held(); err != nil || len(all) > 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -271,7 +321,9 @@ func TestAnEmptyingThatHangs(t *testing.T) {
 	fat(t, dir+"/fat", 0)
 	j.Emptier = []string{"/bin/sh", "-c", "exec sleep 20"}
 	began := time.Now()
-	must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
+	if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
+		t.Fatal(err)
+	}
 	if took := time.Since(began); took < emptyWait || took > 15*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -297,9 +349,13 @@ func TestFileSystemsWithoutNumber(t *testing.T) {
 		if err == nil {
 			_, err = file.Write(make([]byte, 2*spareBlocks*os.Getpagesize()))
 		}
-		must.OK(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		free = append(free, inFlight(t, file))
-		must.OK(t, j.RemoveDirs(Job{ID: job, UID: 2001}))
+		if err := j.RemoveDirs(Job{ID: job, UID: 2001}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if much, err := j.HeldTooMuch(2001); !much || err != nil {
 		t.Errorf("%v, %v", much, err)
@@ -330,7 +386,9 @@ func TestAnEmptyingThatWasKilled(t *testing.T) {
 		j := newStore(t)
 		dir, inUse := jobFS(t, j, 7)
 		fat(t, dir+"/fat", 0)
-		must.OK(t, begin(j))
+		if err := begin(j); err != nil {
+			t.Fatal(err)
+		}
 		if err := errors.Join(j.RemoveDirs(Job{ID: 7, UID: 2001}), j.RemoveDirs(Job{ID: 7, UID: 2001})); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -356,20 +414,30 @@ func heldName(j *Store, job uint32) string {
 func TestWhatIsNotEmptied(t *testing.T) {
 	j := newStore(t)
 	precious := filepath.Join(j.dir, "held", "folder", "precious")
-	must.OK(t, os.MkdirAll(filepath.Dir(precious), 0o700))
-	must.OK(t, os.WriteFile(precious, []byte("x"), 0o600))
+	if err := os.MkdirAll(filepath.Dir(precious), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(precious, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range []string{"folder", "..", ".", "", "../jobs", "missing"} {
 		if err := Empty(j.dir, name); err == nil {
 			t.Errorf("%q was emptied", name)
 		}
 	}
 	dir, _ := jobFS(t, j, 7)
-	must.OK(t, os.Symlink(precious, dir+"/link"))
-	must.OK(t, j.RemoveDirs(Job{ID: 7}))
+	if err := os.Symlink(precious, dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.RemoveDirs(Job{ID: 7}); err != nil {
+		t.Fatal(err)
+	}
 	if content, err := os.ReadFile(precious); err != nil || string(content) != "x" {
 		t.Errorf("%q, %v", content, err)
 	}
-	must.OK(t, os.RemoveAll(filepath.Dir(precious)))
+	if err := os.RemoveAll(filepath.Dir(precious)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // The pages of a removed memory control group are freed, too.
@@ -387,7 +455,9 @@ func TestNoPageStaysInAMemoryGroup(t *testing.T) {
 	charged := func() int {
 		content, err := os.ReadFile(top + "/memory.usage_in_bytes")
 		n, err2 := strconv.Atoi(strings.TrimSpace(string(content)))
-		must.OK(t, errors.Join(err, err2))
+		if err := errors.Join(err, err2); err != nil {
+			t.Fatal(err)
+		}
 		return n
 	}
 	j := newStore(t)
@@ -397,7 +467,10 @@ func TestNoPageStaysInAMemoryGroup(t *testing.T) {
 	if out, err := writer.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	fat := must.Get(os.Open(dir + "/fat"))(t)
+	fat, err := os.Open(dir + "/fat")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer fat.Close()
 	for end := time.Now().Add(5 * time.Second); unix.Rmdir(group) != nil && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
@@ -406,7 +479,9 @@ func TestNoPageStaysInAMemoryGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := charged()
-	must.OK(t, j.RemoveDirs(Job{ID: 7, UID: 2001}))
+	if err := j.RemoveDirs(Job{ID: 7, UID: 2001}); err != nil {
+		t.Fatal(err)
+	}
 	after := charged()
 	for end := time.Now().Add(5 * time.Second); after > 10*testMiB && time.Now().Before(end); after = charged() {
 		time.Sleep(10 * time.Millisecond) // the kernel counts in batches
