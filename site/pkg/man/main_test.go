@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -104,16 +105,12 @@ func TestPages(t *testing.T) {
 	if err == nil {
 		dir, err = testnode.Build(dir)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, p := range pages {
 		var first []byte
 		for range 2 {
 			out := t.TempDir()
-			if err := p.make(filepath.Join(dir, "bin"), "../../../docs", "2026-11-21", out); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.make(filepath.Join(dir, "bin"), "../../../docs", "2026-11-21", out))
 			files, _ := filepath.Glob(filepath.Join(out, "*"))
 			content, err := os.ReadFile(files[0])
 			if err != nil || first != nil && !bytes.Equal(first, content) {
@@ -142,12 +139,8 @@ func TestPages(t *testing.T) {
 func unpacked(t *testing.T, content []byte) string {
 	t.Helper()
 	r, err := gzip.NewReader(bytes.NewReader(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(text)
 }
