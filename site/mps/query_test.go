@@ -4,6 +4,7 @@ package mps
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -246,4 +247,33 @@ func mustPercent(t *testing.T, s string) policy.Percent {
 	p, err := policy.ParsePercent(s)
 	must.OK(t, err)
 	return p
+}
+
+// A daemon that names more clients than any node has is not believed.
+func TestTooManyClients(t *testing.T) {
+	var table []string
+	for pid := range maxRows + 1 {
+		table = append(table, fmt.Sprintf("%d 2 624 GPU-5c872127 4026531836 x", pid+1))
+	}
+	if clients, err := parseRows(table[1:]); err != nil || len(clients) != maxRows {
+		t.Errorf("%d clients, %v", len(clients), err)
+	}
+	if clients, err := parseRows(table); err == nil {
+		t.Errorf("%d clients are believed", len(clients))
+	}
+}
+
+func TestClients(t *testing.T) {
+	for _, c := range []struct {
+		files   uint64
+		devices int
+		want    int
+	}{
+		{1 << 20, 8, 60}, {16384, 16, 60}, {16383, 1, 60}, {4096, 1, 50}, {1024, 1, 12}, {1024, 4, 3}, {1024, 16, 0}, {120,
+			1, 1}, {119, 1, 0}, {64, 1, 0}, {12, 1, 0},
+	} {
+		if got := Clients(c.files, c.devices); got != c.want {
+			t.Errorf("%d files, %d devices: %d clients, want %d", c.files, c.devices, got, c.want)
+		}
+	}
 }

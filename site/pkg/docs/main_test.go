@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 const top = "../../.."
@@ -45,7 +44,9 @@ var forSource = []string{"decisions.md", "development.md", "measurements.md"}
 // these pages must lead to a packaged file or to the project's page.
 func TestThePackagedDocuments(t *testing.T) {
 	s, err := readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml"))
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	pages, err := filepath.Glob(filepath.Join(top, "docs", "*.md"))
 	if err != nil || len(pages) < 5 {
 		t.Fatalf("%d pages, %v", len(pages), err)
@@ -57,16 +58,22 @@ func TestThePackagedDocuments(t *testing.T) {
 		}
 	}
 	out := t.TempDir()
-	must.OK(t, run(top, out))
+	if err := run(top, out); err != nil {
+		t.Fatal(err)
+	}
 	targets := map[string]bool{}
 	entries, err := contents.Read(filepath.Join(top, "site/pkg/nfpm.yaml"))
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, e := range entries {
 		targets[e.Target] = true
 	}
 	for source, name := range s.built {
 		content, err := os.ReadFile(filepath.Join(out, name))
-		must.OK(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, m := range link.FindAllStringSubmatch(string(content), -1) {
 			if place := filepath.Join(filepath.Dir(s.places[source]), m[2]); !strings.Contains(m[2], "://") && !targets[place] {
 				t.Errorf("%s: the packages do not hold %s", s.places[source], place)
@@ -144,6 +151,8 @@ func documents(t *testing.T) []string {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return string(content)
 }

@@ -16,7 +16,6 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 const top, packaged = "../../..", "site/pkg/nfpm.yaml"
@@ -25,7 +24,9 @@ const top, packaged = "../../..", "site/pkg/nfpm.yaml"
 func list(t *testing.T) []contents.Entry {
 	t.Helper()
 	all, err := contents.Read(filepath.Join(top, packaged))
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" })
 }
 
@@ -39,7 +40,9 @@ func planted(t *testing.T) string {
 		}
 		path := filepath.Join(dir, e.Built())
 		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(e.Built()), 0o600))
-		must.OK(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	return dir
 }
@@ -84,7 +87,9 @@ func got(t *testing.T, dir string, listed map[string]fs.FileMode) map[string]fs.
 		}
 		return nil
 	})
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return modes
 }
 
@@ -109,11 +114,17 @@ func same(t *testing.T, dir, prefix string) {
 func TestInstall(t *testing.T) {
 	d := destination{top: top, list: packaged, built: planted(t), destdir: t.TempDir(), prefix: "/usr"}
 	var output bytes.Buffer
-	must.OK(t, d.run(0, &output))
+	if err := d.run(0, &output); err != nil {
+		t.Fatal(err)
+	}
 	same(t, d.destdir, "/usr")
 	policy := filepath.Join(d.destdir, "etc/slurm-mps/policy.hcl")
-	must.OK(t, os.WriteFile(policy, []byte("ours"), 0o600))
-	must.OK(t, d.run(0, &output))
+	if err := os.WriteFile(policy, []byte("ours"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.run(0, &output); err != nil {
+		t.Fatal(err)
+	}
 	kept, err := os.ReadFile(policy)
 	if err != nil || string(kept) != "ours" || output.String() != "install: left as it is: "+policy+"\n" {
 		t.Errorf("after the second installation, the policy is %q, %v; it printed %q", kept, err, output.String())
@@ -143,7 +154,9 @@ func TestInstall(t *testing.T) {
 // paths of other programs must not change.
 func TestPrefix(t *testing.T) {
 	d := destination{top: top, list: packaged, built: planted(t), destdir: t.TempDir(), prefix: "/opt/mps/"}
-	must.OK(t, d.run(0, &bytes.Buffer{}))
+	if err := d.run(0, &bytes.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
 	same(t, d.destdir, "/opt/mps")
 	for path, want := range map[string]string{
 		"opt/mps/lib/systemd/system/slurm-mps-reap.service": "\nExecStart=/opt/mps/sbin/mpsctl reap",
@@ -162,7 +175,9 @@ func TestPrefix(t *testing.T) {
 func TestInstallOfAUser(t *testing.T) {
 	dir := t.TempDir()
 	d := destination{top: top, list: "site/pkg/user.yaml", built: planted(t), prefix: dir}
-	must.OK(t, d.run(0, &bytes.Buffer{}))
+	if err := d.run(0, &bytes.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
 	found := slices.Sorted(maps.Keys(got(t, filepath.Join(dir, "bin"), nil)))
 	if want := []string{"/gpu-usage", "/mpirun-wrap", "/mps-tune", "/mpsctl"}; !slices.Equal(found, want) {
 		t.Errorf("the programs are %q, want %q", found, want)
@@ -224,11 +239,15 @@ func small(t *testing.T, dir string) {
 	size := int64(0)
 	for path, mode := range got(t, dir, nil) {
 		info, err := os.Lstat(filepath.Join(dir, path))
-		must.OK(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		size += info.Size()
 		if mode.IsRegular() && mode&0o111 != 0 {
 			program, err := elf.Open(filepath.Join(dir, path))
-			must.OK(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer program.Close()
 			if program.Section(".symtab") != nil || program.Section(".debug_info") != nil {
 				t.Errorf("%s has symbols or debug information", path)

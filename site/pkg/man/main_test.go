@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -105,12 +104,16 @@ func TestPages(t *testing.T) {
 	if err == nil {
 		dir, err = testnode.Build(dir)
 	}
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, p := range pages {
 		var first []byte
 		for range 2 {
 			out := t.TempDir()
-			must.OK(t, p.make(filepath.Join(dir, "bin"), "../../../docs", "2026-11-21", out))
+			if err := p.make(filepath.Join(dir, "bin"), "../../../docs", "2026-11-21", out); err != nil {
+				t.Fatal(err)
+			}
 			files, _ := filepath.Glob(filepath.Join(out, "*"))
 			content, err := os.ReadFile(files[0])
 			if err != nil || first != nil && !bytes.Equal(first, content) {
@@ -139,8 +142,12 @@ func TestPages(t *testing.T) {
 func unpacked(t *testing.T, content []byte) string {
 	t.Helper()
 	r, err := gzip.NewReader(bytes.NewReader(content))
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	text, err := io.ReadAll(r)
-	must.OK(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return string(text)
 }

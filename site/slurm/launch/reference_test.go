@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 var update = flag.Bool("update", false, "write the table of launchers into docs/reference.md")
@@ -52,4 +54,12 @@ func TestTheReferenceHasTheLaunchers(t *testing.T) {
 	if shown+"\n" != table {
 		t.Errorf("%s has\n%s\nthe code has\n%s\nwrite it: go test ./site/slurm/launch -update", page, shown, table)
 	}
+}
+
+// recording reads an environment that Slurm passed to one of its scripts.
+func recording(t *testing.T, path string) slurm.Env { return slurm.NewEnv(recorded.Lines(t, path)) }
+
+// recordings lists the recordings that match.
+func recordings(t *testing.T, pattern string, atLeast int) []string {
+	return recorded.Paths(t, pattern, atLeast)
 }
