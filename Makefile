@@ -43,11 +43,11 @@ parts: ## the programs with man pages, completions and documents, in .build/pack
 PREFIX := /usr
 install: parts ## install on this machine, or below DESTDIR; PREFIX replaces /usr
 	test -n "$(DESTDIR)" || sh site/pkg/scripts/preinstall
-	go run ./site/pkg/install -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(PREFIX)"
+	go run ./site/pkg install -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(PREFIX)"
 	test -n "$(DESTDIR)" || sh site/pkg/scripts/postinstall
 
 install-user: parts ## install the programs of a user, without root, below PREFIX (~/.local)
-	go run ./site/pkg/install -list site/pkg/user.yaml -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(if $(filter file,$(origin PREFIX)),$$HOME/.local,$(PREFIX))"
+	go run ./site/pkg install -list site/pkg/user.yaml -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(if $(filter file,$(origin PREFIX)),$$HOME/.local,$(PREFIX))"
 
 # The same commit gives the same bytes.
 packages: parts ## .deb and .rpm, in .build/packages
@@ -143,7 +143,7 @@ SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
 soak: sweep soak-jobs ## the sweep, and random jobs with random faults
 soak-jobs: setup ## run random jobs with random faults
-	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
+	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) REQUIRE_LAB=1 go test -timeout 0 -v ./cmd/e2e/soak -run 'TestSoak$$'
 
 soak-own: ## run random steps of mpirun-wrap --own with kills, without Slurm and under it
 	OWN_STARTS=$(or $(OWN_STARTS),2000) OWN_LOG=$(BUILT)/soak-own.jsonl REQUIRE_LAB=1 go test -timeout 0 -v -p 1 -parallel 1 ./cmd/e2e/own -run Soak
@@ -181,7 +181,7 @@ fuzz: ## run every fuzzer for FUZZTIME
 # .build/tail.jsonl.
 bench: setup build ## measure the cost of prolog and epilog; PAIRS=N: the slowest of N hooks
 ifdef PAIRS
-	go run -C $(BENCH) . -only tail -pairs $(PAIRS) -json $(BUILT)/tail.jsonl
+	go run -C $(BENCH) . -pairs $(PAIRS) -json $(BUILT)/tail.jsonl
 else
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/state
 	go run -C $(BENCH) .
@@ -256,13 +256,13 @@ gpu-test: gpu-pack ## the tests that need a GPU
 gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
 	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
-# Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms, and a month.
+# Long tests on a machine with many cores, which needs no Go: 1,000 jobs with faults on three Slurms.
 SOAK_SUITES := trixie forky
 soaks-pack: gpu-pack ## the files for site/lab/soaks.sh, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/soaks/slurms
 	cp -r $(BUILT)/gpu/bin $(BUILT)/sim $(BUILT)/slurm-bundle.tar.xz $(BUILT)/small/soaks/
 	for suite in $(SOAK_SUITES); do site/lab/bundle.sh /tmp/soak-$$suite $$suite && mv /tmp/soak-$$suite $(BUILT)/small/soaks/slurms/ || exit; done
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/program ./cmd/e2e/own
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/small/soaks/ ./cmd/e2e/soak ./cmd/e2e/own
 	strip $(BUILT)/small/soaks/bin/* $(BUILT)/small/soaks/sim/bin/nvidia-cuda-mps-*
 	tar -C $(BUILT)/small -cf - soaks | xz -9 >$(BUILT)/soaks.tar.xz && rm -rf $(BUILT)/small
 

@@ -153,7 +153,8 @@ func TestWhichRankRunsWithoutMPS(t *testing.T) {
 		if c.runs {
 			want = "[A=b CUDA_VISIBLE_DEVICES=GPU-1]"
 		}
-		if fmt.Sprint(environ) != want || c.runs != (err == nil) || !c.runs && !errors.Is(err, c.err) {
+		if fmt.Sprint(environ) != want || c.runs != (err == nil) || !c.runs && !errors.Is(err, c.err) ||
+			c.exclusive && !strings.Contains(err.Error(), "run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode") {
 			t.Errorf("%s: %s, %v", c.name, environ, err)
 		}
 		if says := strings.Contains(printed.String(), "running without MPS"); says != c.runs {

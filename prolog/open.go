@@ -165,8 +165,8 @@ func (p Prolog) newLease(job slurm.Job, request policy.Request, found resolution
 // settings returns the settings of a job's daemons and guard. No other function gives them anything of the grant.
 func (p Prolog) settings(grant policy.Grant, found resolution) (lease.Settings, error) {
 	s := p.Site
-	s.DrainGrace, s.KeepLogs, s.Clients = lease.Duration(grant.DrainGrace), string(grant.KeepLogs), p.served()
-	s.Hold, s.Pause = lease.Duration(grant.Hold), lease.Duration(grant.Pause)
+	s.DrainGrace, s.KeepLogs = lease.Duration(grant.DrainGrace), string(grant.KeepLogs)
+	s.GuardSettings = lease.GuardOf(grant, p.served())
 	part := found.part.Percent()
 	if joins(grant, found.part) { // the jobs that share a daemon may have different parts
 		part = 0

@@ -132,6 +132,9 @@ func reportedJob(args []string, current string) (string, error) {
 	return text, nil
 }
 
+// maxNamed limits the ended jobs that are named if several have the same name.
+const maxNamed = 10
+
 // endsWait is how long a report may lack the end of a client. The recorder writes it 1.3 s after the end, or earlier.
 const endsWait = 2 * time.Second
 
@@ -140,9 +143,16 @@ const endsWait = 2 * time.Second
 func latestReport(paths site.Paths, job string) (usage.Report, error) {
 	number, err := strconv.ParseUint(job, 10, 32)
 	if err != nil {
-		named := readableReports(paths, 1, func(r usage.Report) bool { return r.Array == job })
-		if len(named) == 0 {
+		named := readableReports(paths, maxNamed, func(r usage.Report) bool { return r.Array == job })
+		switch {
+		case len(named) == 0:
 			return usage.Report{}, errNoReport
+		case len(named) > 1: // a name is from a client's environment, so any user can take it
+			jobs := ""
+			for _, r := range named {
+				jobs += fmt.Sprintf(", %d of %s", r.Job, r.User)
+			}
+			return usage.Report{}, fmt.Errorf("several jobs say that they are it: give the number of one: %s", jobs[2:])
 		}
 		number = uint64(named[0].Job)
 	}

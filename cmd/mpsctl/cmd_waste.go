@@ -22,10 +22,12 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unsafe"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 	"github.com/slurm-mps/slurm-mps/site/usage/page"
@@ -39,7 +41,8 @@ GPUs were, how many jobs would gain from more ranks on a GPU, how many not, and 
 
 Without a FOLDER, it reads this node's reports; else those in folders of any nodes, as JOB.json or JOB.NODE.json. All
 reports count that you can read: as root all, else your own. A file must be root's or that of the job's user, and no
-link. A user could have changed a copy, so root's files alone are proof, and count before copies.
+link. A user could have changed a copy, so root's files alone are proof. A copy adds a node to them, in their job's time.
+An account, partition or name with * is from copies alone.
 
 A job of several nodes is one job, and of a requeued job the last run counts. A part of a GPU counts as that part of its
 hours. Means are over whole GPUs with known figures. GPU hours to win are what more ranks save of the time with a
@@ -82,7 +85,7 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 			}
 			a := waste{
 				Since: from, Until: to, By: by, LeftOut: map[string]int{}, now: now, user: of,
-				rows: map[string]wasteRow{}, changes: map[string]wasteRow{},
+				rows: map[string]wasteRow{}, changes: map[string]wasteRow{}, room: maxCopies,
 				warn: func(err error) { call.PrintError("mpsctl", err) },
 			}
 			a.read(folders)
@@ -138,6 +141,7 @@ type waste struct {
 	rows, changes map[string]wasteRow
 	now           time.Time
 	user          string // "" for all
+	room          int    // as maxCopies
 	warn          func(error)
 }
 
@@ -253,7 +257,8 @@ type kept struct {
 }
 
 const (
-	maxKept    = 100_000 // files of a folder, which a user can fill
+	maxKept    = 100_000   // files of a folder, which a user can fill
+	maxCopies  = 512 << 20 // bytes of the copies of a job and a user in memory: 512 nodes of 8 GPUs for a month
 	wrongFiles = "Files and folders without good reports"
 )
 
@@ -283,28 +288,54 @@ func (a *waste) read(folders []string) {
 		return cmp.Or(cmp.Compare(a.job, b.job), strings.Compare(a.dir.Name(), b.dir.Name()), strings.Compare(a.name, b.name))
 	})
 	for n := 0; n < len(files); {
-		byUser, roots, copies := map[string][]usage.Report{}, map[[2]string]bool{}, []usage.Report{}
+		byUser, roots, copies := map[string][]usage.Report{}, map[string][]usage.Report{}, []usage.Report{}
+		held := map[uint32]int{} // bytes by owner
 		for job := files[n].job; n < len(files) && files[n].job == job; n++ {
-			r, owner, err := a.readFile(files[n])
+			r, owner, size, err := a.readFile(files[n])
+			if err == nil && owner != 0 {
+				held[owner] += size
+			}
 			switch {
+			case err == nil && held[owner] > a.room:
+				a.LeftOut["Copies of a job that are too large together"]++
 			case err != nil:
 				a.leave(err)
 			case r.Job > 0 && owner == 0:
-				byUser[r.User], roots[[2]string{r.User, r.Node}] = append(byUser[r.User], r), true
+				roots[r.User] = append(roots[r.User], r)
 			case r.Job > 0:
 				copies = append(copies, r)
 			}
 		}
-		for _, r := range copies { // a user can change them, and root's report of the same node not
-			if !roots[[2]string{r.User, r.Node}] {
+		maps.Copy(byUser, roots)
+		for _, r := range copies {
+			switch of := roots[r.User]; {
+			case slices.ContainsFunc(of, func(n usage.Report) bool { return n.Node == r.Node }):
+			case len(of) > 0 && !adds(of, r):
+				a.LeftOut["Copies that do not fit root's reports of their job"]++
+			default:
 				byUser[r.User] = append(byUser[r.User], r)
 				a.LeftOut["Reports that their users could have changed"]++
 			}
 		}
 		for _, user := range slices.Sorted(maps.Keys(byUser)) {
-			a.add(byUser[user])
+			a.add(byUser[user], roots[user])
 		}
 	}
+}
+
+// adds reports whether a user's copy can be of another node of a job of which root's reports are known. It must neither
+// end their run nor make it longer.
+func adds(roots []usage.Report, r usage.Report) bool {
+	const late = 10 * time.Minute // between the prologs or epilogs of a job's nodes
+	last := lastRun(roots)
+	nodes, _ := slurm.ExpandHostlist(last[0].NodeList)
+	run := together(last)
+	fits := slices.Contains(nodes, r.Node) && !r.End.IsZero() && !r.Begin.Before(run.Begin.Add(-late)) &&
+		(run.End.IsZero() || !r.End.After(run.End.Add(late)))
+	for _, n := range last {
+		fits = fits && (n.End.IsZero() || !n.End.Before(r.Begin)) && !r.End.Before(n.Begin)
+	}
+	return fits
 }
 
 // leave leaves something out. Of other users' files, there may be many.
@@ -317,14 +348,15 @@ func (a *waste) leave(err error) {
 }
 
 // readFile reads a report, which is the file of root or of the job's user, and no link. It has no job if it is too old.
-func (a *waste) readFile(file kept) (r usage.Report, owner uint32, err error) {
+// Its size in memory is at most that of its text and of its samples, which can be short there.
+func (a *waste) readFile(file kept) (r usage.Report, owner uint32, size int, err error) {
 	var st unix.Stat_t
 	err = unix.Fstatat(int(file.dir.Fd()), file.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
 	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG: // to open a device has effects
 		err = errors.New("it is not a regular file")
 	case err == nil && time.Unix(st.Mtim.Unix()).Before(a.Since.Add(-time.Minute)):
-		return r, 0, nil
+		return r, 0, 0, nil
 	case err == nil:
 		path := fmt.Sprintf("/proc/self/fd/%d/%s", file.dir.Fd(), file.name)
 		if r, err = usage.ReadOwn(path, st.Uid); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -340,9 +372,13 @@ func (a *waste) readFile(file kept) (r usage.Report, owner uint32, err error) {
 		err = errors.New("its times, figures or name are not possible")
 	}
 	if err != nil {
-		return usage.Report{}, 0, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
+		return usage.Report{}, 0, 0, fmt.Errorf("cannot count %s: %w", filepath.Join(file.dir.Name(), file.name), err)
 	}
-	return r, st.Uid, nil
+	size = int(st.Size)
+	for _, g := range r.GPUs {
+		size += cap(g.Samples) * int(unsafe.Sizeof(usage.Sample{}))
+	}
+	return r, st.Uid, size, nil
 }
 
 // possible reports whether a job can have had such figures, because a forged report must not spoil the sums.
@@ -350,7 +386,7 @@ func possible(r usage.Report, now time.Time) bool {
 	const year = 366 * 24 * time.Hour
 	part, lasted := r.Part.Fraction(), r.End.Sub(r.Begin)
 	good := r.End.IsZero() || lasted >= 0 && lasted < year && r.End.Before(now.Add(time.Hour))
-	good = good && part >= 0 && part <= 1 && len(r.GPUs) <= 64
+	good = good && part >= 0 && part <= 1
 	good = good && slices.Contains([]string{"", lease.GresShard, lease.GresMPS}, r.Part.Gres) // which is printed
 	for _, g := range r.GPUs {
 		for _, s := range g.Samples {
@@ -360,10 +396,17 @@ func possible(r usage.Report, now time.Time) bool {
 	return good
 }
 
-// add counts a job, with the reports of its nodes.
-func (a *waste) add(reports []usage.Report) {
-	nodes := lastRun(reports)
+// add counts a job, with the reports of its nodes, of which some are root's.
+func (a *waste) add(reports, roots []usage.Report) {
+	nodes, mark := lastRun(reports), ""
 	all := together(nodes)
+	switch {
+	case len(roots) > 0:
+		of := lastRun(roots)[0]
+		all.Account, all.Partition, all.Name = of.Account, of.Partition, of.Name
+	case a.By != "user":
+		mark = "*"
+	}
 	switch {
 	case all.End.IsZero():
 		a.LeftOut["Jobs that still run"]++
@@ -381,7 +424,7 @@ func (a *waste) add(reports []usage.Report) {
 	if sums.GPUHours == 0 {
 		a.LeftOut["Jobs whose GPU hours are not known"]++
 	}
-	sum(a.rows, shortName(wasteBy[a.By](all)), "", sums)
+	sum(a.rows, mark+shortName(wasteBy[a.By](all)), "", sums)
 	for line, hours := range lines {
 		sum(a.changes, shortName(all.User)+", "+shortName(all.Name), line, judge.Sums{Jobs: 1, GPUHours: hours})
 	}

@@ -335,6 +335,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 	}
 	err := errors.Join(
 		os.WriteFile(filepath.Join(folder, "2.json"), []byte("{"), 0o600),
+		os.WriteFile(filepath.Join(folder, "27.json"), []byte(`{"schema":1,"job":27,"clients":[`+strings.Repeat("{},", 1e5)+"{}]}"), 0o600),
 		os.WriteFile(filepath.Join(folder, "21.json"), make([]byte, 5<<20), 0o600),
 		os.WriteFile(filepath.Join(folder, ".share"), nil, 0o600),
 		os.WriteFile(filepath.Join(folder, "3.json"), []byte(`{"schema":1,"job":22,"gpus":[{"samples":[{"at":"`), 0o600),
@@ -345,7 +346,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := len(forged) + 4 + 2 + 2 // files, a link and a folder, and two folders that are none
+	bad := len(forged) + 5 + 2 + 2 // files, a link and a folder, and two folders that are none
 	link, none := filepath.Join(filepath.Dir(folder), "link")+"/", filepath.Join(folder, "none")
 	code, out, complaint := runWaste(t, folder, link, none)
 	if code != 0 || strings.Count(complaint, "\n") != maxIncidents ||
@@ -418,16 +419,66 @@ func TestACopyDoesNotReplaceRootsReport(t *testing.T) {
 	}
 	uid, _ := strconv.Atoi(other.Uid)
 	idle := played(7, wasteTime.AddDate(0, 0, -3), 60, unusedGPU)
-	idle.User = other.Username
+	idle.User, idle.NodeList = other.Username, "gpu[00-01]"
 	forged := played(7, idle.Begin.Add(time.Minute), 59, fullGPU)
 	forged.User = idle.User
-	path := filepath.Join(t.TempDir(), "7.gpu01.json")
-	writeReport(t, path, forged)
-	if err := os.Chown(path, uid, -1); err != nil {
-		t.Fatal(err)
+	forged.Account = "chemistry"
+	folders := keep(t, idle)
+	for name, c := range map[string]struct {
+		hours float64
+		left  int
+		forge func(*usage.Report)
+	}{
+		"the same node": {1, 0, func(*usage.Report) {}},
+		"no node of it": {1, 1, func(r *usage.Report) { r.Node = "gpu77" }},
+		"another node":  {2, 0, func(r *usage.Report) { r.Node = "gpu00" }},
+		"a later run": {1, 1, func(r *usage.Report) {
+			r.Node, r.Begin, r.End = "gpu00", r.End.Add(5*time.Minute), r.End.Add(6*time.Minute)
+		}},
+		"a longer run":   {1, 1, func(r *usage.Report) { r.Node, r.End = "gpu00", r.End.Add(time.Hour) }},
+		"an earlier one": {1, 1, func(r *usage.Report) { r.Node, r.Begin = "gpu00", r.Begin.Add(-time.Hour) }},
+		"it runs":        {1, 1, func(r *usage.Report) { r.Node, r.End = "gpu00", time.Time{} }},
+	} {
+		r := forged
+		c.forge(&r)
+		path := filepath.Join(t.TempDir(), "7.x.json")
+		writeReport(t, path, r)
+		if err := os.Chown(path, uid, -1); err != nil {
+			t.Fatal(err)
+		}
+		a := wasteOf(t, append(folders, filepath.Dir(path), "--by", "account")...)
+		s, left := a.All.Sums, a.LeftOut["Copies that do not fit root's reports of their job"]
+		if s.Jobs != 1 || math.Round(s.GPUHours) != c.hours || s.NeverUsed != 1 || left != c.left || len(a.Rows) != 1 || a.Rows[0].Name != "physics" {
+			t.Errorf("%s: %+v", name, a)
+		}
+		if a := wasteOf(t, filepath.Dir(path), "--by", "account"); len(a.Rows) > 0 && a.Rows[0].Name != "*chemistry" {
+			t.Errorf("%s alone: %+v", name, a.Rows)
+		}
 	}
-	a := wasteOf(t, append(keep(t, idle), filepath.Dir(path))...)
-	if s := a.All.Sums; s.Jobs != 1 || s.NeverUsed != 1 {
-		t.Errorf("%+v", a)
+}
+
+// The copies of one job that a user could have made are in memory together, up to a bound for each user.
+func TestCopiesOfAJobAreBounded(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("run as root")
+	}
+	folder, name := t.TempDir(), map[int]string{1: "daemon", 65534: "nobody"}
+	for n := range 10 {
+		for uid, user := range name {
+			r := played(7, wasteTime.AddDate(0, 0, -3), 60, fullGPU)
+			r.Node, r.User = fmt.Sprint("n", n), user
+			path := filepath.Join(folder, fmt.Sprintf("7.n%d.%d.json", n, uid))
+			writeReport(t, path, r)
+			if err := os.Chown(path, uid, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	a := waste{LeftOut: map[string]int{}, By: "user", Until: wasteTime, now: wasteTime, room: 60_000, rows: map[string]wasteRow{}, changes: map[string]wasteRow{}}
+	a.read([]string{folder})
+	a.finish()
+	left := a.LeftOut["Copies of a job that are too large together"]
+	if len(a.Rows) != 2 || left < 10 || left > 16 || a.All.Sums.GPUHours != float64(20-left) {
+		t.Errorf("%d left out, %+v", left, a)
 	}
 }

@@ -303,3 +303,23 @@ func TestACopyIsNeverRoots(t *testing.T) {
 		}
 	}
 }
+
+// A user can give a job the name of another user's in its array. Root gets neither of them in place of the other.
+func TestANameOfTwoJobs(t *testing.T) {
+	paths := site.Paths{Root: t.TempDir()}
+	if err := os.MkdirAll(paths.Reports(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for user, job := range map[string]uint32{"hpc1": 7, "hpc2": 8} {
+		r := reported()
+		r.Job, r.User, r.Array = job, user, "4711_3"
+		writeReport(t, filepath.Join(paths.Reports(), fmt.Sprintf("%d.json", job)), r)
+	}
+	_, err := latestReport(paths, "4711_3")
+	if err == nil || !strings.Contains(err.Error(), "7 of hpc1") || !strings.Contains(err.Error(), "8 of hpc2") {
+		t.Error(err)
+	}
+	if r, err := latestReport(paths, "7"); err != nil || r.User != "hpc1" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -230,15 +230,12 @@ func (v *view) use(held state.Held) {
 	if held.Use.SMActive < 0 {
 		load = max(held.Use.SMUtil, 0)
 	}
-	line := ""
+	values := []string{}
 	for _, f := range usage.All {
-		if f.Unit == "%" {
-			line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
-		}
+		values = append(values, f.Name+" "+f.TextOf(*held.Use))
 	}
 	const title = "  in use   "
-	line = v.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%smemory used %d GiB", line,
-		(int(held.Use.UsedMiB)+512)>>10))
+	line := v.screen.Wrap(strings.Repeat(" ", len(title)), strings.Join(values, ", "))
 	line = title + strings.TrimSuffix(line[len(title):], "\n")
 	if cells := min(v.screen.Columns-len(line)-2, 30); cells >= 8 {
 		line += "  " + command.Bar(int(load+0.5), 100, cells)

@@ -274,7 +274,7 @@ func (k *keeper) serve(env slurm.Env) (*guard.Guard, error) {
 }
 
 func (k *keeper) open(env slurm.Env) (*guard.Guard, error) {
-	g, err := k.guard(env)
+	g, err := guard.New(k.options(env))
 	if err != nil {
 		return nil, err
 	}
@@ -398,11 +398,11 @@ func (k *keeper) ticket() lease.Ticket {
 // ruleName is the rule that a ticket of --own names.
 const ruleName = "mpirun-wrap --own"
 
-// guard makes the guard, with the user's rights.
-func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
-	grant := policy.DefaultGrant()
+// options are what the guard gets, which runs with the user's rights.
+func (k *keeper) options(env slurm.Env) guard.Options {
+	clients := policy.ClientsOf(driver.Node{Root: k.root}.Version())
 	o := guard.Options{
-		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, Hold: grant.Hold, Pause: grant.Pause, Clients: policy.ClientsOf(driver.Node{Root: k.root}.Version()),
+		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, GuardSettings: lease.GuardOf(policy.DefaultGrant(), clients),
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
 		Daemons: func() []proc.Process { return []proc.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
@@ -413,7 +413,7 @@ func (k *keeper) guard(env slurm.Env) (*guard.Guard, error) {
 		o.Minors = append(o.Minors, device.Minor)
 	}
 	o.Gauge = k.gauge(env)
-	return guard.New(o)
+	return o
 }
 
 // The keeper is the record of its guard: it keeps the room for the ranks, and how many clients live.

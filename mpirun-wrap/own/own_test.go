@@ -7,15 +7,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 	"golang.org/x/sys/unix"
 )
@@ -192,5 +198,55 @@ func TestMainLeavesOthersAlone(t *testing.T) {
 	}
 	if code, is := Main([]string{pauseMode, "soon"}, nil); !is || code != 1 {
 		t.Errorf("a wrong duration: %d, %v", code, is)
+	}
+}
+
+// No signal to all processes of a step ends the keeper before the ranks.
+func TestSignalsOfAStep(t *testing.T) {
+	if os.Getenv("IGNORE") != "" {
+		ignoreSignals()
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Printf("%s\n", status)
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestSignalsOfAStep$")
+	cmd.Env = append(os.Environ(), "IGNORE=1")
+	status, err := cmd.Output()
+	_, mask, found := strings.Cut(string(status), "SigIgn:\t")
+	if err != nil || !found {
+		t.Fatalf("%v: %s", err, status)
+	}
+	ignored, err := strconv.ParseUint(strings.Fields(mask)[0], 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, signals := range map[string][]syscall.Signal{
+		"a terminal":              {unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP},
+		"Slurm":                   {unix.SIGTERM, unix.SIGXCPU},
+		"a user, before the end":  {unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM},
+		"a reader that has ended": {unix.SIGPIPE},
+	} {
+		for _, signal := range signals {
+			if ignored&(1<<(signal-1)) == 0 {
+				t.Errorf("%v of %s ends the keeper", signal, from)
+			}
+		}
+	}
+}
+
+// The guard of a keeper gets all that root's guard gets, except what needs root: it has no log, no recorder, no names.
+func TestWhatAGuardGets(t *testing.T) {
+	k := &keeper{job: lease.Job{ID: 7, UID: 2001, GID: 2002}, root: gpuNode(t, node.H200), folders: lease.Daemon{PipeDir: "/p", LogDir: "/l"}}
+	k.devices = []site.Device{{UUID: "GPU-6", Minor: 6}}
+	smi := filepath.Join(t.TempDir(), "nvidia-smi")
+	if err := os.WriteFile(smi, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	unset := testproc.Unset(k.options(slurm.Env{"PATH": filepath.Dir(smi)}))
+	if got := strings.Join(unset, " "); got != "NameOf Log Recorder Raised" {
+		t.Errorf("not set: %s", got)
 	}
 }

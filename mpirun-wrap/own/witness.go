@@ -54,6 +54,9 @@ func (k *keeper) have(procs []proc.Process) (found bool, unknown []proc.Process)
 		if e.Values[pipeVariable] == k.folders.PipeDir {
 			return true, nil
 		}
+		if errors.Is(e.Err, proc.ErrOverwritten) && k.mayBeLeft(procs[i].PID) {
+			return true, nil
+		}
 		if !e.Empty && !errors.Is(e.Err, proc.ErrLate) {
 			continue
 		}
@@ -63,6 +66,14 @@ func (k *keeper) have(procs []proc.Process) (found bool, unknown []proc.Process)
 		}
 	}
 	return false, unknown
+}
+
+// mayBeLeft reports whether a rank may have started a process: the rank began when its daemon did, or later. The ranks
+// themselves are registered.
+func (k *keeper) mayBeLeft(pid int) bool {
+	stat, err := proc.ReadStat(pid)
+	daemon := k.process.Load()
+	return err == nil && stat.Running() && (daemon == nil || stat.Start >= daemon.Start)
 }
 
 // withoutPipes is an environment without the daemon of other ranks, as a keeper must have it: the keeper of those ranks
@@ -98,7 +109,7 @@ func (k *keeper) outside(p proc.Process) string {
 	}
 	value, set := environment.Values[pipeVariable]
 	switch {
-	case environment.Err != nil:
+	case environment.Err != nil && !errors.Is(environment.Err, proc.ErrOverwritten):
 		return ""
 	case value == k.folders.PipeDir:
 		return "its container does not show it " + filepath.Dir(k.dir) + ": bind that there"

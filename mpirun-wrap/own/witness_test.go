@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
 // A process with the daemon's variable is a witness while it lives, also without an open file and in a session of its
@@ -48,6 +49,18 @@ func TestLeftBehind(t *testing.T) {
 		t.Error("a dead process is a witness")
 	}
 	_ = heir.Wait()
+	titled := start("A=b", pipeVariable+"="+k.folders.PipeDir)
+	testproc.Overwrite(t, titled.Process.Pid)
+	if !k.leftBehind() {
+		t.Error("a process that has overwritten its environment ended the keeper")
+	}
+	if stat, err = proc.ReadStat(titled.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	k.process.Store(&proc.Process{PID: titled.Process.Pid, Start: stat.Start + 1})
+	if k.leftBehind() {
+		t.Error("a process that is older than the daemon is a witness")
+	}
 }
 
 // A keeper that cannot lock waits for the registered ranks all the same, and then ends.

@@ -85,7 +85,7 @@ func Read(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 		switch err := environments[i].Err; {
 		case errors.Is(err, fs.ErrPermission):
 			known[procs[i].PID] = without("not yours to read")
-		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
+		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong), errors.Is(err, proc.ErrOverwritten):
 			known[procs[i].PID] = without(err.Error())
 		case err == nil && runs:
 			known[procs[i].PID] = environmentIn(environments[i].Values)

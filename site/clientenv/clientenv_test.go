@@ -5,11 +5,13 @@ package clientenv
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
 const (
@@ -98,5 +100,20 @@ func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
 		if l := Read(t.Context(), []int{pid}, own+1)[pid]; l.Unknown != want {
 			t.Errorf("of %d: %q, want %q", pid, l.Unknown, want)
 		}
+	}
+}
+
+// A program that writes a title over its environment has its own copy, with limits that are not known then.
+func TestAProgramThatHasOverwrittenItsEnvironment(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	cmd.Env = []string{"A=b", "SLURM_JOB_ID=7", percentVariable + "=25", "CUDA_MPS_PIPE_DIRECTORY=/run/x"}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	testproc.Overwrite(t, cmd.Process.Pid)
+	e := Read(t.Context(), []int{cmd.Process.Pid}, uint32(os.Getuid()))[cmd.Process.Pid]
+	if e.Unknown != "its program has overwritten its environment" {
+		t.Errorf("%+v", e)
 	}
 }

@@ -5,6 +5,8 @@ package guard
 import (
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
 // machine is a guard's budget with a clock and a processor time of its own.
@@ -16,7 +18,7 @@ type machine struct {
 
 func newMachine(clients, gpus, guards int) *machine {
 	m := &machine{now: time.Now()}
-	m.budget = newBudget(Options{Clients: clients, Minors: make([]int, gpus)}, func() (total, children time.Duration) {
+	m.budget = newBudget(Options{GuardSettings: lease.GuardSettings{Clients: clients}, Minors: make([]int, gpus)}, func() (total, children time.Duration) {
 		return m.self + m.ended, m.ended
 	})
 	m.guards = guards

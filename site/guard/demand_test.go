@@ -17,7 +17,7 @@ import (
 // counting is a guard of two GPUs with random clients: living and dead, forks, with and without known GPUs, and with
 // files that a living or dead process has closed before.
 func counting(random *rand.Rand, now time.Time) *Guard {
-	g := &Guard{Options: Options{Clients: 48, Minors: []int{0, 1}, Hold: time.Minute}, living: map[int]*client{}}
+	g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Clients: 48, Hold: lease.Duration(time.Minute)}, Minors: []int{0, 1}}, living: map[int]*client{}}
 	usage := func() gauge.Usage {
 		return gauge.Usage{Known: true, TotalMiB: 1000, FreeMiB: random.IntN(1000), Clients: map[int]int{}, ContextsUnknown: random.IntN(4) == 0}
 	}
@@ -145,14 +145,14 @@ func TestATurnBeside1400Clients(t *testing.T) {
 func fastestTurn(t *testing.T, living, dead int) time.Duration {
 	now := time.Now()
 	g := &Guard{
-		Options: Options{Clients: 60, Hold: time.Hour}, living: map[int]*client{}, kernel: &kernel{memories: map[string]*memory{}},
+		Options: Options{GuardSettings: lease.GuardSettings{Clients: 60, Hold: lease.Duration(time.Hour)}}, living: map[int]*client{}, kernel: &kernel{memories: map[string]*memory{}},
 		pauses: pauses{now: &pausing{began: now, asked: map[int]bool{}, Pause: pause.New(maxPaused, nil)}},
 	}
 	for gpu := range 16 {
 		g.Minors = append(g.Minors, gpu)
 	}
 	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
-	g.usage.gauge, g.usage.asked, g.Pause = &gauge.Gauge{Child: &proc.Child{}}, now, time.Hour
+	g.usage.gauge, g.usage.asked, g.Pause = &gauge.Gauge{Child: &proc.Child{}}, now, lease.Duration(time.Hour)
 	g.usage.take(slices.Repeat([]gauge.Usage{{Known: true, TotalMiB: 100}}, len(g.Minors)))
 	g.usage.answered = false
 	for pid := range living + dead {

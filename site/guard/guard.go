@@ -46,16 +46,14 @@ import (
 
 // Options are the options of a guard. Each command line begins with the path of its program.
 type Options struct {
-	Job     uint32
-	UID     uint32        // the job's user: MPS serves no other user
-	GID     uint32        // the group of the job
-	Hold    time.Duration // maximum time to hold a dead client's files if a program may need the room
-	Pause   time.Duration // maximum time to pause the neighbours until the GPUs are idle, 0 for never
-	Clients int           // how many clients MPS serves on a GPU
-	Devices string        // the folder of the device files, "/dev"
-	Minors  []int         // N of /dev/nvidiaN for each GPU of the job
-	Pipes   []string      // the pipe folders of the job's daemons
-	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client connects
+	Job uint32
+	UID uint32 // the job's user: MPS serves no other user
+	GID uint32 // the group of the job
+	lease.GuardSettings
+	Devices string   // the folder of the device files, "/dev"
+	Minors  []int    // N of /dev/nvidiaN for each GPU of the job
+	Pipes   []string // the pipe folders of the job's daemons
+	Logs    []string // the log folders of the job's daemons: a daemon writes a line when a client connects
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []proc.Process
 	Taker   []string                  // the command line of a process that calls take.Run(0)

@@ -82,7 +82,7 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	t.Helper()
 	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
-		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Pause: 5 * time.Second, Clients: 48, Devices: r.folder,
+		Job: 7, UID: uint32(os.Geteuid()), GuardSettings: lease.GuardSettings{Hold: lease.Duration(hold), Pause: lease.Duration(5 * time.Second), Clients: 48}, Devices: r.folder,
 		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []proc.Process { return nil }, Record: &r.notes,
 	})
 	must.OK(t, err)

@@ -48,7 +48,7 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 		{"on another GPU", clientOf(2, 2), time.Second, false, false},
 		{"a fork", fork, time.Second, false, false},
 	} {
-		g := &Guard{Options: Options{Clients: 48, Hold: time.Minute, Minors: []int{0, 1}}, living: map[int]*client{}, dead: []*client{c}}
+		g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Clients: 48, Hold: lease.Duration(time.Minute)}, Minors: []int{0, 1}}, living: map[int]*client{}, dead: []*client{c}}
 		if one.beside != nil {
 			one.beside.opened = died.Add(one.opened)
 			g.living[one.beside.proc.PID] = one.beside
@@ -58,7 +58,7 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 			t.Errorf("%s: %+v", one.name, s)
 		}
 	}
-	g := &Guard{Options: Options{Clients: 48}, dead: []*client{c}}
+	g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Clients: 48}}, dead: []*client{c}}
 	for _, short := range []bool{true, false} {
 		c.hostShort = short
 		if s := g.counted(now).situation(c, now); !s.short {
@@ -235,7 +235,7 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 		{"its files are being closed, and there was room", nil, closing(1, true), false, nil},
 		{"the latest time counts", []*client{short(1)}, closing(1, false), false, []lease.FullGPU{full(3, 2, time.Second)}},
 	} {
-		options := Options{Hold: hold, Clients: 48, Minors: []int{3, 5}}
+		options := Options{GuardSettings: lease.GuardSettings{Hold: lease.Duration(hold), Clients: 48}, Minors: []int{3, 5}}
 		g := &Guard{Options: options, dead: c.dead, closing: map[*client]time.Time{}}
 		g.rooms.next = make(chan lease.Room, 1)
 		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}} // so that each room is published
@@ -262,7 +262,7 @@ func TestNoRankWaitsForClosedFiles(t *testing.T) {
 	c := clientOf(2, 1)
 	c.died = now
 	for _, closed := range []time.Time{{}, now} {
-		g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}}, closing: map[*client]time.Time{c: closed}}
+		g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Hold: lease.Duration(time.Minute)}, Minors: []int{3}}, closing: map[*client]time.Time{c: closed}}
 		g.rooms.next = make(chan lease.Room, 1)
 		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}}
 		g.publishRoom()

@@ -89,7 +89,7 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 	case len(needing) == 0 && (len(g.closing) == 0 || now.Sub(p.done) >= freeWait): // the memory is free
 		g.endPause(now, true)
 		return
-	case now.Sub(p.began) >= g.Pause:
+	case now.Sub(p.began) >= time.Duration(g.Options.Pause):
 		g.endPause(now, false)
 		return
 	}
@@ -102,7 +102,7 @@ func (g *Guard) mayPause(now time.Time) bool {
 	p := &g.pauses
 	cost := g.budget.children - p.before + p.cost
 	rested := p.failed.Before(p.began) || now.Sub(p.began) >= cost*g.budget.ratio(share)
-	begin := latest(p.next, earliest(p.apart, p.met.Add(g.Hold)))
+	begin := latest(p.next, earliest(p.apart, p.met.Add(time.Duration(g.Hold))))
 	return !p.never && rested && !now.Before(begin) && g.budget.mayPause(now)
 }
 
@@ -113,7 +113,7 @@ func (g *Guard) beginPause(needing []*client, now time.Time) {
 	}
 	g.pauses.now, g.pauses.began, g.pauses.before = p, now, g.budget.children
 	g.pauseMore(needing)
-	go p.Run(g.Pauser, g.Options.Pause)
+	go p.Run(g.Pauser, time.Duration(g.Options.Pause))
 }
 
 // pauseMore pauses the neighbours of dead clients, also those that have come during the pause.
@@ -148,7 +148,7 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	case idle:
 		g.pauses.beside = 0
 	case p.others:
-		g.pauses.next, g.pauses.apart = now.Add(rest), now.Add(max(rest, g.Hold<<min(g.pauses.beside, maxDoubled)))
+		g.pauses.next, g.pauses.apart = now.Add(rest), now.Add(max(rest, time.Duration(g.Hold)<<min(g.pauses.beside, maxDoubled)))
 		g.pauses.beside++
 	default:
 		g.pauses.failed, g.pauses.next = now, now.Add(rest)

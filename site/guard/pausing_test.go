@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/pause"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
@@ -23,7 +24,7 @@ import (
 // and 4 is a fork of neighbour 1.
 func inPause(began time.Time) (*Guard, *pausing, *client) {
 	g := &Guard{
-		Options: Options{Pause: 6 * time.Second},
+		Options: Options{GuardSettings: lease.GuardSettings{Pause: lease.Duration(6 * time.Second)}},
 		living:  map[int]*client{}, closing: map[*client]time.Time{}, reporting: reporting{logged: map[string]bool{}},
 	}
 	g.budget = newBudget(g.Options, func() (total, children time.Duration) { return 0, 0 })
@@ -143,13 +144,13 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 		{"its time is over", true, false, false, 6 * time.Second, true, true, 6 * time.Second},
 	} {
 		g, p, dead := inPause(now)
-		g.Hold, g.pauses.vain, g.pauses.others = 30*time.Second, c.vain, c.others
+		g.Hold, g.pauses.vain, g.pauses.others = lease.Duration(30*time.Second), c.vain, c.others
 		var needing []*client
 		if c.needing {
 			needing = append(needing, dead)
 		}
 		at := now.Add(c.after)
-		if left := g.pauses.left(g.Pause, at); left != 6*time.Second-c.after {
+		if left := g.pauses.left(time.Duration(g.Pause), at); left != 6*time.Second-c.after {
 			t.Errorf("%s: %v are left", c.name, left)
 		}
 		g.pauseFor(needing, at)
@@ -159,12 +160,12 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 		if rest := g.pauses.next.Sub(at); c.ends && rest != c.rest {
 			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
 		}
-		if apart := g.pauses.apart.Sub(at); c.ends && c.others && apart != g.Hold {
+		if apart := g.pauses.apart.Sub(at); c.ends && c.others && apart != time.Duration(g.Hold) {
 			t.Errorf("%s: beside others, the next pause comes after %v", c.name, apart)
 		}
 	}
 	g, p, _ := inPause(now)
-	g.Hold = 30 * time.Second
+	g.Hold = lease.Duration(30 * time.Second)
 	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute} {
 		g.pauses.now = &pausing{began: now, others: true, Pause: pause.New(1, nil)}
 		if g.endPause(now, false); g.pauses.apart.Sub(now) != want {
@@ -265,7 +266,7 @@ func TestWhetherAPauseIsOver(t *testing.T) {
 // A pause ends when its process has ended, whatever ended it. The next one comes after a rest.
 func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
-	r.Pause = time.Minute // much longer than this test waits
+	r.Pause = lease.Duration(time.Minute) // much longer than this test waits
 	neighbour := testproc.NewCounter(t)
 	is := neighbour.Identity(t)
 	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
@@ -294,7 +295,7 @@ func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 // A guard that ends in mid-pause continues the neighbours.
 func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
-	r.Pause = time.Minute // much longer than this test waits
+	r.Pause = lease.Duration(time.Minute) // much longer than this test waits
 	neighbour := testproc.NewCounter(t)
 	is := neighbour.Identity(t)
 	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}

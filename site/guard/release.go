@@ -107,7 +107,7 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 	g.pauses.vain, g.pauses.others = false, false
 	for _, c := range slices.Clone(g.dead) {
 		s := g.situation(c, now)
-		if reason := s.releaseReason(g.Hold); reason != "" {
+		if reason := s.releaseReason(time.Duration(g.Hold)); reason != "" {
 			c.wasRoomy = s.roomy
 			g.countDead(c, -1)
 			g.releaseClient(c, reason)
@@ -130,7 +130,7 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 // situation collects all facts about a dead client, from the counts of this turn. It reads nothing. If the client's
 // room has been needed once, it stays so, because newcomers may be on their way to the GPU.
 func (g *Guard) situation(c *client, now time.Time) situation {
-	s := situation{age: now.Sub(c.died), inOrder: c.inOrder, pending: g.usage.pending(c, now), paused: g.pauses.over(c.died.Add(g.Hold))}
+	s := situation{age: now.Sub(c.died), inOrder: c.inOrder, pending: g.usage.pending(c, now), paused: g.pauses.over(c.died.Add(time.Duration(g.Hold)))}
 	places := 0
 	for i := range g.each(c.gpus) {
 		n := &g.counts[i]

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
@@ -107,7 +108,7 @@ func TestPlaces(t *testing.T) {
 		{"forks", places, 1, true, false},
 		{"without a GPU", places, 0, false, false},
 	} {
-		g := &Guard{Options: Options{Clients: clients, Minors: []int{0, 1}}, living: map[int]*client{1: c}}
+		g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Clients: clients}, Minors: []int{0, 1}}, living: map[int]*client{1: c}}
 		for i := range all.dead {
 			is := proc.Process{PID: 10 + i}
 			owner := is
@@ -266,7 +267,7 @@ func TestShortHostMemory(t *testing.T) {
 // Contract: G2
 func TestRoomThatWasNeededForAMoment(t *testing.T) {
 	now := time.Now()
-	g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}, Clients: 48}, kernel: &kernel{memories: map[string]*memory{}}}
+	g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Hold: lease.Duration(time.Minute), Clients: 48}, Minors: []int{3}}, kernel: &kernel{memories: map[string]*memory{}}}
 	g.usage.gauge, g.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now
 	died := now.Add(-10 * time.Millisecond)
 	g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
@@ -275,8 +276,8 @@ func TestRoomThatWasNeededForAMoment(t *testing.T) {
 		t.Fatalf("%+v: want plenty of room", s)
 	}
 	c.needed = true
-	if s := g.counted(now).situation(c, now); !s.short || s.releaseReason(g.Hold) != endedWell {
-		t.Errorf("%+v: %q", s, s.releaseReason(g.Hold))
+	if s := g.counted(now).situation(c, now); !s.short || s.releaseReason(time.Duration(g.Hold)) != endedWell {
+		t.Errorf("%+v: %q", s, s.releaseReason(time.Duration(g.Hold)))
 	}
 }
 
@@ -290,7 +291,7 @@ func TestAPauseThatFailedBeforeHold(t *testing.T) {
 	c := clientOf(9, 1)
 	c.needed, c.died = true, now.Add(-hold)
 	for failed, want := range map[time.Duration]string{-1: "", 1: holdOver} { // after hold
-		g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
+		g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Hold: lease.Duration(hold), Clients: 48}, Minors: []int{3}}, living: map[int]*client{8: clientOf(8, 1)}}
 		g.pauses.failed = now.Add(failed)
 		g.usage.gauge, g.usage.asked = &gauge.Gauge{Child: &proc.Child{}}, now
 		g.usage.take([]gauge.Usage{{Known: true, TotalMiB: 100, Samples: []gauge.Sample{{Micros: uint64(now.UnixMicro()), Percent: 50}}}})
@@ -309,7 +310,7 @@ func TestUsageThatIsLostForATime(t *testing.T) {
 	died := time.Now()
 	for _, newer := range []bool{false, true} {
 		limit := hold
-		g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
+		g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Hold: lease.Duration(hold), Clients: 48}, Minors: []int{3}}, living: map[int]*client{8: clientOf(8, 1)}}
 		if newer {
 			g.living[8].opened, limit = died.Add(time.Second), newcomerHold
 		}
@@ -335,7 +336,7 @@ func TestUsageThatIsLostForATime(t *testing.T) {
 			}
 		}
 	}
-	g := &Guard{Options: Options{Hold: hold, Minors: []int{3}, Clients: 48}, living: map[int]*client{8: clientOf(8, 1)}}
+	g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Hold: lease.Duration(hold), Clients: 48}, Minors: []int{3}}, living: map[int]*client{8: clientOf(8, 1)}}
 	c := clientOf(9, 1)
 	g.addDead(c, died)
 	for after, want := range map[time.Duration]string{hold - 1: "", hold: holdOver} { // without gpu-usage

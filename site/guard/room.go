@@ -4,6 +4,7 @@ package guard
 
 import (
 	"slices"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -35,7 +36,7 @@ func (g *Guard) publishRoom() {
 	add := func(c *client) {
 		for i, minor := range g.Minors {
 			if gpu := &full[i]; c.mayUse(1 << i) {
-				gpu.Minor, gpu.Dead, gpu.Until = minor, gpu.Dead+1, latest(gpu.Until, c.died.Add(g.Hold))
+				gpu.Minor, gpu.Dead, gpu.Until = minor, gpu.Dead+1, latest(gpu.Until, c.died.Add(time.Duration(g.Hold)))
 			}
 		}
 	}

@@ -220,7 +220,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		shared := &u.shared[i]
 		s.idle = s.idle && (u.idle[i].last >= proof || shared.proves(c.died))
 		s.others = s.others || shared.others
-		s.hopeless = s.hopeless || shared.hopeless(g.pauses.left(g.Pause, now), now)
+		s.hopeless = s.hopeless || shared.hopeless(g.pauses.left(time.Duration(g.Pause), now), now)
 	}
 	s.idle = s.idle && s.gpuKnown
 }

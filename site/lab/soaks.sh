@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # soaks.sh PACK RESULTS: on a machine with many cores that needs neither Go nor Slurm, as root: SOAK_JOBS random jobs
-# with faults on each Slurm of PACK, OWN_STARTS random ranks of mpirun-wrap --own, and the month of 500 jobs that mpsctl
-# waste is judged by, all side by side for SOAK_MINUTES. PACK is the output of make soaks-pack. SOAK_CORES is the first
+# with faults on each Slurm of PACK, and OWN_STARTS random ranks of mpirun-wrap --own, all side by side for SOAK_MINUTES.
+# PACK is the output of make soaks-pack. SOAK_CORES is the first
 # core and the number of cores that each has. Each sees its own processes, because a soak counts those that are left.
 . "$(dirname "$0")/gpu-pack.sh"
 read -r core each <<<"${SOAK_CORES:-0 $(($(nproc) / 5))}"
@@ -17,7 +17,7 @@ begin() {
     local cores=$core-$((core + each - 1))
     core=$((core + each))
     mkdir -p "$work/$1" && cd "$work/$1" || exit 1
-    SOAK_NAME=$1 SOAK_LOG=$results/soak-$1.tsv SLURM_BUNDLE=$2 taskset -c "$cores" \
+    SOAK_NAME=$1 SLURM_BUNDLE=$2 taskset -c "$cores" \
         unshare --pid --fork --kill-child --mount-proc timeout --signal=QUIT --kill-after=20 $((SOAK_MINUTES * 60 + 60)) \
         "$pack/${3%%.*}.test" -test.v -test.timeout 0 -test.run "^${3#*.}\$" >"$results/soak-$1.txt" 2>&1 &
     pids+=($!)
@@ -34,7 +34,6 @@ launcher mpirun.openmpi ompi/bin/mpirun "LD_LIBRARY_PATH=$SLURM_BUNDLE/mpilib:\$
 launcher mpiexec.hydra mpich/bin/mpiexec.hydra "LD_LIBRARY_PATH=$SLURM_BUNDLE/mpilib:\$LD_LIBRARY_PATH"
 
 [ -d /sys/fs/cgroup/freezer ] || echo "no soak under Slurm: it needs the controllers freezer and devices of cgroup v1" >&2
-begin month "" program.TestAPlayedMonth
 for slurm in "$pack"/slurms/*; do
     [ -d /sys/fs/cgroup/freezer ] || break
     slurms+=("/tmp/${slurm##*/}")

@@ -68,14 +68,24 @@ type Lease struct {
 type Settings struct {
 	DrainGrace Duration `json:"drain_grace"`
 	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never
-	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds dead clients' files; 0: no guard
-	Pause      Duration `json:"pause,omitempty"`     // how long the guard may pause their neighbours; 0: never
-	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU
-	Limits     []Limits `json:"limits,omitempty"`    // of each daemon
+	GuardSettings
+	Limits []Limits `json:"limits,omitempty"` // of each daemon
 	// These are of site.hcl.
 	Control  Program  `json:"control_program,omitzero"`
 	NVML     string   `json:"nvml_library,omitempty"`
 	Interval Duration `json:"usage_interval,omitempty"` // between two samples of the recorder; 0: no recorder
+}
+
+// GuardSettings are what a guard gets of its job's grant. They are copied whole, so that none is forgotten.
+type GuardSettings struct {
+	Hold    Duration `json:"hold,omitempty"`    // how long it holds dead clients' files at most; 0: no guard
+	Pause   Duration `json:"pause,omitempty"`   // how long it pauses their neighbours at most; 0: never
+	Clients int      `json:"clients,omitempty"` // how many MPS serves on a GPU
+}
+
+// GuardOf returns the settings of the guard of a grant.
+func GuardOf(g policy.Grant, clients int) GuardSettings {
+	return GuardSettings{Hold: Duration(g.Hold), Pause: Duration(g.Pause), Clients: clients}
 }
 
 // Equal reports whether jobs with these settings can share daemons.

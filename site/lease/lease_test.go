@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -452,6 +454,16 @@ func BenchmarkLease(b *testing.B) {
 	for b.Loop() {
 		if err := errors.Join(j.Create(ctx, l), j.Save(l), j.WriteTicket(Ticket{Job: l.Job}), j.RemoveTicket(7), j.Delete(ctx, l)); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// Each setting of the guard is of the grant, so that none that a policy has is without effect.
+func TestEachSettingOfTheGuardIsGiven(t *testing.T) {
+	given := reflect.ValueOf(GuardOf(policy.DefaultGrant(), 48))
+	for n := range given.NumField() {
+		if given.Field(n).IsZero() {
+			t.Errorf("%s is not given", given.Type().Field(n).Name)
 		}
 	}
 }

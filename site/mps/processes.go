@@ -195,7 +195,8 @@ func startedBy(pid int, d lease.Daemon) bool {
 // relationOf judges a process by its environment, and by whether it still ran after that was read.
 func (s search) relationOf(p proc.Process, environment proc.Environment, runs bool) relation {
 	switch err := environment.Err; {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong),
+		errors.Is(err, proc.ErrOverwritten):
 		return unrelated
 	case err != nil || !runs:
 		return gone

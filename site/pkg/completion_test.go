@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pkg
+package main
 
 import (
 	"os"
@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 )
@@ -27,22 +25,6 @@ printf '%s\n' "${COMPREPLY[@]}"`
 		t.Fatalf("%q: %v", words, err)
 	}
 	return strings.Fields(string(out))
-}
-
-func TestCompletionOfTheWrapper(t *testing.T) {
-	for _, c := range []struct{ line, want string }{
-		{"-", "--share --report --help"}, {"--gpu bl", "block"}, {"--gpu = bl", "block"}, {"--report --mem =", "none even"},
-		{"--share even -", "--share --report --help"}, {"--report = true --mem e", "even"}, {"--report = t", ""}, {"--local-rank 1", ""},
-		{"tru", "true"}, {"--share = even tru", "true"}, {"-- tru", "true"}, {"env tru", "true"}, {"env --gpu", ""},
-	} {
-		got := slices.Compact(completed(t, strings.Fields(c.line)...))
-		if c.want == "true" && slices.Contains(got, "true") {
-			continue
-		}
-		if strings.Join(got, " ") != c.want {
-			t.Errorf("%s: %q, want %s", c.line, got, c.want)
-		}
-	}
 }
 
 // TestCompletionFollowsTheFlags checks that the script knows which flags have a value, and that it offers only values
@@ -114,28 +96,6 @@ func TestFishAndZsh(t *testing.T) {
 		}
 		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
 			t.Errorf("%s cannot parse %s: %v: %s", shell, file, err, out)
-		}
-	}
-}
-
-// TestCompletionsArePackaged checks that each command of users and admins is completed by each shell.
-func TestCompletionsArePackaged(t *testing.T) {
-	all := entries(t)
-	for _, program := range []string{"mpsctl", "mps-tune", "mpirun-wrap"} {
-		folder := "${BUILT}/completion/"
-		if program == "mpirun-wrap" {
-			folder = "site/pkg/completion/"
-		}
-		for _, want := range []contents.Entry{
-			{Source: folder + program + ".bash", Target: "/usr/share/bash-completion/completions/" + program},
-			{Source: folder + program + ".fish", Target: "/usr/share/fish/vendor_completions.d/" + program + ".fish"},
-			{Source: folder + program + ".zsh", Target: "/usr/share/zsh/vendor-completions/_" + program, Packager: "deb"},
-			{Source: folder + program + ".zsh", Target: "/usr/share/zsh/site-functions/_" + program, Packager: "rpm"},
-		} {
-			want.Mode = 0o644
-			if !slices.Contains(all, want) {
-				t.Errorf("not packaged: %+v", want)
-			}
 		}
 	}
 }

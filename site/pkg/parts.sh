@@ -13,10 +13,10 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 
 echo "parts.sh: man pages, documents, licenses of modules, completions"
 mkdir -p "$BUILT"/{man,completion}
-go run ./site/pkg/man -bin "$BUILT/bin" -docs docs -date "$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%d)" -out "$BUILT/man"
-go run ./site/pkg/docs -out "$BUILT/doc"
+go run ./site/pkg man -bin "$BUILT/bin" -docs docs -date "$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%d)" -out "$BUILT/man"
+go run ./site/pkg docs -out "$BUILT/doc"
 mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
-go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
+go run ./site/pkg notices "${programs[@]}" >"$BUILT/NOTICES"
 cat site/pkg/copyright "$BUILT/NOTICES" >"$BUILT/copyright"
 for shell in bash zsh fish; do
     "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/mpsctl.$shell"

@@ -2,7 +2,7 @@
 
 // Package pkg checks that the files which a site installs match the documents and the sources. make test-packages
 // builds and tests the packages themselves.
-package pkg
+package main
 
 import (
 	"errors"
@@ -17,13 +17,12 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-func entries(t *testing.T) []contents.Entry {
+func entries(t *testing.T) []entry {
 	t.Helper()
-	all, err := contents.Read("nfpm.yaml")
+	all, err := readList("nfpm.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,24 +34,24 @@ func entries(t *testing.T) []contents.Entry {
 func TestEntries(t *testing.T) {
 	programs, links := map[string]bool{}, map[string]string{}
 	for _, e := range entries(t) {
-		want := map[bool]fs.FileMode{true: 0o755, false: 0o644}[e.Program() || e.Kind == contents.Dir]
-		if e.Kind != contents.Symlink && e.Mode != want {
+		want := map[bool]fs.FileMode{true: 0o755, false: 0o644}[e.Program() || e.Kind == Dir]
+		if e.Kind != Symlink && e.Mode != want {
 			t.Errorf("%s has mode %v, want %v", e.Target, e.Mode, want)
 		}
-		if config := strings.HasPrefix(e.Target, "/etc/") && e.Kind != contents.Dir; config != (e.Kind == contents.Config) {
+		if config := strings.HasPrefix(e.Target, "/etc/") && e.Kind != Dir; config != (e.Kind == Config) {
 			t.Errorf("%s is of type %q", e.Target, e.Kind)
 		}
 		if e.Program() {
 			programs[e.Target] = true
 		}
 		// nfpm makes a folder of a link if the link's target, seen from the source, is one: "epilog".
-		if _, err := os.Stat(filepath.Join("../..", e.Source)); e.Kind == contents.Symlink && err == nil {
+		if _, err := os.Stat(filepath.Join("../..", e.Source)); e.Kind == Symlink && err == nil {
 			t.Errorf("the target of the link %s is also a path in the source: %s", e.Target, e.Source)
 		}
-		if e.Kind == contents.Symlink && testnode.Links[filepath.Base(e.Target)] != "" {
+		if e.Kind == Symlink && testnode.Links[filepath.Base(e.Target)] != "" {
 			links[filepath.Base(e.Target)] = filepath.Join(filepath.Dir(e.Target), e.Source)
 		}
-		if local := e.Built() == "" && e.Kind != contents.Symlink && e.Kind != contents.Dir; local {
+		if local := e.Built() == "" && e.Kind != Symlink && e.Kind != Dir; local {
 			if _, err := os.Stat(filepath.Join("../..", e.Source)); err != nil {
 				t.Error(err)
 			}
@@ -76,29 +75,6 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestLicenses checks that the packages contain the license of slurm-mps and the licenses of all modules in the
-// programs. They must be where Debian and rpm keep licenses, because both can be told to install no documents.
-func TestLicenses(t *testing.T) {
-	all := entries(t)
-	const doc, licenses, notices = "/usr/share/doc/slurm-mps/", "/usr/share/licenses/slurm-mps/", "${BUILT}/NOTICES"
-	for _, want := range []contents.Entry{
-		{Source: "LICENSE", Target: doc + "LICENSE"},
-		{Source: notices, Target: doc + "NOTICES"},
-		{Source: "${BUILT}/copyright", Target: doc + "copyright", Packager: "deb"},
-		{Source: "LICENSE", Target: licenses + "LICENSE", Kind: contents.License, Packager: "rpm"},
-		{Source: notices, Target: licenses + "NOTICES", Kind: contents.License, Packager: "rpm"},
-	} {
-		want.Mode = 0o644
-		if !slices.Contains(all, want) {
-			t.Errorf("not packaged: %+v", want)
-		}
-	}
-	content, err := os.ReadFile("../../LICENSE")
-	if err != nil || !strings.Contains(string(content), "Apache License\n                           Version 2.0, January 2004\n") {
-		t.Errorf("LICENSE is not the Apache License 2.0: %v", err)
-	}
-}
-
 // TestEveryFileOfTheSite checks that each file of site/etc is packaged, at the path that its first line names.
 func TestEveryFileOfTheSite(t *testing.T) {
 	files, err := filepath.Glob("../etc/*.*")
@@ -112,7 +88,7 @@ func TestEveryFileOfTheSite(t *testing.T) {
 			continue
 		}
 		source := "site" + strings.TrimPrefix(file, "..")
-		i := slices.IndexFunc(entries(t), func(e contents.Entry) bool { return e.Source == source })
+		i := slices.IndexFunc(entries(t), func(e entry) bool { return e.Source == source })
 		if i < 0 {
 			t.Errorf("%s is not packaged", file)
 			continue
@@ -187,13 +163,13 @@ func dpkgs(t *testing.T, version string) string {
 	for _, e := range entries(t) {
 		switch below := strings.HasPrefix(e.Target, "/etc/") || strings.HasPrefix(e.Target, "/usr/share/slurm-mps"); {
 		case !below || e.Packager == "rpm":
-		case e.Kind == contents.Dir:
+		case e.Kind == Dir:
 			if err := os.MkdirAll(filepath.Join(dir, e.Target), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		default:
 			put(e.Target, read(filepath.Join("../..", e.Source))+"# version "+version+"\n", e.Mode)
-			if e.Kind == contents.Config {
+			if e.Kind == Config {
 				conffiles += e.Target + "\n"
 			}
 		}
@@ -261,32 +237,5 @@ dpkg --purge slurm-mps
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
-	}
-}
-
-// TestSpankEntries checks that the package of the SPANK plugin installs the plugin and its line at the paths that
-// docs/operator.md names.
-func TestSpankEntries(t *testing.T) {
-	all, err := contents.Read("spank.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const plugin = "/usr/lib/slurm-mps/slurm_mps.so"
-	const doc, licenses = "/usr/share/doc/slurm-mps-spank-${RELEASE}", "/usr/share/licenses/slurm-mps-spank-${RELEASE}"
-	want := []contents.Entry{
-		{Target: "/usr/lib/slurm-mps", Kind: contents.Dir, Mode: 0o755},
-		{Source: "${PLUGIN}/slurm_mps.so", Target: plugin, Mode: 0o644},
-		{Source: "site/spank/plugstack.conf", Target: "/etc/slurm/plugstack.conf.d/slurm-mps.conf", Kind: contents.Config, Mode: 0o644},
-		{Target: doc, Kind: contents.Dir, Mode: 0o755},
-		{Source: "LICENSE", Target: doc + "/LICENSE", Mode: 0o644},
-		{Source: "site/pkg/copyright", Target: doc + "/copyright", Packager: "deb", Mode: 0o644},
-		{Source: "LICENSE", Target: licenses + "/LICENSE", Kind: contents.License, Packager: "rpm", Mode: 0o644},
-	}
-	if !slices.Equal(all, want) {
-		t.Errorf("got %+v, want %+v", all, want)
-	}
-	line, err := os.ReadFile("../spank/plugstack.conf")
-	if err != nil || !strings.HasSuffix(string(line), "\noptional "+plugin+"\n") {
-		t.Errorf("plugstack.conf does not end with the plugin's line: %q, %v", line, err)
 	}
 }

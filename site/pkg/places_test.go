@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pkg
+package main
 
 import (
 	"io/fs"
@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 )
 
 // recipe returns a file of places as a release has it.
@@ -30,54 +28,9 @@ func readFile(t *testing.T, path string) string {
 	return string(content)
 }
 
-// builders are the recipes that build a user's programs.
-var builders = []string{"spack/spack_repo/slurm_mps/packages/slurm_mps/package.py", "easybuild/slurm-mps.eb", "conda/meta.yaml"}
-
-// TestBuilders checks that the recipes try each program of a user after the build, and no other, that they call targets of
-// the Makefile, and that their Go is not older than go.mod's.
-func TestBuilders(t *testing.T) {
-	all, err := contents.Read("user.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var programs []string
-	for _, e := range all {
-		if name, found := strings.CutPrefix(e.Target, "/usr/bin/"); found {
-			programs = append(programs, name)
-		}
-	}
-	slices.Sort(programs)
-	makefile := readFile(t, "../../Makefile")
-	oldest := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(readFile(t, "../../go.mod"))[1]
-	for _, path := range builders {
-		text := recipe(t, path)
-		named := regexp.MustCompile(`\b(mpirun-wrap|gpu-usage|mps-tune|mpsctl|prolog|epilog|guard|task-prolog)\b`).FindAllString(text, -1)
-		slices.Sort(named)
-		if got := slices.Compact(named); !slices.Equal(got, programs) {
-			t.Errorf("%s tries the programs %q, want those of user.yaml: %q", path, got, programs)
-		}
-		for _, target := range []string{"parts", "install-user"} {
-			if !regexp.MustCompile(`\b`+target+`\b`).MatchString(text) || !strings.Contains(makefile, "\n"+target+":") {
-				t.Errorf("%s: no target %s there, or in the Makefile", path, target)
-			}
-		}
-		if !regexp.MustCompile(`(go@|'Go', '|go-cgo"\) }} >=)` + regexp.QuoteMeta(oldest) + `\b`).MatchString(text) {
-			t.Errorf("%s does not ask for Go %s", path, oldest)
-		}
-		for _, value := range []string{"@VERSION@", "@FOLDER@", "@FILE@", "@SHA256@"} {
-			if strings.Count(text, value) != 1 {
-				t.Errorf("%s has not %s once", path, value)
-			}
-		}
-	}
-	if text := recipe(t, "conda/meta.yaml"); !strings.Contains(text, "- .build/package/NOTICES\n") {
-		t.Error("the recipe of conda lacks the licenses of our modules, which every copy of the programs must have")
-	}
-}
-
 // TestPlacesNameFiles checks that the other recipes name paths that a package, or make install-user, installs.
 func TestPlacesNameFiles(t *testing.T) {
-	user, err := contents.Read("user.yaml")
+	user, err := readList("user.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,10 +57,6 @@ func TestPlacesNameFiles(t *testing.T) {
 		if below, found := strings.CutPrefix(strings.TrimSuffix(path, ".ww"), overlay); found && !strings.Contains(installed, below+"\n") {
 			t.Errorf("the overlay has %s, which nothing installs", below)
 		}
-	}
-	if !strings.Contains(recipe(t, "ansible/roles/slurm_mps/tasks/main.yml"), "| from_json).diff ") ||
-		!strings.Contains(readFile(t, "../../cmd/mpsctl/policy_apply.go"), "`json:\"diff\"`") {
-		t.Error("the role looks for no diff, or mpsctl policy apply --json prints none: each run would change a node")
 	}
 }
 

@@ -151,7 +151,7 @@ for arch in $native ${arches/$native/}; do
     fi
 done
 step "the provenance"
-go run ./site/pkg/provenance -version "$version" -commit "$commit" -compilers "$(for arch in $arches; do $(compiler "$arch") --version | head -n 1; done)" "$out" >"$work/provenance.json"
+go run ./site/pkg provenance -version "$version" -commit "$commit" -compilers "$(for arch in $arches; do $(compiler "$arch") --version | head -n 1; done)" "$out" >"$work/provenance.json"
 mv "$work/provenance.json" "$out/$name.provenance.json"
 (cd "$out" && sha256sum -- * >"$work/SHA256SUMS" && mv "$work/SHA256SUMS" .)
 if [ -n "$key" ]; then

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pkg
+package main
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -397,35 +396,4 @@ func (r root) newerForm(m manager) {
 	}
 	r.must(0, "rm "+planted)
 	r.must(0, m.has)
-}
-
-// TestRootLinks checks that the links of the list are links in the package.
-func TestRootLinks(t *testing.T) {
-	deb := only(t, filepath.Join(built(t), "packages"), ourDeb)
-	out, err := exec.Command("dpkg-deb", "--contents", deb).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries(t) {
-		want := " ." + e.Target + " -> " + e.Source + "\n"
-		if e.Kind == contents.Symlink && !strings.Contains(string(out), want) {
-			t.Errorf("the package lacks the link%s", want)
-		}
-	}
-}
-
-// maxInstalledKiB is the same size as maxInstalled of package install.
-const maxInstalledKiB = 40_000_000 / 1024
-
-// TestRootSize checks what the package takes on a node, as Debian counts it.
-func TestRootSize(t *testing.T) {
-	deb := only(t, filepath.Join(built(t), "packages"), ourDeb)
-	out, err := exec.Command("dpkg-deb", "--field", deb, "Installed-Size").Output()
-	kib, err2 := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
-	if kib > maxInstalledKiB || kib < maxInstalledKiB/4 {
-		t.Errorf("the package takes %d KiB: want %d at most", kib, maxInstalledKiB)
-	}
 }

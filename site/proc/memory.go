@@ -32,6 +32,10 @@ var ErrLate = errors.New("its memory does not come in time")
 // ErrLong means that an environment exceeds the limit, and the variable is not in the part that was read.
 var ErrLong = errors.New("its environment is too long")
 
+// ErrOverwritten means that a process has written over its environment, as setproctitle does (vLLM, SGLang, Ray,
+// gunicorn). What it lacks now may have been there, and may count: the program has its own copy.
+var ErrOverwritten = errors.New("its program has overwritten its environment")
+
 // Environment is the result of reading a process's environment.
 type Environment struct {
 	Values map[string]string // of the requested variables that are set; the first entry counts, as in getenv
@@ -85,11 +89,16 @@ func (r *readers) environments(ctx context.Context, procs []Process, names []str
 func search(text io.Reader, names []string) (Environment, error) {
 	found := Environment{Values: map[string]string{}}
 	buffer := make([]byte, bufferBytes)
-	kept, total := 1, 0 // the buffer begins with a zero, because each entry follows a zero
+	named, overwritten := false, false // each entry has a name, and the first one tells of a title
+	kept, total := 1, 0                // the buffer begins with a zero, because each entry follows a zero
 	for {
 		n, err := text.Read(buffer[kept : len(buffer)-1])
 		total += n
 		end := kept + n
+		if i := bytes.IndexAny(buffer[kept:end], "=\x00"); i >= 0 && !named {
+			named, overwritten = true, buffer[kept+i] == 0
+		}
+		overwritten = overwritten || bytes.Contains(buffer[:end], []byte{0, 0})
 		if err != nil { // the last entry may lack its final zero
 			buffer[end] = 0
 			end++
@@ -98,6 +107,8 @@ func search(text io.Reader, names []string) (Environment, error) {
 		switch {
 		case len(found.Values) == len(names):
 			return found, nil
+		case errors.Is(err, io.EOF) && overwritten:
+			return found, ErrOverwritten
 		case errors.Is(err, io.EOF):
 			found.Empty = total == 0
 			return found, nil

@@ -29,7 +29,7 @@ import (
 // dependencies. So these Go sources import only the standard library and each other. A C file in a folder with Go
 // files (also tests) begins with `//go:build ignore`, because otherwise the Go tool refuses it.
 //
-//go:embed node nvml cuda control closing/launch
+//go:embed node nvml cuda control
 var sources embed.FS
 
 // targets are all files in bin/ and lib/ of a simulated node. Each is built in the folder of this package.
@@ -39,7 +39,6 @@ var targets = []target{
 	{output: "bin/nvidia-cuda-mps-control", build: goProgram("./control/nvidia-cuda-mps-control")},
 	{output: "bin/nvidia-cuda-mps-server", build: goProgram("./control/nvidia-cuda-mps-server")},
 	{output: "bin/nvidia-smi", build: cProgram("nvml/nvidia-smi.c")},
-	{output: "bin/slow-guard", build: cProgram("closing/launch/launch.c")},
 	{output: "bin/cuda-client", build: cProgram("cuda/client.c")},
 	{output: "bin/mpi-ranks", build: []string{"mpicc.openmpi", "-O2", "-Wall", "-Wextra", "cuda/mpi-ranks.c"}, needs: "mpicc.openmpi"},
 }

@@ -62,7 +62,7 @@ func TestWhetherAGuardIsStalled(t *testing.T) {
 	must.OK(t, err)
 	now := time.Now()
 	r := Reader{Store: store, Clock: func() time.Time { return now }}
-	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{Hold: lease.Duration(time.Second)}}
+	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{GuardSettings: lease.GuardSettings{Hold: lease.Duration(time.Second)}}}
 	for _, c := range []struct {
 		by      time.Duration // from now
 		process proc.Process

@@ -5,6 +5,7 @@ package usage
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Figure is a quantity of a sample. All outputs follow the table below: mpsctl status and report, the page, the
@@ -12,26 +13,41 @@ import (
 type Figure struct {
 	Key   string `json:"key"`  // in JSON and in the summary; the tag of the field in Sample
 	Name  string `json:"name"` // for people
-	Unit  string `json:"unit"` // percent or MiB
 	Max   bool   `json:"max"`  // over several samples, it is the maximum, not the mean over their time
 	Means string `json:"means"`
 	field func(*Sample) *float64
+	// text is a known value as text. full is the value of a full GPU, and ofFull tells whether others are shown with it.
+	text   func(float64) string
+	full   func(Report, GPU) float64
+	ofFull bool
 }
 
 // All are the figures in the order in which they are shown.
 var All = []Figure{
-	{"sm_active", "SM active", "%", false, "the part of the SMs that had work, on average (Hopper and newer)",
-		func(s *Sample) *float64 { return &s.SMActive }},
-	{"sm_util", "SM util", "%", false, "the part of the time in which a kernel was on the GPU",
-		func(s *Sample) *float64 { return &s.SMUtil }},
-	{"dram", "DRAM", "%", false, "the part of the memory's bandwidth in use (Hopper and newer)",
-		func(s *Sample) *float64 { return &s.DRAM }},
-	{"used_mib", "memory used", "MiB", true, "the maximum memory in use on the GPU, of all its processes",
-		func(s *Sample) *float64 { return &s.UsedMiB }},
+	{"sm_active", "SM active", false, "the part of the SMs that had work, on average (Hopper and newer)",
+		func(s *Sample) *float64 { return &s.SMActive }, Percent, hundred, false},
+	{"sm_util", "SM util", false, "the part of the time in which a kernel was on the GPU",
+		func(s *Sample) *float64 { return &s.SMUtil }, Percent, hundred, false},
+	{"dram", "DRAM", false, "the part of the memory's bandwidth in use (Hopper and newer)",
+		func(s *Sample) *float64 { return &s.DRAM }, Percent, hundred, false},
+	{"used_mib", "memory used", true, "the maximum memory in use on the GPU, of all its processes",
+		func(s *Sample) *float64 { return &s.UsedMiB }, gib, Report.memoryMiB, true},
 }
+
+func hundred(Report, GPU) float64 { return 100 }
+
+func gib(mib float64) string { return fmt.Sprintf("%d GiB", (int(mib)+512)>>10) }
 
 // Of returns the figure of a sample, or Unknown.
 func (f Figure) Of(s Sample) float64 { return *f.field(&s) }
+
+// TextOf returns the figure of a sample as text, "-" if it is not known.
+func (f Figure) TextOf(s Sample) string {
+	if f.Of(s) < 0 {
+		return "-"
+	}
+	return f.text(f.Of(s))
+}
 
 // SummaryKey is the figure's key in a line about a whole job.
 func (f Figure) SummaryKey() string {
@@ -54,14 +70,33 @@ func (r Report) Figures() []Figure {
 
 // Text returns a figure of a GPU as text, "-" if it is not known. Memory is shown with the job's part of the GPU's.
 func (r Report) Text(f Figure, g GPU, s Sample) string {
-	switch value := f.Of(s); {
-	case value < 0:
-		return "-"
-	case f.Unit == "MiB":
-		return fmt.Sprintf("%d of %d GiB", (int(value)+512)>>10, r.memoryMiB(g)>>10)
-	default:
-		return fmt.Sprintf("%.0f %s", value, f.Unit)
+	text := f.TextOf(s)
+	if f.ofFull && text != "-" {
+		text = strings.Fields(text)[0] + " of " + f.text(f.full(r, g))
 	}
+	return text
+}
+
+// Scale is the full scale of a figure of a GPU, and the texts of it and of the figure's values.
+type Scale struct {
+	Full   float64  `json:"full"`
+	To     string   `json:"to"`
+	Values []string `json:"values"` // over the time of the samples
+	Mean   string   `json:"mean"`
+}
+
+// Scale returns the scale of a figure of a GPU.
+func (r Report) Scale(f Figure, g GPU) Scale {
+	mean, most := g.Mean(r.Begin), 0.
+	for _, s := range g.Samples {
+		most = max(most, f.Of(s))
+	}
+	values := []string{"max " + f.text(most)}
+	if !f.Max {
+		values = []string{"mean " + f.TextOf(mean), values[0]}
+	}
+	full := max(f.full(r, g), most)
+	return Scale{full, f.text(full), values, r.Text(f, g, mean)}
 }
 
 // Percent returns a percentage as text, "-" if it is not known.

@@ -4,6 +4,7 @@
 package usage
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -39,13 +40,13 @@ type Report struct {
 	Begin time.Time `json:"begin"`
 	End   time.Time `json:"end,omitzero"`
 	// Part is the job's part of each GPU. Shards are those that its clients have in their environment.
-	Part    lease.Part `json:"part,omitzero"`
-	GPUs    []GPU      `json:"gpus"`
-	Clients []Client   `json:"clients"`
+	Part    lease.Part   `json:"part,omitzero"`
+	GPUs    list[GPU]    `json:"gpus"`
+	Clients list[Client] `json:"clients"`
 	// SharedWith are the other jobs that had the same daemon at the latest sample.
 	SharedWith []uint32 `json:"shared_with,omitempty"`
 	Totals
-	Faults []Fault `json:"faults,omitempty"`
+	Faults list[Fault] `json:"faults,omitempty"`
 	// DaemonGone is when the recorder or the epilog found that a daemon had ended before the job.
 	DaemonGone time.Time `json:"daemon_gone,omitzero"`
 }
@@ -66,7 +67,37 @@ const (
 	MaxClients = 512
 	MaxSamples = 720
 	MaxFaults  = 64
+	MaxGPUs    = 64
 )
+
+// list is a list in a report. A user may have written the report, in which three bytes, {}, are a client of 200 bytes.
+// So a list that is too long is refused before more of it is made.
+type list[T interface{ bound() int }] []T
+
+func (GPU) bound() int    { return MaxGPUs }
+func (Client) bound() int { return MaxClients }
+func (Sample) bound() int { return MaxSamples }
+func (Fault) bound() int  { return MaxFaults }
+
+// UnmarshalJSON reads a list up to its bound.
+func (l *list[T]) UnmarshalJSON(text []byte) error {
+	var none T
+	elements := json.NewDecoder(bytes.NewReader(text))
+	if start, err := elements.Token(); err != nil || start != json.Delim('[') {
+		return err // null
+	}
+	for *l = nil; elements.More(); {
+		var element T
+		if len(*l) == none.bound() {
+			return fmt.Errorf("a list has more than %d elements", none.bound())
+		}
+		if err := elements.Decode(&element); err != nil {
+			return err
+		}
+		*l = append(*l, element)
+	}
+	return nil
+}
 
 // GPU is one GPU of the job, with its use over time.
 type GPU struct {
@@ -83,9 +114,9 @@ type GPU struct {
 	Source string `json:"source"`
 	// Each sample covers at least Resolution seconds, except the first and the last. The recorder doubles Resolution
 	// when there are MaxSamples.
-	Resolution int      `json:"resolution"`
-	EnergyJ    int      `json:"energy_j,omitempty"` // as in Totals, of this GPU
-	Samples    []Sample `json:"samples"`
+	Resolution int          `json:"resolution"`
+	EnergyJ    int          `json:"energy_j,omitempty"` // as in Totals, of this GPU
+	Samples    list[Sample] `json:"samples"`
 }
 
 // Sample is the use of a GPU from the previous sample, or from Begin, until At. Its figures are percentages from 0 to
@@ -112,7 +143,7 @@ type Client struct {
 	Rank    int    `json:"rank"`
 	Step    string `json:"step,omitempty"`
 	Program string `json:"program,omitempty"`
-	Outside bool   `json:"outside,omitempty"` // its environment names none of the job's MPS daemons
+	Outside bool   `json:"outside,omitempty"` // it ended badly, and its environment named none of the job's MPS daemons
 	// SMs is the share: 0 is the whole GPU, -1 means not known. LimitMiB is the memory limit: 0 means no limit.
 	SMs      int       `json:"sms"`
 	LimitMiB int       `json:"limit_mib"`
@@ -172,11 +203,11 @@ func (r Report) Others() (n int) {
 }
 
 // memoryMiB returns the memory of a GPU that is the job's.
-func (r Report) memoryMiB(g GPU) int {
+func (r Report) memoryMiB(g GPU) float64 {
 	if part := r.Part.Fraction(); part > 0 {
-		return int(part * float64(g.MemoryMiB))
+		return part * float64(g.MemoryMiB)
 	}
-	return g.MemoryMiB
+	return float64(g.MemoryMiB)
 }
 
 // ScaleEnergy adds the energy from the latest samples until a time, if the job has a part of a GPU, as if its power had

@@ -41,14 +41,10 @@ func bounded(p e2e.Node, names []string) e2e.Node {
 		set += ",+" + name
 	}
 	p.Bin = filepath.Join(filepath.Dir(p.Root), "bin")
-	if err := os.Mkdir(p.Bin, 0o755); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, os.Mkdir(p.Bin, 0o755))
 	for _, program := range []string{"prolog", "epilog"} {
 		script := fmt.Sprintf("#!/bin/sh\nexec setpriv --bounding-set=%s --inh-caps=%[1]s %s \"$@\"\n", set, filepath.Join(programs, program))
-		if err := node.WriteProgram(filepath.Join(p.Bin, program), []byte(script)); err != nil {
-			p.T.Fatal(err)
-		}
+		e2e.OK(p.T, node.WriteProgram(filepath.Join(p.Bin, program), []byte(script)))
 	}
 	return p
 }
@@ -71,9 +67,7 @@ func TestCapabilities(t *testing.T) {
 	neighbour := s.Neighbour()
 	killedWithWork(s)
 	s.Survive([]*e2e.Running{neighbour}, 3*time.Second)
-	if err := s.Ticket(7).Daemons[0].Proc.Kill(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, s.Ticket(7).Daemons[0].Proc.Kill(unix.SIGSTOP))
 }
 
 // killedWithWork kills a client that needs most of the GPU's memory and computes without a gap.

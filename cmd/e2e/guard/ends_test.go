@@ -47,9 +47,7 @@ var ways = []struct {
 	}},
 	{"not dumpable", func(s *e2e.Shared, client []string) *e2e.Running {
 		library, err := undumpable()
-		if err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, err)
 		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
 		info, err := os.Stat(fmt.Sprintf("/proc/%d/fd", r.Pid))
 		if err == nil && info.Sys().(*syscall.Stat_t).Uid != 0 {
@@ -59,9 +57,7 @@ var ways = []struct {
 	}},
 	{"without its first thread", func(s *e2e.Shared, client []string) *e2e.Running {
 		library, err := e2e.WithoutFirstThread()
-		if err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, err)
 		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
 		if stat, err := proc.ReadStat(r.Pid); err == nil && stat.State != 'Z' {
 			s.T.Error("the client's first thread has not ended")
@@ -185,9 +181,7 @@ func TestClientsThatEndWithoutAGuardHarmTheirNeighbour(t *testing.T) {
 		for _, load := range loads[:2] {
 			t.Run(ending+", "+load.name, func(t *testing.T) {
 				s := e2e.NewShared(t)
-				if err := s.Guard.Kill(syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
+				e2e.OK(t, s.Guard.Kill(syscall.SIGKILL))
 				s.Gone(s.Guard)
 				neighbour := s.Neighbour()
 				s.Start(slices.Concat([]string{"spin", "-for", "900", "-end", ending}, load.args)...).Ends()

@@ -37,9 +37,7 @@ func device(t *testing.T, path string) {
 	if err := unix.Mknod(path, unix.S_IFCHR|0o666, full); err != nil {
 		t.Skipf("cannot make device files here: %v", err)
 	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(path, 0o666))
 	file, err := os.Open(path)
 	if err != nil {
 		t.Skipf("cannot open device files here: %v", err)
@@ -175,105 +173,13 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 	}
 }
 
-// A client that takes memory beside a dead one, whose files are held, opens no more of the driver's files. A real
-// client opens them once. If a simulated one opened more, the guard held them now and then.
-func TestAClientThatTakesMemoryOpensNoFile(t *testing.T) {
-	s := e2e.NewShared(t)
-	neighbour := s.Neighbour()
-	victim := s.Start("spin", "-ms", "0", "-for", "900")
-	s.Holds(4)
-	victim.Kill()
-	grows := s.Start("spin", "-ms", "1", "-for", "900", "-grow", "1", "-after", "0")
-	s.Holds(6)
-	has := func() (mib int) {
-		contexts, err := s.Sim.Node.GPU(0).Contexts()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, context := range contexts {
-			if context.PID == grows.Pid {
-				mib = context.MemoryMiB
-			}
-		}
-		return mib
-	}
-	s.When(func() bool { return has() > 1000 }) // after about as many allocations
-	grows.Kill()
-	s.Holds(6)
-	s.Lives(neighbour)
-}
-
-// If the job's control group has little memory left, the guard pauses the neighbours until the GPU is idle, and closes
-// dead clients' files. Only then does the group get the clients' memory back.
-func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
-	s := e2e.NewShared(t)
-	group := fmt.Sprintf("/sys/fs/cgroup/memory/guard-test-%d", os.Getpid())
-	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes"); err != nil {
-		t.Skip("this machine has no memory controller of cgroup version 1: ", err)
-	}
-	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Skip("cannot make a control group on this machine: ", err)
-	}
-	t.Cleanup(func() {
-		if !e2e.Comes(func() bool { return os.Remove(group) == nil }) {
-			t.Errorf("cannot remove %s", group)
-		}
-	})
-	put := func(file, text string) {
-		if err := os.WriteFile(filepath.Join(group, file), []byte(text), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	neighbour := s.Neighbour()
-	// The group contains the victim and a file in memory that stays.
-	inside := append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; head -c 40000000 /dev/zero >"$1/filled"; shift; exec "$@"`, group, tmpfs(t)}, e2e.Setpriv...)
-	cmd := exec.Command("sh", append(inside, s.CudaClient(), "spin", "-ms", "0", "-for", "900")...)
-	cmd.Env = s.Env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	victim := s.Begin(cmd)
-	s.Holds(4)
-	other := exec.Command("sh", append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; exec "$@"`, group}, append(slices.Clone(e2e.Setpriv), "sleep", "900")...)...)
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
-	victim.Kill()
-	if !wait.Sleep(s.Ctx, 500*time.Millisecond) || s.Held(s.Guard.PID, "/nvidia-uvm") != 4 {
-		t.Fatal("the guard closed the files although there was enough memory")
-	}
-	used, err := strconv.Atoi(strings.TrimSpace(e2e.Read(t, filepath.Join(group, "memory.usage_in_bytes"))))
-	if err != nil || used < 40_000_000 {
-		t.Fatalf("%d bytes are used, %v", used, err)
-	}
-	put("memory.limit_in_bytes", strconv.Itoa(used+256<<10))
-	shortened := time.Now()
-	s.Holds(2)
-	t.Logf("closed after %v", time.Since(shortened))
-	s.Released("work done")
-	s.When(func() bool { return s.State().Pauses == 1 })
-	s.Lives(neighbour)
-}
-
-// tmpfs returns a folder on a file system in memory.
-func tmpfs(t *testing.T) string {
-	t.Helper()
-	dir := e2e.PublicDir(t)
-	if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
-		t.Skipf("cannot mount a file system here: %v", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	return dir
-}
-
 // After the death of a guard, the end of an idle client harms no neighbour. A second prolog of the running job starts
 // another guard, which holds the files of the clients that live.
 func TestAGuardThatDies(t *testing.T) {
 	s := e2e.NewShared(t)
 	idle, neighbour := s.Start("spin", "-ms", "0", "-for", "900"), s.Neighbour()
 	s.Holds(4)
-	if err := s.Guard.Kill(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, s.Guard.Kill(unix.SIGKILL))
 	s.Gone(s.Guard)
 	idle.Kill()
 	s.Works()
@@ -300,32 +206,29 @@ func TestAGuardThatDies(t *testing.T) {
 	}
 }
 
-// An epilog whose guard has died leaves nothing behind.
-func TestAnEpilogAfterAGuardThatDied(t *testing.T) {
-	s := e2e.NewShared(t, `drain_grace = "200ms"`)
-	s.Neighbour()
-	s.Holds(2)
-	if err := s.Guard.Kill(unix.SIGKILL); err != nil {
-		t.Fatal(err)
+// Nothing about a guard delays the epilog or is left by it: a guard that died or does not answer, or files that it
+// holds.
+func TestAnEpilogBesideAGuard(t *testing.T) {
+	for name, act := range map[string]func(*e2e.Shared){
+		"a guard that died":    func(s *e2e.Shared) { _ = s.Guard.Kill(unix.SIGKILL) },
+		"a guard that stopped": func(s *e2e.Shared) { _ = s.Guard.Kill(unix.SIGSTOP) },
+		"held files": func(s *e2e.Shared) {
+			victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
+			s.Holds(4)
+			victim.Kill()
+			s.HoldsNow(4)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := e2e.NewShared(t, `drain_grace = "200ms"`, `hold = "10m"`) // an epilog has a minute
+			s.Neighbour()
+			s.Holds(2)
+			act(s)
+			s.Must(0, s.Job, "epilog")
+			s.Gone(s.Guard)
+			s.Clean()
+		})
 	}
-	s.Gone(s.Guard)
-	s.Must(0, s.Job, "epilog")
-	s.Clean()
-}
-
-// An epilog ends a guard that does not answer.
-func TestAGuardThatIsStopped(t *testing.T) {
-	s := e2e.NewShared(t, `drain_grace = "200ms"`)
-	s.Neighbour()
-	s.Holds(2)
-	if err := s.Guard.Kill(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	s.Must(0, s.Job, "epilog")
-	t.Logf("the epilog took %v", time.Since(began))
-	s.Gone(s.Guard)
-	s.Clean()
 }
 
 // Each job has at most one guard, and each guard has a job.
@@ -357,18 +260,6 @@ func TestAGuardStartedByHand(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(s.Paths().Run(), "guards/99")); err == nil {
 		t.Error("a guard without a job left a file")
 	}
-}
-
-// A guard whose lease is gone exits.
-func TestAGuardWithoutItsLease(t *testing.T) {
-	s := e2e.NewShared(t)
-	path := filepath.Join(s.Paths().Run(), "leases/7.json")
-	kept := e2e.Read(t, path)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	s.When(func() bool { return !e2e.Alive(s.Guard) })
-	s.Rewrite(path, kept)
 }
 
 // wakeUps counts how often the threads of processes have gone to sleep.
@@ -436,21 +327,6 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 	if state := s.State(); state.ClientsPeak != 48 || state.Clients != 48 {
 		t.Errorf("%+v", state)
 	}
-}
-
-// Held files do not delay the epilog.
-func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
-	s := e2e.NewShared(t, `drain_grace = "0s"`, `hold = "10m"`) // an epilog has a minute
-	s.Neighbour()
-	victim := s.Start("spin", "-ms", "5", "-queue", "150", "-for", "900")
-	s.Holds(4)
-	victim.Kill()
-	s.HoldsNow(4)
-	began := time.Now()
-	s.Must(0, s.Job, "epilog")
-	t.Logf("the epilog took %v", time.Since(began))
-	s.Gone(s.Guard)
-	s.Clean()
 }
 
 // A job's guard runs as root in a session of its own, and the lease names it. The epilog ends it when
@@ -524,9 +400,7 @@ func TestShortClientsOneAfterAnother(t *testing.T) {
 func TestTheJobIsToldOfABadEnd(t *testing.T) {
 	s := e2e.NewShared(t)
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	defer reads.Close()
 	cmd := s.AsUser(s.CudaClient(), "spin", "-ms", "1", "-for", "900", "-exit-idle")
 	cmd.Stderr = writes

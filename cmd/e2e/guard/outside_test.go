@@ -19,6 +19,7 @@ import (
 func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 	s := e2e.NewShared(t, `compute_mode = "unchanged"`)
 	client := s.Neighbour()
+	titled := s.Start("title", "spin", "-for", "600") // which keeps the variable, and shows it no more
 	s.Env = slices.DeleteFunc(slices.Clone(s.Env), func(v string) bool { return strings.HasPrefix(v, "CUDA_MPS_PIPE_DIRECTORY=") })
 	began := time.Now()
 	outsider := s.Neighbour()
@@ -48,10 +49,13 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 			t.Errorf("%s: %v, want pid %d alone with %q", command, found, pid, cause)
 		}
 	}
-	if s.Ended(outsider) || s.Ended(client) {
+	if status := s.Ctl("status").Output; !strings.Contains(status, "overwritten its environment") {
+		t.Errorf("status of a client with a title:\n%s", status)
+	}
+	if s.Ended(outsider) || s.Ended(client) || s.Ended(titled) {
 		t.Error("a process has ended")
 	}
-	for _, r := range []*e2e.Running{client, outsider} {
+	for _, r := range []*e2e.Running{client, outsider, titled} {
 		r.Kill()
 	}
 	s.Must(0, s.Job, "epilog")

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
@@ -180,22 +178,4 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 		}
 	}
 	s.Lives(neighbours...)
-}
-
-// What a guard costs an ensemble that has little room: the members that end well in a second, with a guard and without.
-// The test prints both and their ratio, which should be 0.97 or more. ROOM_COST is the number of members.
-func TestRoomCost(t *testing.T) {
-	members := e2e.Number(t, "ROOM_COST", 0)
-	if members == 0 {
-		t.Skip("ROOM_COST is not set")
-	}
-	rate := map[string]float64{}
-	for _, hold := range []string{"30s", "0s"} {
-		s := e2e.OpenShared(e2e.NodeIn(t, e2e.PublicDir(t), testnode.Default(fmt.Sprintf("hold = %q", hold)), node.H200))
-		began := time.Now()
-		done := strings.Count(s.Ensemble(members, 2, "WRAP CLIENT spin -ms 5 -for 0.3 -mib 66000"), " done ")
-		rate[hold] = float64(done) / time.Since(began).Seconds()
-		t.Logf("hold = %q: %d of %d members, %.2f in a second", hold, done, members, rate[hold])
-	}
-	t.Logf("ratio %.3f", rate["30s"]/rate["0s"])
 }

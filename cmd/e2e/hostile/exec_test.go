@@ -64,9 +64,7 @@ func (a attack) lastWaiting(user uint32) int {
 func (a attack) countWaiting(user uint32) (count, last int) {
 	a.T.Helper()
 	pids, err := proc.PIDs()
-	if err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, err)
 	for _, pid := range pids {
 		status, err := proc.ReadStatus(pid)
 		line, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -122,7 +120,7 @@ func TestHostileExecs(t *testing.T) {
 	}
 	t.Run("a stranger", func(t *testing.T) {
 		a := newAttack(t, "", 1)
-		const user = stormy + 31
+		user := stormy + 31
 		a.opens(a.Job(7, "0"))
 		a.inExec(user, count/len(e2e.MPSNames)+1, e2e.MPSNames...)
 		const limit = execLife / 4 // a command that waited for an exec would not end
@@ -228,9 +226,7 @@ func hostileExecsUnderSlurm(t *testing.T) {
 	c := e2e.NewCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
 	p := c.First()
 	program, err := e2e.Hostile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	a := attack{Node: p, program: program}
 	began := time.Now()
 	a.inExec(e2e.UID, 10, e2e.MPSNames[:2]...)

@@ -118,9 +118,7 @@ func computed(t *testing.T, pid int) time.Duration {
 func (w *watch) ends() {
 	w.T.Helper()
 	asked := time.Now()
-	if err := w.Guard.Kill(unix.SIGTERM); err != nil {
-		w.T.Fatal(err)
-	}
+	e2e.OK(w.T, w.Guard.Kill(unix.SIGTERM))
 	w.Gone(w.Guard)
 	w.T.Logf("the guard ended %v after SIGTERM", time.Since(asked))
 	w.a.withstands(w.Shared.Job, "epilog")
@@ -216,9 +214,7 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 				t.Errorf("the guard itself holds %d files of the user", count)
 			}
 			if c.signal != 0 {
-				if err := w.Guard.Kill(c.signal); err != nil {
-					t.Fatal(err)
-				}
+				e2e.OK(t, w.Guard.Kill(c.signal))
 			}
 			began := time.Now()
 			w.a.withstands(w.Shared.Job, "epilog")

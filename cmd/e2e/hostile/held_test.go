@@ -16,15 +16,11 @@ import (
 func (a attack) inUse(job uint32) func() uint64 {
 	a.T.Helper()
 	top, err := unix.Open(fmt.Sprintf("%s/jobs/%d", a.Paths().Run(), job), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, err)
 	a.T.Cleanup(func() { unix.Close(top) })
 	return func() uint64 {
 		var st unix.Statfs_t
-		if err := unix.Fstatfs(top, &st); err != nil {
-			a.T.Fatal(err)
-		}
+		e2e.OK(a.T, unix.Fstatfs(top, &st))
 		return (st.Blocks - st.Bfree) * uint64(st.Bsize) >> 20
 	}
 }

@@ -38,7 +38,7 @@ import (
 //   - A node is drained because of a user.
 
 // stormy is the first of the users of tests that send signals to all processes of a user.
-const stormy = 2110
+var stormy = e2e.UID + 10
 
 // attack is a node with a folder of root that a hostile user must not reach.
 type attack struct {
@@ -53,14 +53,10 @@ func newAttack(t *testing.T, policy string, gpus int) attack {
 	p := e2e.NewNode(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
 	begin()
 	program, err := e2e.Hostile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	a := attack{p, program, filepath.Join(filepath.Dir(p.Root), "secret")}
 	a.Write(filepath.Join(a.secret, "precious", "file"), "root's own words\n")
-	if err := os.Chmod(filepath.Join(a.secret, "precious", "file"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(filepath.Join(a.secret, "precious", "file"), 0o600))
 	before := a.account(a.secret)
 	t.Cleanup(func() {
 		if after := a.account(a.secret); after != before {
@@ -123,12 +119,8 @@ func (a attack) sh(f folders, script string) {
 func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 	a.T.Helper()
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		a.T.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, err)
+	e2e.OK(a.T, cmd.Start())
 	a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if line, err := e2e.LinesOf(a.T, out).Next(); err != nil || line != "ready\n" {
 		a.T.Fatalf("the attack %q prints %q, %v", cmd.Args, line, err)
@@ -140,9 +132,7 @@ func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 func (a attack) named(name string) string {
 	a.T.Helper()
 	path := filepath.Join(e2e.PublicDir(a.T), name)
-	if err := os.Symlink(a.program, path); err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, os.Symlink(a.program, path))
 	return path
 }
 
@@ -202,9 +192,7 @@ func (a attack) withstands(job testnode.Job, program string, before ...string) {
 		a.T.Errorf("%s took %v\n%s", program, run.took, a.Log())
 	}
 	var own unix.Rusage // a child begins with its parent's peak, and the peak of the tests may be higher
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &own); err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, unix.Getrusage(unix.RUSAGE_SELF, &own))
 	if run.rss > max(100, int(own.Maxrss/1024)) {
 		a.T.Errorf("%s used %d MiB", program, run.rss)
 	}
@@ -391,17 +379,11 @@ func TestHostileHardLinks(t *testing.T) {
 func (a attack) needsBox(f folders) {
 	a.T.Helper()
 	var own, above unix.Stat_t
-	if err := unix.Stat(f.exchange, &own); err != nil {
-		a.T.Fatal(err)
-	}
-	if err := unix.Stat(a.Paths().Run(), &above); err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, unix.Stat(f.exchange, &own))
+	e2e.OK(a.T, unix.Stat(a.Paths().Run(), &above))
 	if own.Dev != above.Dev {
 		var box unix.Statfs_t
-		if err := unix.Statfs(f.exchange, &box); err != nil {
-			a.T.Fatal(err)
-		}
+		e2e.OK(a.T, unix.Statfs(f.exchange, &box))
 		if wanted := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); box.Flags&wanted != wanted {
 			a.T.Errorf("the job's file system has flags %#x, and lacks nosuid, nodev or noexec", box.Flags)
 		}
@@ -434,9 +416,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a := newAttack(t, testnode.Default(`on_failure = "run_without"`), 1)
 			secret := filepath.Join(e2e.PublicDir(t), "words") // only root may read it
-			if err := os.WriteFile(secret, []byte(words+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, os.WriteFile(secret, []byte(words+"\n"), 0o600))
 			a.ControlIs("#!/bin/sh\n" + strings.NewReplacer("SECRET", secret, "PROGRAM", a.program).Replace(c.script) + "\nexit 1\n")
 			if c.name == "a file of root's" {
 				go a.linkInPlaceOf("jobs/7/0/log/control.log", words)
@@ -512,13 +492,9 @@ func TestHostileTickets(t *testing.T) {
 	tickets := filepath.Join(forged, "run/slurm-mps/tickets")
 	a.Write(filepath.Join(tickets, "7.json"), e2e.Read(t, filepath.Join(a.Paths().Run(), "tickets/7.json")))
 	for _, path := range []string{tickets, filepath.Join(tickets, "7.json")} {
-		if err := os.Chown(path, e2e.UID, e2e.GID); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, os.Chown(path, int(e2e.UID), int(e2e.GID)))
 	}
-	if err := os.Symlink(filepath.Join(a.Paths().Run(), "tickets/7.json"), filepath.Join(tickets, "8.json")); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Symlink(filepath.Join(a.Paths().Run(), "tickets/7.json"), filepath.Join(tickets, "8.json")))
 	const none = `mpirun-wrap: cannot find ticket of job \d+ on this node: the job did not ask for MPS: .*`
 	number := func(shown string) string {
 		return `mpirun-wrap: cannot read task: SLURM_JOB_ID is ` + regexp.QuoteMeta(shown) + `, want a job's number from 1 to \d+.*`
@@ -529,7 +505,7 @@ func TestHostileTickets(t *testing.T) {
 		want           string
 	}{
 		{"of another user", "7", a.Root, e2e.OtherUID, `mpirun-wrap: cannot read \S+/tickets/7.json: permission denied: it is another user's job`},
-		{"forged", "7", forged, e2e.UID, `mpirun-wrap: cannot read \S+/tickets/7.json: not root's own: its owner is uid 2001`},
+		{"forged", "7", forged, e2e.UID, `mpirun-wrap: cannot read \S+/tickets/7.json: not root's own: its owner is uid ` + fmt.Sprint(e2e.UID)},
 		{"a link to root's", "8", forged, e2e.UID, `mpirun-wrap: cannot read \S+/tickets/8.json: not root's own: it is a symbolic link`},
 		{"of a job that is none", "8", a.Root, e2e.UID, none},
 		{"a negative job", "-7", a.Root, e2e.UID, number(`"-7"`)},
@@ -607,9 +583,7 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 			cmd := a.as(e2e.UID, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "true")
 			cmd.Env = append(cmd.Env, "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "OMPI_MCA_ess_base_jobid="+name, "SLURM_MPS_UNKNOWN=1")
 			cmd.Stderr = os.Stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, cmd.Start())
 			ranks = append(ranks, cmd)
 		}
 		for _, rank := range ranks {
@@ -642,9 +616,7 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 			cmd := exec.CommandContext(a.Ctx, filepath.Join(a.Bin, "mpirun-wrap"), append([]string{"--root", a.Root}, args...)...)
 			cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2",
 				fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x", "SLURM_MPS_UNKNOWN=1"}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, cmd.Start())
 			ranks = append(ranks, cmd)
 		}
 		began := time.Now()
@@ -675,9 +647,7 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 func (a attack) victim() int {
 	a.T.Helper()
 	cmd := exec.Command("sleep", "100")
-	if err := cmd.Start(); err != nil {
-		a.T.Fatal(err)
-	}
+	e2e.OK(a.T, cmd.Start())
 	a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return cmd.Process.Pid
 }
@@ -709,19 +679,13 @@ func TestHostileProcesses(t *testing.T) {
 		{"a program with the set-user-id bit under the daemon's name", func(a attack, f folders) []int {
 			path := filepath.Join(e2e.PublicDir(a.T), "nvidia-cuda-mps-server")
 			content := e2e.Read(a.T, "/bin/sleep")
-			if err := node.WriteProgram(path, []byte(content)); err != nil {
-				a.T.Fatal(err)
-			}
-			if err := os.Chmod(path, 0o755|fs.ModeSetuid); err != nil {
-				a.T.Fatal(err)
-			}
+			e2e.OK(a.T, node.WriteProgram(path, []byte(content)))
+			e2e.OK(a.T, os.Chmod(path, 0o755|fs.ModeSetuid))
 			cmd := a.as(e2e.UID, path, "100")
 			cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + f.pipe}
-			if err := cmd.Start(); err != nil {
-				a.T.Fatal(err)
-			}
+			e2e.OK(a.T, cmd.Start())
 			a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-			if status := e2e.Read(a.T, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)); !strings.Contains(status, "Uid:\t2001\t0\t0\t0\n") {
+			if status := e2e.Read(a.T, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)); !strings.Contains(status, fmt.Sprintf("Uid:\t%d\t0\t0\t0\n", e2e.UID)) {
 				a.T.Skip("programs get no other uid here")
 			}
 			return []int{cmd.Process.Pid}
@@ -771,7 +735,7 @@ func TestHostileMimicOfTheDaemon(t *testing.T) {
 
 // New processes that look like the daemon start all the time. The epilog ends the daemon and does not drain the node.
 func TestHostileMimicsWithoutEnd(t *testing.T) {
-	const user = stormy
+	user := stormy
 	a := newAttack(t, "", 1)
 	a.Facts(`epilog_deadline = "6s"`)
 	job := a.Job(7, "0")
@@ -779,9 +743,7 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 	f := a.opens(job)
 	daemon := a.Ticket(7).Daemons[0].Proc
 	shell := filepath.Join(e2e.PublicDir(t), "nvidia-cuda-mps-server")
-	if err := os.Symlink("/bin/dash", shell); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Symlink("/bin/dash", shell))
 	// Every process starts its own successor and ends. There are always ten processes, but soon they are ten others.
 	cmd := a.as(user, shell, "-c", `r() { r & }; i=0; while [ $i -lt 10 ]; do r & i=$((i+1)); done; echo ready; sleep 900`)
 	cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
@@ -924,7 +886,7 @@ func TestHostileSignals(t *testing.T) {
 		t.Run(unix.SignalName(signal), func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			a.Facts(`prolog_deadline = "6s"`, `epilog_deadline = "6s"`)
-			user := uint32(stormy + 1 + i)
+			user := stormy + 1 + uint32(i)
 			job, next := a.Job(7, "0"), a.Job(8, "0")
 			job.UID, job.GID, next.UID, next.GID = user, user, user, user
 			t.Cleanup(func() { a.does(user, a.program, "end") })
@@ -1011,13 +973,9 @@ func TestHostileLinkToAServiceOfRoots(t *testing.T) {
 	f := a.opens(a.Job(7, "0"))
 	path := filepath.Join(e2e.PublicDir(t), "service")
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	defer listener.Close()
-	if err := os.Chmod(path, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(path, 0o777))
 	callers := make(chan uint32, 100)
 	go func() {
 		defer close(callers)
@@ -1092,9 +1050,7 @@ func TestHostileEnvironment(t *testing.T) {
 	a := newAttack(t, "", 1)
 	evil := e2e.PublicDir(t)
 	a.Write(filepath.Join(evil, "nvidia-cuda-mps-control"), "#!/bin/sh\ntouch "+a.secret+"/run\n")
-	if err := os.Chmod(filepath.Join(evil, "nvidia-cuda-mps-control"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(filepath.Join(evil, "nvidia-cuda-mps-control"), 0o755))
 	job := a.Job(7, "0")
 	job.Extra = []string{
 		"PATH=" + evil, "LD_LIBRARY_PATH=" + evil, "IFS=/", "LC_ALL=tr_TR.UTF-8", "LANG=../../../../" + evil, "TMPDIR=" + evil, "HOME=" + evil, "ENV=" + evil,
@@ -1118,9 +1074,7 @@ func TestHostileDescriptors(t *testing.T) {
 	// Root has the file open when the prolog starts: at the first number, and at one above all numbers that the
 	// prolog uses.
 	secret, err := os.Open(filepath.Join(a.secret, "precious/file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	defer secret.Close()
 	line := a.Command("prolog")
 	cmd := exec.CommandContext(a.Ctx, line[0], line[1:]...)
@@ -1151,8 +1105,7 @@ func TestHostileDescriptors(t *testing.T) {
 	if strings.Count(files, "pipe:") < 6 {
 		t.Errorf("the program was started less than twice, so the test checks too little:\n%s", files)
 	}
-	for _, want := range []string{"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
-		"CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n"} {
+	for _, want := range append(slices.Clone(e2e.UsersStatus), "CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n") {
 		if strings.Count(status, want) != strings.Count(status, "Name:") {
 			t.Errorf("status lacks %q:\n%s", want, status)
 		}
@@ -1189,7 +1142,7 @@ func TestHostileExhaustion(t *testing.T) {
 // Other processes of the user have reached the user's limit of processes, so the daemon cannot start. The prolog
 // refuses the job and does not drain the node.
 func TestHostileLimits(t *testing.T) {
-	const user = stormy + 9
+	user := stormy + 9
 	a := newAttack(t, "", 1)
 	job := a.Job(7, "0")
 	job.UID, job.GID = user, user
@@ -1238,13 +1191,9 @@ func TestHostileFolderOfState(t *testing.T) {
 		t.Run("/"+dir, func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			path := filepath.Join(a.Paths().Run(), dir)
-			if err := os.MkdirAll(path, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chown(path, e2e.UID, e2e.GID); err != nil {
-				t.Fatal(err)
-			}
-			e2e.Says(t, a.Must(1, a.Job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make state folder: %s is uid 2001's: give it to root", path))
+			e2e.OK(t, os.MkdirAll(path, 0o755))
+			e2e.OK(t, os.Chown(path, int(e2e.UID), int(e2e.GID)))
+			e2e.Says(t, a.Must(1, a.Job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make state folder: %s is uid %d's: give it to root", path, e2e.UID))
 			if a.Modes() != "0" {
 				t.Errorf("modes %s", a.Modes())
 			}

@@ -91,7 +91,7 @@ func TestHostileExecsWithoutNumberBesideAGuard(t *testing.T) {
 
 // hostileExecsWithoutNumber is a subtest, so that no other test runs beside it: all see processes that do not answer.
 func hostileExecsWithoutNumber(t *testing.T) {
-	const user, count = stormy + 44, 90
+	user, count := stormy+44, 90
 	w := newWatchOf(t, user, user)
 	w.a.inExec(user, count, "rank")
 	w.group(w.a.as(user, w.a.program, "opens", w.device("nvidia-uvm"))) // so that the guard looks now
@@ -137,7 +137,8 @@ func TestHostileTakersThatStay(t *testing.T) {
 // hostileTakersThatStay is a subtest, so that no other test runs beside it: its thousands of threads delay all.
 // They hang until the test ends, and a container may have room for 4,915.
 func hostileTakersThatStay(t *testing.T) {
-	const user, atOnce, most, threads = stormy + 42, 4, 8, 3000
+	const atOnce, most, threads = 4, 8, 3000
+	user := stormy + 42
 	jobs := uint32(night.Of(3, 2))
 	each := fmt.Sprint(threads / atOnce / jobs)
 	a := newAttack(t, "", 1)
@@ -226,13 +227,12 @@ func (a attack) isOrdinary(p proc.Process) {
 
 // A guard has no descriptors left for new clients. It counts the processes that it cannot watch, and tells the cause.
 func TestHostileClientsPastTheLimit(t *testing.T) {
-	const user, limit, count = stormy + 43, 120, 100
+	const limit, count = 120, 100
+	user := stormy + 43
 	w := newWatchOf(t, user, user)
 	neighbour := w.Neighbour()
 	w.Holds(2)
-	if err := unix.Prlimit(w.Guard.PID, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}, nil); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, unix.Prlimit(w.Guard.PID, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}, nil))
 	const script = `for i in $(seq $2); do sleep 900 5<"$0" 6<"$1" & done; echo ready; wait`
 	w.group(w.a.as(user, "/bin/sh", "-c", script, w.device("nvidiactl"), w.device("nvidia-uvm"), fmt.Sprint(count)))
 	var unguarded int
@@ -261,18 +261,14 @@ func TestAGuardThatDoesNotLook(t *testing.T) {
 		t.Fatalf("a guard that waits counts as stalled:\n%s", out)
 	}
 	w.a.does(e2e.UID, "cat", w.device("nvidia-uvm")) // the guard's next look is near
-	if err := w.Guard.Kill(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, w.Guard.Kill(unix.SIGSTOP))
 	t.Cleanup(func() { _ = w.Guard.Kill(unix.SIGCONT) })
 	says := func() bool {
 		_, out := w.MpsctlAs(0, "status")
 		return strings.Contains(out, "guard-stalled") && strings.Contains(out, "stalled since")
 	}
 	w.Until("finding", says)
-	if err := w.Guard.Kill(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, w.Guard.Kill(unix.SIGCONT))
 	w.Until("end of the finding", func() bool { return !says() })
 	w.ends()
 }

@@ -38,12 +38,8 @@ func TestAPolicyInAFolderOfOthers(t *testing.T) {
 			p.Write(filepath.Join(dir, "policy.hcl"), e2e.Read(t, p.Paths().Policy()))
 			planted := filepath.Join(dir, c.file)
 			_ = os.Remove(planted)
-			if err := c.plant(planted); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Lchown(planted, e2e.OtherUID, e2e.OtherUID); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, c.plant(planted))
+			e2e.OK(t, os.Lchown(planted, int(e2e.OtherUID), int(e2e.OtherUID)))
 			ctx, cancel := e2e.Limited()
 			defer cancel()
 			result, err := p.Run(ctx, nil, "mpsctl", "policy", "apply", filepath.Join(dir, "policy.hcl"))

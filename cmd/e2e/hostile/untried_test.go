@@ -78,9 +78,7 @@ func TestFileSystemsWithoutRoom(t *testing.T) {
 		t.Run(strings.ReplaceAll(c.folder, "/", "-")+" "+c.room, func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			folder := filepath.Join(a.Root, c.folder)
-			if err := os.MkdirAll(folder, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, os.MkdirAll(folder, 0o755))
 			if err := unix.Mount("none", folder, "tmpfs", 0, "mode=755,"+c.room); err != nil {
 				t.Skip(err)
 			}

@@ -33,15 +33,11 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 		{"the daemon dies at its start", func(p testNode) { p.Fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
 		{"the daemon is deaf", func(p testNode) { p.Fault("deaf", "1") }, `prolog: cannot ask daemon of \S+/jobs/7/0/pipe "get_default_active_thread_percentage": the daemon does not answer`},
 		{"there is no driver", func(p testNode) {
-			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
-				p.T.Fatal(err)
-			}
+			e2e.OK(p.T, p.Sim.Node.Fail("nvmlInit_v2", 9, 0))
 		}, `prolog: cannot initialise NVML: Driver Not Loaded`},
 		{"the mode is accepted and not set", func(p testNode) { p.Fail("nvmlDeviceSetComputeMode.ignored", 1, 0) }, `prolog: cannot set compute mode of GPU-\S+: set to exclusive_process, and it reads default`},
 		{"an admin took the GPU out of service", func(p testNode) {
-			if err := p.Sim.Node.GPU(0).SetMode(2); err != nil {
-				p.T.Fatal(err)
-			}
+			e2e.OK(p.T, p.Sim.Node.GPU(0).SetMode(2))
 		}, `prolog: cannot use GPU-\S+: its compute mode is prohibited: an admin took it out of service`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -132,9 +128,7 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json")); err != nil {
 				t.Errorf("the lease: %v", err)
 			}
-			if err := os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", c.fault)); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", c.fault)))
 			// This runs the command of the message, as an admin pastes it.
 			repair := out[strings.LastIndex(out, "SLURM_SCRIPT_CONTEXT="):]
 			if text, err := exec.Command("/bin/sh", "-c", repair).CombinedOutput(); err != nil {
@@ -153,16 +147,12 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	started := filepath.Join(e2e.PublicDir(t), "started")
 	p.Write(started, "")
-	if err := os.Chmod(started, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(started, 0o666))
 	p.ControlIs("#!/bin/sh\necho $$ >" + started + "\nexec sleep 900\n")
 	job, line := p.Job(7, "0"), p.Command("prolog")
 	prolog := exec.CommandContext(p.Ctx, line[0], line[1:]...)
 	prolog.Dir, prolog.Env = "/", job.Environment("prolog_slurmd")
-	if err := prolog.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, prolog.Start())
 	var control proc.Stat
 	p.Until("control program", func() bool {
 		var pid int
@@ -197,9 +187,7 @@ func TestModesBefore(t *testing.T) {
 			gpu := p.Sim.Node.GPU(0)
 			set := func(mode string) {
 				if mode != "" {
-					if err := gpu.Set("compute_mode", mode); err != nil {
-						t.Fatal(err)
-					}
+					e2e.OK(t, gpu.Set("compute_mode", mode))
 				}
 			}
 			set(c.before)
@@ -240,23 +228,17 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)
 			p.Facts(`epilog_deadline = "6s"`)
-			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay))
 			line := p.Command("prolog")
 			cmd := exec.Command(line[0])
 			cmd.Args, cmd.Env = line, p.Job(7, "0").Environment("prolog_slurmd")
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, cmd.Start())
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
 			defer cmd.Process.Kill()
 			p.SleepsInDriver(cmd.Process.Pid)
 			// The epilog's own calls do not wait.
-			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0))
 			p.Must(0, p.Job(7, "0"), "epilog")
 			p.Clean()
 			if taken := strings.Contains(p.Log(), "killing the job's prolog"); taken != c.takes {
@@ -273,9 +255,7 @@ func TestMIGInstances(t *testing.T) {
 	instances := []string{}
 	for k := range 2 {
 		uuid, err := p.Sim.Node.GPU(0).Text(fmt.Sprintf("mig/%d/uuid", k))
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 		instances = append(instances, uuid)
 	}
 	job := p.Job(7, "")

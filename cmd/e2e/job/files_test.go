@@ -26,9 +26,7 @@ func TestJobFilesOfAJob(t *testing.T) {
 		t.Helper()
 		var found []string
 		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 		for _, e := range entries {
 			found = append(found, e.Name()+":"+strings.TrimSpace(e2e.Read(t, filepath.Join(dir, e.Name()))))
 		}

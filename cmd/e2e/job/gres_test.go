@@ -61,9 +61,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 				}
 				neighbour := p.neighbour(8)
 				victim := p.neighbour(7)
-				if err := victim.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				e2e.OK(t, victim.Process.Kill())
 				p.Must(0, both[0], "epilog")
 				p.lives(neighbour)
 				p.placed(8, share.task)
@@ -159,9 +157,7 @@ func TestAFaultStaysInItsJob(t *testing.T) {
 func TestASharedGPUInExclusiveMode(t *testing.T) {
 	p := newTestNode(t, "", node.H200, node.H200)
 	p.sharesGPUs(shares[0].gres)
-	if err := p.Sim.Node.GPU(0).Set("compute_mode", "3"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, p.Sim.Node.GPU(0).Set("compute_mode", "3"))
 	p.Must(0, p.Job(7, "0"), "prolog")
 	if refused := p.Ticket(7).RefusalReason; !strings.Contains(refused, "nvidia-smi -i "+string(p.UUID(0))+" -c DEFAULT") {
 		t.Errorf("refused for %q", refused)
@@ -219,12 +215,8 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 func (c *cluster) plain(script string, args ...string) int {
 	c.T.Helper()
 	home, err := c.Home(c.User)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	id, err := c.Submit(c.Ctx, c.User, append(args, "-o", home+"/%A.%a.out", "--wrap", fmt.Sprintf("export LD_LIBRARY_PATH=%s; %s", c.First().Sim.Libraries(), script))...)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	return id
 }

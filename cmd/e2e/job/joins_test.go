@@ -3,19 +3,12 @@
 package job_test
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,95 +17,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
-
-// sharer is an open job with a quarter of a GPU, and a client of it that computes.
-type sharer struct {
-	job    testnode.Job
-	client *exec.Cmd
-}
-
-// Jobs of two users come to two GPUs and leave them in any order. Some prologs, epilogs and clients are killed. No job's
-// end harms another job, no hook fails, and nothing is left. SHARED_JOINS is how often a job comes or leaves.
-//
-// Contract: S1, S2
-func TestRandomJoins(t *testing.T) {
-	t.Parallel()
-	joins, seed := 16, uint64(1)
-	if n, err := strconv.Atoi(os.Getenv("SHARED_JOINS")); err == nil {
-		joins, seed = n, uint64(n)
-	}
-	for _, how := range []string{"turns", "user"} {
-		t.Run(how, func(t *testing.T) {
-			p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how), `hold = "3s"`), node.H200, node.H200)
-			p.sharesGPUs(shares[1].gres)
-			random := rand.New(rand.NewPCG(seed, 0))
-			var open []sharer
-			kills := 0
-			for n := range joins {
-				if len(open) < 6 && (len(open) == 0 || random.IntN(2) == 0) {
-					if s, ok := p.comes(random, uint32(100+n), &kills); ok {
-						open = append(open, s)
-					}
-				} else {
-					i := random.IntN(len(open))
-					s := open[i]
-					open = append(open[:i], open[i+1:]...)
-					p.leaves(random, s, &kills)
-				}
-				for _, s := range open {
-					p.lives(s.client)
-				}
-			}
-			for _, s := range open {
-				p.leaves(random, s, &kills)
-			}
-			p.Clean()
-			t.Logf("%d times a job has come or left, %d hooks were killed, seed %d", joins, kills, seed)
-		})
-	}
-}
-
-// comes runs the prolog of a new job. If the prolog is killed, the epilog follows, as under Slurm.
-func (p testNode) comes(random *rand.Rand, id uint32, kills *int) (s sharer, open bool) {
-	p.T.Helper()
-	s.job = p.Job(id, strconv.Itoa(random.IntN(2)))
-	s.job.UID += uint32(random.IntN(2))
-	s.job.GID = s.job.UID
-	s.job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}
-	if random.IntN(5) == 0 && p.killed(random, s.job, "prolog", kills) {
-		p.Must(0, s.job, "epilog")
-		return s, false
-	}
-	p.Open(s.job)
-	if refused := p.Ticket(id).RefusalReason; refused != "" {
-		p.T.Fatalf("job %d: %s\n%s", id, refused, p.Log())
-	}
-	s.client = p.clientOf(s)
-	return s, true
-}
-
-// leaves ends a job: its client is killed with work in flight, and its epilog may be killed once.
-func (p testNode) leaves(random *rand.Rand, s sharer, kills *int) {
-	p.T.Helper()
-	_ = s.client.Process.Kill()
-	_ = s.client.Wait()
-	if random.IntN(4) == 0 {
-		p.killed(random, s.job, "epilog", kills)
-	}
-	p.Must(0, s.job, "epilog")
-}
-
-// killed runs a hook and kills it at a random moment. It reports whether the hook was still running.
-func (p testNode) killed(random *rand.Rand, job testnode.Job, program string, kills *int) bool {
-	p.T.Helper()
-	ctx, cancel := context.WithTimeout(p.Ctx, time.Duration(1+random.IntN(200))*time.Millisecond)
-	defer cancel()
-	_, err := p.Run(ctx, job.Environment(program+"_slurmd"), program)
-	if ctx.Err() != nil {
-		*kills++
-	}
-	return err != nil || ctx.Err() != nil
-}
 
 // Two jobs of one user share a daemon only if they get the same from it. In each order, each job has a daemon with its
 // own rule's ceiling, which binds a rank that sets a larger percentage behind the wrapper, and a guard if its rule
@@ -200,9 +104,7 @@ func (p testNode) older(id uint32, add map[string]any) {
 	}
 	maps.Copy(l, add)
 	content, failed := json.Marshal(l)
-	if err := errors.Join(err, failed); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, errors.Join(err, failed))
 	p.Rewrite(path, string(content))
 }
 
@@ -220,32 +122,10 @@ func (p testNode) serves(job testnode.Job, ceiling, hold string) {
 		p.T.Errorf("job %d has a guard: %t, hold %v, want %s", job.ID, guarded, time.Duration(shared.Hold), hold)
 	}
 	percent, err := policy.ParsePercent(ceiling[:len(ceiling)-2])
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	own := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.CudaClient(), "info")
 	want := fmt.Sprintf("sm=%d", policy.GPU{SMs: 132, SMsPerTPC: 2}.SMsAt(percent))
 	if out, err := p.AsUser(job.ID, own).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
 		p.T.Errorf("a rank of job %d that asks for the whole GPU prints %s, %v, want %s", job.ID, out, err, want)
 	}
-}
-
-// clientOf starts a client of a job as its user, and waits until the client is ready.
-func (p testNode) clientOf(s sharer) *exec.Cmd {
-	p.T.Helper()
-	cmd := p.AsUser(s.job.ID, p.Command("mpirun-wrap", p.CudaClient(), "spin", "-ms", "5", "-for", "1000", "-exit-idle"))
-	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: s.job.UID, Gid: s.job.GID, Groups: []uint32{s.job.GID}}
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		cmd.Stderr = cmd.Stdout
-		err = cmd.Start()
-	}
-	if err != nil {
-		p.T.Fatal(err)
-	}
-	p.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.Contains(line, "ready") {
-		p.T.Fatalf("the client of job %d prints %q, %v\n%s", s.job.ID, line, err, p.Log())
-	}
-	return cmd
 }

@@ -47,9 +47,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.Write(script, fmt.Sprintf("#!/bin/sh\n[ \"$1\" = -d ] && cat /proc/self/status >$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", p.Sim.Program("nvidia-cuda-mps-control")))
-	if err := os.Chmod(script, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(script, 0o755))
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
 	p.Open(p.Job(7, "0"))
 	status := e2e.Read(t, filepath.Join(p.Ticket(7).Daemons[0].LogDir, "status"))

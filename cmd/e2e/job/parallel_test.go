@@ -54,9 +54,7 @@ func newCrowd(t *testing.T, policy string, gpus int) testNode {
 		return p
 	}
 	dir, err := raced()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	p.Bin = dir
 	return p
 }
@@ -190,9 +188,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newCrowd(t, "", 1)
 			p.Facts(`epilog_deadline = "9s"`)
-			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay))
 			job := p.Job(7, "0")
 			orphan := p.orphan(job)
 			p.SleepsInDriver(orphan.PID)
@@ -214,17 +210,11 @@ func (p testNode) orphan(job testnode.Job) proc.Process {
 	cmd.Args = append(cmd.Args, p.Command("prolog")...)
 	cmd.Env = job.Environment("prolog_slurmd")
 	out, err := cmd.Output()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	stat, err := proc.ReadStat(pid)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	p.T.Cleanup(func() { _ = stat.Kill(9) })
 	return stat.Process
 }

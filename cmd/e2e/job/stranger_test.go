@@ -12,15 +12,15 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
 
 const (
-	strangers = 2002 // the user of job 8, and the next one of job 9
-	computes  = "spin -ms 5 -for 900 -mib %d -exit-idle"
-	rests     = "spin -ms 0 -for 900 -mib %d -exit-idle"
+	computes = "spin -ms 5 -for 900 -mib %d -exit-idle"
+	rests    = "spin -ms 0 -for 900 -mib %d -exit-idle"
 )
 
 // Other users' programs on the same GPU compute all the time and have much memory. A rank of this job is killed with
@@ -57,7 +57,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 			job.Extra = shares[c.share].prolog
 			p.Open(job)
 			for i, line := range c.strangers {
-				id, uid := uint32(8+i), strangers+uint32(i)
+				id, uid := uint32(8+i), e2e.OtherUID+uint32(i)
 				p.joins(id, uid, shares[c.share].prolog)
 				line = fmt.Sprintf(line, 70_000/len(c.strangers))
 				start := func() *exec.Cmd { return p.Ready(p.asStranger(id, uid, line)) }
@@ -93,9 +93,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 			}
 			// One that is of no use ends when the samples first name the other: work of both is in them in turns.
 			limit, err := time.ParseDuration(c.pause)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, err)
 			got, short := p.guard(7), limit*3/4
 			useless := c.pauses == 0 && (c.mib == room && got.Pauses > 0 || got.PausedMillis > short.Milliseconds())
 			if useless || got.Pauses < c.pauses || got.Released["hold over"] > 0 {
@@ -178,9 +176,7 @@ func (p testNode) rest(all []*exec.Cmd, stop bool) {
 func (p testNode) guard(job uint32) lease.GuardState {
 	p.T.Helper()
 	boot, err := proc.BootID()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	state, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadGuard(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())

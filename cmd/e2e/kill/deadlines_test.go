@@ -71,9 +71,7 @@ func (p testNode) within(bound time.Duration, code int, job testnode.Job, progra
 // hang makes an NVML function take 15 minutes.
 func (p testNode) hang(function string) {
 	p.T.Helper()
-	if err := p.Sim.Node.Delay(function, 900_000); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, p.Sim.Node.Delay(function, 900_000))
 }
 
 // answer ends the delay of every NVML function.
@@ -86,9 +84,7 @@ func (p testNode) answer() {
 			err = os.Remove(filepath.Join(delays, entry.Name()))
 		}
 	}
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 }
 
 // stop stops every MPS process on the node, daemons and servers.
@@ -105,9 +101,7 @@ func (p testNode) stop() {
 		if err == nil {
 			err = stat.Kill(syscall.SIGSTOP)
 		}
-		if err != nil {
-			p.T.Fatal(err)
-		}
+		e2e.OK(p.T, err)
 	}
 }
 
@@ -115,16 +109,12 @@ func (p testNode) stop() {
 func (p testNode) hold(name string) (release func()) {
 	p.T.Helper()
 	path := filepath.Join(p.Paths().Run(), name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, os.MkdirAll(filepath.Dir(path), 0o755))
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err == nil {
 		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	p.T.Cleanup(func() { file.Close() })
 	return func() { file.Close() }
 }
@@ -220,19 +210,13 @@ func TestAnEpilogOfAStoppedProlog(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	t.Parallel()
 	p, job := timedTestNode(t)
-	if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000))
 	line := p.Command("prolog")
 	cmd := exec.CommandContext(p.Ctx, line[0], line[1:]...)
 	cmd.Env = job.Environment("prolog_slurmd")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, cmd.Start())
 	p.SleepsInDriver(cmd.Process.Pid)
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, cmd.Process.Signal(syscall.SIGSTOP))
 	p.answer()
 	p.within(epilogBound, 0, job, "epilog")
 	p.Clean()
@@ -245,9 +229,7 @@ func TestAnEpilogOfAStoppedProlog(t *testing.T) {
 func (p testNode) small(blocks, inodes int) {
 	p.T.Helper()
 	run := p.Paths().Run()
-	if err := os.MkdirAll(run, 0o755); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, os.MkdirAll(run, 0o755))
 	limits := fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", blocks*os.Getpagesize(), inodes)
 	if err := unix.Mount("small", run, "tmpfs", 0, limits); err != nil {
 		p.T.Fatalf("cannot mount a tmpfs: %v: give the container CAP_SYS_ADMIN", err)

@@ -470,9 +470,7 @@ func TestAnswersOfEveryWrongKind(t *testing.T) {
 		test := map[bool]string{false: "-eq", true: "-ge"}[w.always]
 		asked := filepath.Join(filepath.Dir(p.Root), "asked")
 		p.Write(asked, "")
-		if err := os.Chmod(asked, 0o666); err != nil {
-			p.T.Fatal(err)
-		}
+		e2e.OK(p.T, os.Chmod(asked, 0o666))
 		p.Control(fmt.Sprintf(`[ "$1" = -d ] && exec $REAL "$@"
 echo >>%[1]s
 [ $(wc -l <%[1]s) %[2]s %[3]d ] || exec $REAL "$@"

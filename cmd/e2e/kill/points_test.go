@@ -49,10 +49,10 @@ func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
 // gpuList returns the value of SLURM_JOB_GPUS.
 func (s shape) gpuList() string { return "0,1,2,3"[:2*s.gpus-1] }
 
-// job returns a job of the shape. No other test on this machine uses its user, so no other test can stop its daemons.
+// job returns a job of the shape. No other test of this package uses its user, so no other test can stop its daemons.
 func (s shape) job(p testNode) testnode.Job {
 	job := p.Job(7, s.gpuList())
-	job.UID, job.GID = 2011, 2011
+	job.UID, job.GID = e2e.UID+1, e2e.UID+1
 	return job
 }
 

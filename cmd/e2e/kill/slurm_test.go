@@ -28,9 +28,7 @@ func (c *cluster) cutter(program string) (where string) {
 	}
 	hook, where := filepath.Join(c.Top, program), filepath.Join(c.Top, program+".cut")
 	script := strings.Replace(e2e.Read(c.T, hook), "\nexec ", fmt.Sprintf("\nexec %s %s ", cut, where), 1)
-	if err := node.WriteProgram(hook, []byte(script)); err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, node.WriteProgram(hook, []byte(script)))
 	return where
 }
 
@@ -48,9 +46,7 @@ func (c *cluster) drained() {
 // resumed puts the node back into service and checks that a job runs on it.
 func (c *cluster) resumed() {
 	c.T.Helper()
-	if err := c.Resume(c.Ctx, "n1"); err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, c.Resume(c.Ctx, "n1"))
 	id := c.Batch("srun -n4 "+c.Wrap("info"), "-n4", "--gres=gpu:2")
 	if job := c.Ended(id); len(e2e.SMCounts(c.T, c.Output(id))) != 4 {
 		c.T.Errorf("%+v: %s\n%s", job, c.Output(id), c.Log())

@@ -29,9 +29,7 @@ func TestPlacementsOfAJobFromARank(t *testing.T) {
 	for _, launcher := range []string{"mpirun.openmpi -np 2", "mpiexec.hydra -launcher fork -n 2"} {
 		inner := filepath.Join(s.Top, "inner.sh")
 		script := "#!/bin/bash\n" + s.script(launches)
-		if err := os.WriteFile(inner, []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, os.WriteFile(inner, []byte(script), 0o755))
 		id := s.Batch(launcher+` sh -c '[ "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 ] || exit 0
 			sbatch -W -n2 --gres=gpu:1 --constraint=mps -o $TMPDIR/inner.out `+inner+`'
 			cat $TMPDIR/inner.out`, "-n2", "--gres=gpu:1")

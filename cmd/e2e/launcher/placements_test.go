@@ -19,7 +19,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -94,29 +93,23 @@ var h200 = policy.GPU{SMs: node.H200.SMs, SMsPerTPC: node.H200.TPC}
 // launchCluster is a cluster whose ranks print their placements.
 type launchCluster struct {
 	*e2e.Cluster
-	name     string   // the first part of the names of its recordings
-	uuids    []string // the UUIDs of every node's GPUs, in Slurm's order
-	confined bool     // each task can open only its own GPUs
-	half     int      // 1 and 2: in make test, every second launch from the first or from the second one; 0: all
+	name  string   // the first part of the names of its recordings
+	uuids []string // the UUIDs of every node's GPUs, in Slurm's order
 }
 
 func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Helper()
 	o.PrologFlags = "Alloc"
-	s := &launchCluster{name: name, Cluster: e2e.NewCluster(t, testnode.Default(`share = "even"`, `unplaced = "deny"`), o), confined: o.ConstrainDevices}
+	s := &launchCluster{name: name, Cluster: e2e.NewCluster(t, testnode.Default(`share = "even"`, `unplaced = "deny"`), o)}
 	// A job in these tests makes many launches.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	s.Ctx = ctx
 	gpus, err := s.First().Sim.Node.GPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	for _, gpu := range gpus {
 		uuid, err := gpu.Text("uuid")
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 		s.uuids = append(s.uuids, uuid)
 	}
 	s.makeRanks()
@@ -128,9 +121,7 @@ func (s *launchCluster) makeRanks() {
 	s.T.Helper()
 	source := filepath.Join(s.Top, "rank.c")
 	for path, text := range map[string]string{source: rankSource, filepath.Join(s.Top, "rank"): rankScript} {
-		if err := node.WriteProgram(path, []byte(text)); err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, node.WriteProgram(path, []byte(text)))
 	}
 	for _, mpi := range []string{"openmpi", "mpich"} {
 		if out, err := exec.CommandContext(s.Ctx, "mpicc."+mpi, "-o", filepath.Join(s.Top, "rank."+mpi), source).CombinedOutput(); err != nil {
@@ -149,24 +140,12 @@ func (s *launchCluster) command(l launchCase, number int) string {
 // try runs all launches in one job and compares each rank's placement with its plan.
 func (s *launchCluster) try(launches []launchCase, args ...string) {
 	s.T.Helper()
-	launches = s.some(launches)
 	if !lab.HasPMIx(os.Getenv("SLURM_BUNDLE")) {
 		launches = slices.DeleteFunc(launches, func(l launchCase) bool { return strings.Contains(l.line, "--mpi=pmix") })
 	}
 	id := s.Batch(s.script(launches), args...)
 	s.Ended(id)
 	s.judge(launches, s.Output(id))
-}
-
-// some returns half of the launches, or all by night, in the sweep, if -run names one, and if they are recorded.
-func (s *launchCluster) some(launches []launchCase) (chosen []launchCase) {
-	if s.half == 0 || len(launches) == 1 || e2e.Everything || night.Whole() || e2e.Named(s.T) || *recordTo != "" {
-		return launches
-	}
-	for i := s.half - 1; i < len(launches); i += 2 {
-		chosen = append(chosen, launches[i])
-	}
-	return chosen
 }
 
 // script returns a script that runs all launches, one after another.
@@ -262,7 +241,8 @@ func smsAt(percent string) int {
 
 // Every launcher places five ranks on the two GPUs of one node, where the shares differ.
 func TestPlacementsOnOneNode(t *testing.T) {
-	s := newLaunchCluster(t, "one", lab.Options{SameName: true})
+	s := newLaunchCluster(t, "one", lab.Options{SameName: true, Extra: []string{
+		"LaunchParameters=use_interactive_step", `InteractiveStepOptions="--interactive --preserve-env bash %D/step.sh"`}})
 	five, three := []int{5}, []int{3}
 	s.try([]launchCase{
 		{"srun", "srun -n5 --mpi=none WRAP", "", five, round(2)},
@@ -296,138 +276,47 @@ func TestPlacementsOnOneNode(t *testing.T) {
 		// This step wants no GPU.
 		{"no GPU", "srun -n5 --gres=none WRAP", "", five, unplaced},
 		{"no GPU, task prolog", "srun -n5 --gres=none PLAIN", "", five, unplaced},
+		{"bind map_gpu:1,0", "srun -n5 --gpu-bind=map_gpu:1,0 WRAP", "", five, listed("1 33.333334", "0 50", "1 33.333334", "0 50", "1 33.333334")},
 	}, "-n5", "--gres=gpu:2")
-}
-
-// If Slurm binds GPUs to single tasks, the tasks keep these GPUs. In make test, this test has one half of the launches,
-// and TestPlacementsOfConfinedTasks the other.
-func TestPlacementsOfBoundTasks(t *testing.T) {
-	e2e.JoinSweep(t, "points")
-	s := newLaunchCluster(t, "bound", lab.Options{SameName: true})
-	s.half = 1
-	s.bound()
-}
-
-// The shell of salloc is a step of its own. The programs that it starts are placed as in a batch script, and the
-// shell itself is not a rank.
-func TestPlacementsInAnInteractiveStep(t *testing.T) {
-	s := newLaunchCluster(t, "interactive", lab.Options{SameName: true, Extra: []string{
-		"LaunchParameters=use_interactive_step", `InteractiveStepOptions="--interactive --preserve-env bash %D/step.sh"`}})
-	launches := []launchCase{
+	s.interactive([]launchCase{
 		{"the shell", "PLAIN", "", []int{1}, unplaced},
 		{"a program of the shell", "WRAP", "", []int{1}, listed("0 -")},
-		{"mpirun", "mpirun.openmpi -np 5 WRAP", "openmpi", []int{5}, round(2)},
-		{"hydra", "mpiexec.hydra -n 5 WRAP", "mpich", []int{5}, round(2)},
-		{"srun", "srun -n5 WRAP", "", []int{5}, round(2)},
-	}
+		{"mpirun in an interactive step", "mpirun.openmpi -np 5 WRAP", "openmpi", five, round(2)},
+	})
+}
+
+// interactive runs launches in the shell of salloc, which is a step of its own. The programs that it starts are placed
+// as in a batch script, and the shell itself is not a rank.
+func (s *launchCluster) interactive(launches []launchCase) {
+	s.T.Helper()
 	script := "export LD_LIBRARY_PATH=" + s.First().Sim.Libraries() + "\n" + s.script(launches)
-	if err := node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(s.T, node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)))
 	result, err := s.Run(s.Ctx, s.User, "salloc", "-n5", "--gres=gpu:2", "--constraint=mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	s.judge(launches, result.Stdout+result.Stderr)
 }
 
-// Each task of a job array runs an mpirun, and its ranks share the GPU of that task.
-func TestPlacementsOfAnArray(t *testing.T) {
-	s := newLaunchCluster(t, "array", lab.Options{SameName: true})
-	s.try([]launchCase{{"mpirun", "mpirun.openmpi -np 3 WRAP", "openmpi", []int{9}, listed("* 33.333334", "* 33.333334", "* 33.333334")}},
-		"-n3", "--gres=gpu:1", "--array=0-2")
-}
-
-// If Slurm confines tasks to their own devices, its variables number these devices from 0 in every task. The devices
-// that a process may open then decide which GPU it has.
+// If Slurm binds GPUs to tasks and confines tasks to their own devices, its variables number these devices from 0 in
+// every task. The devices that a process may open then decide which GPU it has. All other ways to bind are recorded
+// (site/sim/recorded), and judged beside the code.
 func TestPlacementsOfConfinedTasks(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	s := newLaunchCluster(t, "confined", lab.Options{SameName: true, ConstrainDevices: true})
-	s.half = 2
-	s.bound()
-}
-
-// bound tries every way in which Slurm binds GPUs to tasks.
-func (s *launchCluster) bound() {
-	four := []int{4}
-	quarter := policy.Percent(0)
-	if shares, err := policy.EvenShares(h200, 4, policy.Grant{Share: policy.Overlap(1), Ceiling: 100}); err == nil {
-		quarter = shares[3].Percent // a rank that knows only the maximum number of ranks takes the smallest share
-	}
-	first, second := "0 "+quarter.String(), "1 "+quarter.String()
 	s.try([]launchCase{
-		{"bind closest", "srun -n4 --gpu-bind=closest WRAP", "", four, round(2)},
-		{"bind single:1", "srun -n4 --gpu-bind=single:1 WRAP", "", four, round(2)},
-		{"bind single:2", "srun -n4 --gpu-bind=single:2 WRAP", "", four, listed("0 50", "0 50", "1 50", "1 50")},
-		{"bind single:4", "srun -n4 --gpu-bind=single:4 WRAP", "", four, listed(first, first, first, first)},
-		{"bind map_gpu:1,0", "srun -n4 --gpu-bind=map_gpu:1,0 WRAP", "", four, listed("1 50", "0 50", "1 50", "0 50")},
-		{"bind map_gpu:1", "srun -n4 --gpu-bind=map_gpu:1 WRAP", "", four, listed(second, second, second, second)},
-		{"bind map_gpu:1*2,0", "srun -n4 --gpu-bind=verbose,map_gpu:1*2,0 WRAP", "", four, listed("1 33.333334", "1 33.333334", "0 -", "1 33.333334")},
-		{"bind mask_gpu:1,2", "srun -n4 --gpu-bind=mask_gpu:0x1,0x2 WRAP", "", four, listed("0 50", "1 50", "0 50", "1 50")},
-		{"bind, task prolog", "srun -n4 --gpu-bind=map_gpu:1,0 PLAIN", "", four, listed("1 50", "0 50", "1 50", "0 50")},
-	}, "-n4", "--gres=gpu:2")
-	opened := 4 // MPICH's ranks may open the devices that their daemon may open
-	if s.confined {
-		opened = s.ofDaemon(4)
-	}
+		{"bind map_gpu:1*2,0", "srun -n4 --gpu-bind=verbose,map_gpu:1*2,0 WRAP", "", []int{4}, listed("1 33.333334", "1 33.333334", "0 -", "1 33.333334")},
+		{"bind mask_gpu:3,c, task prolog", "srun -n2 --gpu-bind=mask_gpu:0x3,0xc PLAIN", "", []int{2}, listed("0,1 -", "2,3 -")},
+	}, "-n4", "--gres=gpu:4")
+	each := listed("0 -", "1 -", "2 -", "3 -")
 	s.try([]launchCase{
-		{"a GPU per task", "srun -n4 WRAP", "", four, listed("0 -", "1 -", "2 -", "3 -")},
-		{"a GPU per task, pmi2", "srun -n4 --mpi=pmi2 WRAP", "mpich", four, listed("0 -", "1 -", "2 -", "3 -")},
-		{"a GPU per task, task prolog", "srun -n4 PLAIN", "", four, listed("0 -", "1 -", "2 -", "3 -")},
-		{"a GPU per task, mpirun", "mpirun.openmpi -np 4 WRAP", "openmpi", four, round(4)},
-		{"a GPU per task, hydra", "mpiexec.hydra -n 4 WRAP", "mpich", four, round(opened)},
+		{"a GPU per task, pmi2", "srun -n4 --mpi=pmi2 WRAP", "mpich", []int{4}, each},
+		{"a GPU per task, task prolog", "srun -n4 PLAIN", "", []int{4}, each},
+		{"a GPU per task, mpirun", "mpirun.openmpi -np 4 WRAP", "openmpi", []int{4}, round(4)},
+		// MPICH's ranks may open the devices that their daemon may open.
+		{"a GPU per task, hydra", "mpiexec.hydra -n 4 WRAP", "mpich", []int{4}, round(s.ofDaemon(4))},
 	}, "-n4", "--gpus-per-task=1")
 	s.try([]launchCase{
-		{"two GPUs per task", "srun -n2 WRAP", "", []int{2}, listed("0,1 -", "2,3 -")},
-		{"two GPUs per task, task prolog", "srun -n2 PLAIN", "", []int{2}, listed("0,1 -", "2,3 -")},
-		{"two GPUs per task, mpirun", "mpirun.openmpi -np 2 WRAP", "openmpi", []int{2}, listed("0,1 -", "2,3 -")},
-	}, "-n2", "--gpus-per-task=2")
-	s.twoPerTask()
-	pairs := listed("0 50", "0 50", "1 50", "1 50", "2 50", "2 50", "3 50", "3 50")
-	eight := []int{8}
-	s.try([]launchCase{
-		{"two tasks per GPU", "srun -n8 WRAP", "", eight, pairs},
-		{"two tasks per GPU, mpirun", "mpirun.openmpi -np 8 WRAP", "openmpi", eight, round(4)},
-		// mpiexec.hydra (4.0.2) aborts here, because Slurm starts two of its daemons if one GPU has two tasks.
+		{"two tasks per GPU", "srun -n8 WRAP", "", []int{8}, listed("0 50", "0 50", "1 50", "1 50", "2 50", "2 50", "3 50", "3 50")},
 	}, "-n8", "--gpus=4", "--ntasks-per-gpu=2")
-	s.try([]launchCase{
-		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
-		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9},
-			func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
-	}, "-n9", "--gpus=4")
-}
-
-// twoPerTask gives srun, sbatch or both of them --gpus-per-task. What Slurm binds to a task is what the rank sees.
-func (s *launchCluster) twoPerTask() {
-	two, four, pairs := []int{2}, []int{4}, listed("0,1 -", "2,3 -")
-	s.try([]launchCase{
-		{"two GPUs per task by srun", "srun -n2 --gpus-per-task=2 WRAP", "", two, pairs},
-		{"two GPUs per task by srun, a shell between", "srun -n2 --gpus-per-task=2 sh -c 'WRAP; true'", "", two, pairs},
-		{"two GPUs per task by srun, task prolog", "srun -n2 --gpus-per-task=2 PLAIN", "", two, pairs},
-		{"three GPUs for one task", "srun -n1 --gpus-per-task=3 WRAP", "", []int{1}, listed("0,1,2 -")},
-		{"all GPUs for one task", "srun -n1 --gpus-per-task=4 WRAP", "", []int{1}, listed("0,1,2,3 -")},
-		{"a GPU per task by srun", "srun -n4 --gpus-per-task=1 WRAP", "", four, listed("0 -", "1 -", "2 -", "3 -")},
-		{"bind mask_gpu:3,c", "srun -n2 --gpu-bind=mask_gpu:0x3,0xc WRAP", "", two, pairs},
-		{"bind mask_gpu:3,c, task prolog", "srun -n2 --gpu-bind=mask_gpu:0x3,0xc PLAIN", "", two, pairs},
-	}, "-n4", "--gres=gpu:4")
-	oneOfTwo := listed("0 -", "1 -")
-	if s.Release() >= "24.11" { // srun inherits sbatch's binding, and Slurm prints "Not enough gres to bind 2 per task"
-		oneOfTwo = listed("0,1 50", "0 50")
-	}
-	s.try([]launchCase{
-		{"two GPUs per task by both", "srun -n2 --gpus-per-task=2 WRAP", "", two, pairs},
-		{"two GPUs per task by both, task prolog", "srun -n2 --gpus-per-task=2 PLAIN", "", two, pairs},
-		{"one GPU per task of two", "srun -n2 --gpus-per-task=1 WRAP", "", two, oneOfTwo},
-		{"one GPU per task of two, task prolog", "srun -n2 --gpus-per-task=1 PLAIN", "", two, oneOfTwo},
-	}, "-n2", "--gpus-per-task=2")
-	alone := "srun -n2 --gpus-per-task=2 --constraint=mps WRAP"
-	launches := []launchCase{{"two GPUs per task without sbatch", alone, "", two, pairs}}
-	line := strings.Fields(s.command(launches[0], 0))
-	result, err := s.Run(s.Ctx, s.User, line[0], line[1:]...)
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	s.judge(launches, result.Stdout+result.Stderr)
 }
 
 // ofDaemon returns how many of a job's GPUs on a node the launcher's daemon has. The daemon is a task for Slurm. With
@@ -443,7 +332,6 @@ func (s *launchCluster) ofDaemon(all int) int {
 func TestPlacementsOnThreeNodes(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	s := newLaunchCluster(t, "three", lab.Options{Nodes: 3, UTSNodes: true})
-	s.half = 1
 	uneven, more := []int{2, 2, 1}, []int{3, 1, 1}
 	s.try([]launchCase{
 		{"srun", "srun -n5 WRAP", "", uneven, round(2)},

@@ -36,15 +36,9 @@ func (s *launchCluster) recorder(number int) string {
 		return ""
 	}
 	path := filepath.Join(s.Top, "record")
-	if err := node.WriteProgram(path, []byte(fmt.Sprintf(recordScript, s.Top))); err != nil {
-		s.T.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(s.Top, "said"), 0o777); err != nil {
-		s.T.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Join(s.Top, "said"), 0o777); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, node.WriteProgram(path, []byte(fmt.Sprintf(recordScript, s.Top))))
+	e2e.OK(s.T, os.MkdirAll(filepath.Join(s.Top, "said"), 0o777))
+	e2e.OK(s.T, os.Chmod(filepath.Join(s.Top, "said"), 0o777))
 	return fmt.Sprintf("%s %d ", path, number)
 }
 
@@ -55,15 +49,11 @@ func (s *launchCluster) keep(number int, l launchCase) {
 	}
 	for _, name := range s.Nodes() {
 		paths, err := filepath.Glob(fmt.Sprintf("%s/said/%d.%s.*", s.Top, number, name))
-		if err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, err)
 		var ranks []slurm.Env
 		for _, path := range paths {
 			ranks = append(ranks, slurm.ParseEnv(strings.Split(e2e.Read(s.T, path), "\n")))
-			if err := os.Remove(path); err != nil {
-				s.T.Fatal(err)
-			}
+			e2e.OK(s.T, os.Remove(path))
 		}
 		if len(ranks) == 0 {
 			continue
@@ -77,18 +67,14 @@ func (s *launchCluster) keep(number int, l launchCase) {
 		if len(s.Nodes()) == 1 {
 			name = "n1"
 		}
-		if err := txtar.Put(*recordTo, file+"."+name, text.String()); err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, txtar.Put(*recordTo, file+"."+name, text.String()))
 	}
 }
 
 func (s *launchCluster) localRank(env slurm.Env) int {
 	pid, _ := strconv.Atoi(env["RANK_PID"])
 	task, err := launch.ReadTask(env, pid)
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	return task.LocalRank
 }
 

@@ -32,9 +32,7 @@ func newHealthyNode(t *testing.T) healthyNode {
 	for _, program := range []string{"prolog", "epilog", "task-prolog"} {
 		hook := filepath.Join(hooks, program)
 		w.Write(hook, fmt.Sprintf("#!/bin/sh\nexec %s --root %s\n", filepath.Join(w.Bin, program), w.Root))
-		if err := os.Chmod(hook, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, os.Chmod(hook, 0o755))
 	}
 	conf := strings.ReplaceAll(e2e.Read(t, "../../../site/etc/slurm.conf"), "/usr/libexec/slurm-mps", hooks)
 	w.Write(w.Conf, strings.ReplaceAll(conf, "gpu:4", "gpu:2"))
@@ -59,9 +57,7 @@ func (w healthyNode) files() (all []string) {
 		}
 		return err
 	})
-	if err != nil {
-		w.T.Fatal(err)
-	}
+	e2e.OK(w.T, err)
 	return all
 }
 
@@ -85,9 +81,7 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 	var d doctor.Report
 	decoder := json.NewDecoder(strings.NewReader(raw))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&d); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, decoder.Decode(&d))
 	if c := d.Checked; d.Node != healthyName || c.SlurmConf != w.Conf || c.GPUs != 2 || c.Programs != 7 || c.Checks < 35 || c.Driver == "" {
 		t.Errorf("doctor checked %+v", c)
 	}
@@ -109,9 +103,7 @@ func TestDoctorBesideAJob(t *testing.T) {
 		t.Errorf("a job runs: %+v", result)
 	}
 	d := w.Ticket(id).Daemons[0]
-	if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, d.Proc.Kill(unix.SIGSTOP))
 	if result := w.doctor("-v"); result.Code != 0 || !strings.Contains(result.Output, "~ daemon-wedged") ||
 		!strings.Contains(result.Output, "\n  ~   ended jobs have left nothing\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
 		t.Errorf("its daemon does not answer: %+v", result)
@@ -119,9 +111,7 @@ func TestDoctorBesideAJob(t *testing.T) {
 	if result := w.doctor("--strict"); result.Code != 1 || !strings.HasSuffix(result.Output, "\n~ 1 warning\n") {
 		t.Errorf("strict: %+v", result)
 	}
-	if err := d.Proc.Kill(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, d.Proc.Kill(unix.SIGCONT))
 	end()
 	w.Must(0, job, "epilog")
 	if result := w.doctor("--strict"); result.Code != 0 {

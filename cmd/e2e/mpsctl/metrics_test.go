@@ -4,6 +4,7 @@ package mpsctl_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,9 +80,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	other.UID, other.GID = e2e.UID+1, e2e.GID+1
 	p.Open(other)
 	for _, d := range p.Ticket(7).Daemons {
-		if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, d.Proc.Kill(unix.SIGSTOP))
 	}
 	var said testnode.Result
 	var took time.Duration
@@ -103,9 +102,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 		}
 	}
 	for _, d := range p.Ticket(7).Daemons {
-		if err := d.Proc.Kill(unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, d.Proc.Kill(unix.SIGCONT))
 	}
 	p.Must(0, other, "epilog")
 	p.Must(0, p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "epilog")
@@ -116,15 +113,11 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 func TestMetricsFollowNoLink(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where every user may write
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(own) })
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 	}
 	must(os.Chmod(own, 0o755))
 	victim := filepath.Join(own, "victim")
@@ -134,13 +127,13 @@ func TestMetricsFollowNoLink(t *testing.T) {
 	for _, name := range []string{".slurm-mps.new", "slurm-mps.prom", ".draft-slurm-mps.prom-1"} {
 		must(os.Symlink(victim, filepath.Join(theirs, name)))
 	}
-	must(os.Chown(theirs, e2e.UID, e2e.GID))
+	must(os.Chown(theirs, int(e2e.UID), int(e2e.GID)))
 	must(os.Symlink(own, filepath.Join(own, "link")))
 	must(os.MkdirAll(filepath.Join(own, "open"), 0o755))
 	must(os.Chmod(filepath.Join(own, "open"), 0o775))
 	for path, want := range map[string]string{
-		filepath.Join(theirs, "slurm-mps.prom"):       "not root's own: its owner is uid 2001",
-		filepath.Join(theirs, "below/slurm-mps.prom"): "not root's own: its owner is uid 2001",
+		filepath.Join(theirs, "slurm-mps.prom"):       fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
+		filepath.Join(theirs, "below/slurm-mps.prom"): fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
 		filepath.Join(own, "link/slurm-mps.prom"):     "it is a symbolic link",
 		filepath.Join(own, "open/slurm-mps.prom"):     "its mode 0775 lets others write",
 		filepath.Join(p.Root, "slurm-mps.prom"):       "/tmp: not root's own: its mode 1777 lets others write",

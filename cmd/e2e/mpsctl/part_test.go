@@ -39,9 +39,7 @@ func quartersOf(t *testing.T, gres, how string, set map[string]string) quarters 
 	q.Write(q.Conf, strings.Replace(e2e.Read(t, q.Conf), "Gres=gpu:2", fmt.Sprintf("Gres=gpu:2,%s:%d", gres, count), 1))
 	maps.Copy(set, map[string]string{"gpm/1": "96", "gpm/2": "43", "gpm/10": "12"})
 	for name, value := range set {
-		if err := q.Sim.Node.GPU(0).Set(name, value); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, q.Sim.Node.GPU(0).Set(name, value))
 	}
 	for _, id := range q.jobs {
 		job := q.Job(id, "0")
@@ -84,9 +82,7 @@ type figures struct {
 
 func (q quarters) report(job uint32) (f figures) {
 	q.T.Helper()
-	if err := json.Unmarshal([]byte(q.Ctl("report", fmt.Sprint(job), "--json").Output), &f); err != nil {
-		q.T.Fatal(err)
-	}
+	e2e.OK(q.T, json.Unmarshal([]byte(q.Ctl("report", fmt.Sprint(job), "--json").Output), &f))
 	return f
 }
 
@@ -235,9 +231,7 @@ func TestEnergyOfPartsIsTheGPUs(t *testing.T) {
 			const before, used = 5_000_000, 80_000_000 // mJ
 			q := quartersOf(t, gres, "turns", map[string]string{"energy_mj": fmt.Sprint(before)})
 			q.Until("samples of each job", func() bool { return q.last(0) })
-			if err := q.Sim.Node.GPU(0).Set("energy_mj", fmt.Sprint(before+used)); err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, q.Sim.Node.GPU(0).Set("energy_mj", fmt.Sprint(before+used)))
 			joules, each := 0, []int{}
 			for _, job := range q.jobs {
 				q.Must(0, q.Job(job, "0"), "epilog")

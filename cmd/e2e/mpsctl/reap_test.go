@@ -97,9 +97,7 @@ func (p testNode) settled() []string {
 func (p testNode) everything() []string {
 	p.T.Helper()
 	pids, err := p.Processes()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	return append(p.files(), p.Log(), p.Modes(), fmt.Sprint(pids))
 }
 
@@ -172,9 +170,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
 	client := p.Client(openJob, "spin", "-ms", "1", "-for", "900")
 	p.reaps(1, actionOn(openJob, "leave")+", "+other, "of its user was started in it")
-	if err := client.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, client.Process.Kill())
 	_ = client.Wait()
 	// Both jobs have the same user, so the other job's guard may have held the files too.
 	for _, job := range []uint32{openJob, otherJob} {
@@ -246,13 +242,9 @@ func (p testNode) stepd(title string) (end func()) {
 	if err == nil {
 		err = node.WriteProgram(path, content)
 	}
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	cmd := &exec.Cmd{Path: path, Args: []string{title, "120"}}
-	if err := cmd.Start(); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, cmd.Start())
 	end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
 	p.T.Cleanup(end)
 	return end
@@ -266,9 +258,7 @@ func (p testNode) socket(job uint32, owner int) (end func()) {
 	if err == nil {
 		err = os.Chown(path, owner, owner)
 	}
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	end = func() { _ = listener.Close() }
 	p.T.Cleanup(end)
 	return end
@@ -315,9 +305,7 @@ func TestReapThatIsKilled(t *testing.T) {
 		}
 		line := p.Command("mpsctl", "reap", "--job", fmt.Sprint(goneJob))
 		cmd := exec.Command(line[0], line[1:]...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, cmd.Start())
 		p.Until("reap at work", func() bool { return p.Lease(goneJob).Phase == lease.Closing })
 		if stat, err := proc.ReadStat(cmd.Process.Pid); err != nil || stat.Kill(unix.SIGKILL) != nil {
 			t.Fatal(err)

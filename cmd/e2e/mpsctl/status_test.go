@@ -105,9 +105,7 @@ func kinds(found []e2e.Finding) string {
 func (p testNode) contexts(gpu int) []int {
 	p.T.Helper()
 	held, err := p.Sim.Node.GPU(gpu).Contexts()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, err)
 	var pids []int
 	for _, c := range held {
 		if c.Type == node.Client {
@@ -237,9 +235,7 @@ func (s scene) path(name string) string { return filepath.Join(s.Paths().Run(), 
 // remove removes a file of the state.
 func (s scene) remove(name string) {
 	s.T.Helper()
-	if err := os.Remove(s.path(name)); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, os.Remove(s.path(name)))
 }
 
 // start starts a control daemon for a GPU by hand, as the job's user.
@@ -247,9 +243,7 @@ func (s scene) start(pipe string, gpu int) {
 	s.T.Helper()
 	log := filepath.Join(filepath.Dir(s.Root), "log")
 	for _, dir := range []string{pipe, log} {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, e2e.UID, e2e.GID)); err != nil {
-			s.T.Fatal(err)
-		}
+		e2e.OK(s.T, errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, int(e2e.UID), int(e2e.GID))))
 	}
 	cmd := exec.Command(s.Sim.Program("nvidia-cuda-mps-control"), "-d")
 	cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe, "CUDA_MPS_LOG_DIRECTORY=" + log, "CUDA_VISIBLE_DEVICES=" + string(s.UUID(gpu))}
@@ -286,12 +280,8 @@ func (s scene) bare(environment ...string) *exec.Cmd {
 		cmd.Env = e2e.With(cmd.Env, name, value)
 	}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
+	e2e.OK(s.T, cmd.Start())
 	s.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || !strings.Contains(line, "ready") {
@@ -304,17 +294,13 @@ func (s scene) pipe() string { return "CUDA_MPS_PIPE_DIRECTORY=" + s.daemon.Pipe
 
 func (s scene) mode(gpu, mode int) {
 	s.T.Helper()
-	if err := s.Sim.Node.GPU(gpu).SetMode(mode); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, s.Sim.Node.GPU(gpu).SetMode(mode))
 }
 
 // stop stops a process until the test ends.
 func (s scene) stop(pid int) {
 	s.T.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, syscall.Kill(pid, syscall.SIGSTOP))
 	s.T.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 }
 
@@ -322,9 +308,7 @@ func (s scene) stop(pid int) {
 func (s scene) server() int {
 	s.T.Helper()
 	pid, err := strconv.Atoi(s.ask(s.daemon, "get_server_list"))
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	return pid
 }
 
@@ -479,10 +463,10 @@ func TestStatusForAUser(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200, node.H200)
 	p.Open(p.Job(7, "0"))
 	other := p.Job(8, "1")
-	other.UID, other.GID = 2002, 2002
+	other.UID, other.GID = e2e.OtherUID, e2e.OtherUID
 	p.Open(other)
 	refused := p.Job(9, "") // a job without a GPU has a ticket without a lease
-	refused.UID, refused.GID = 2002, 2002
+	refused.UID, refused.GID = e2e.OtherUID, e2e.OtherUID
 	p.Must(0, refused, "prolog")
 	p.Ranks(4, "spin", "-ms", "1", "-for", "100")
 	code, out := p.MpsctlAs(e2e.UID, "status", "--json")
@@ -505,7 +489,7 @@ func TestStatusForAUser(t *testing.T) {
 	if !slices.Contains(s.Unseen, "the leases of other users: root's to read (jobs 8, 9)") || len(s.Findings) != 0 {
 		t.Errorf("unseen %q, found %+v", s.Unseen, s.Findings)
 	}
-	if code, out := p.MpsctlAs(2003, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") ||
+	if code, out := p.MpsctlAs(e2e.UID+2, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") ||
 		!strings.Contains(out, "another job") || strings.Contains(out, "hpc1") {
 		t.Errorf("status of a third user: code %d\n%s", code, out)
 	}
@@ -514,15 +498,11 @@ func TestStatusForAUser(t *testing.T) {
 	}
 	// While an epilog works, the ticket is withdrawn, and the job's own user cannot read its lease.
 	ticket := filepath.Join(p.Paths().Run(), "tickets", "7.json")
-	if err := os.Rename(ticket, ticket+".away"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Rename(ticket, ticket+".away"))
 	if code, out := p.MpsctlAs(e2e.UID, "status"); code != 0 || strings.Contains(out, "! ") || !strings.Contains(out, "jobs 7, 8, 9") {
 		t.Errorf("status beside an epilog: code %d\n%s", code, out)
 	}
-	if err := os.Rename(ticket+".away", ticket); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Rename(ticket+".away", ticket))
 	// A user may not read the copy of the policy that is used in place of a broken one.
 	p.Write(p.Paths().Policy(), "version = 1\nrule {")
 	if code, out := p.MpsctlAs(e2e.UID, "status"); code != 1 || strings.Contains(out, "was kept:") || !strings.Contains(out, "which root can see") {

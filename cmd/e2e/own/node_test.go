@@ -114,9 +114,7 @@ func (n testNode) startAs(uid uint32, env []string, line ...string) *process {
 	}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr, p.cmd.WaitDelay = n.home, p, p, time.Second
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	if err := p.cmd.Start(); err != nil {
-		n.T.Fatal(err)
-	}
+	e2e.OK(n.T, p.cmd.Start())
 	began := time.Now()
 	go func() {
 		_ = p.cmd.Wait()
@@ -272,9 +270,7 @@ func (n testNode) folders() (found []string) {
 func (n testNode) daemons() []proc.Process {
 	n.T.Helper()
 	found, err := n.Below(n.Root + "/")
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	e2e.OK(n.T, err)
 	return found
 }
 

@@ -119,11 +119,9 @@ func (n testNode) tracedKeeper(dir string, kill func(faultinject.Effect) bool) (
 	n.T.Helper()
 	err := os.MkdirAll(dir+"/ranks", 0o700)
 	for _, made := range []string{filepath.Dir(dir), dir, dir + "/ranks"} {
-		err = errors.Join(err, os.Chown(made, e2e.UID, e2e.GID))
+		err = errors.Join(err, os.Chown(made, int(e2e.UID), int(e2e.GID)))
 	}
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	e2e.OK(n.T, err)
 	line := asUser([]string{"/bin/sh", "-c", `exec 3<>$2/keeper; flock -n 3 || exit 9; exec "$0" "$@"`, n.wrapper(), "--own-keep", dir, "7", n.Root})
 	result = n.traced(line, inStep(7, 0, 0, 3), func(e faultinject.Effect) bool {
 		if ranks == nil && (strings.Contains(e.What, dir+"/alive") || strings.HasPrefix(e.Call, "pwrite")) {

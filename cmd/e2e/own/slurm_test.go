@@ -44,9 +44,7 @@ here=%s/$(/bin/hostname)
 export PATH=$here/sim/bin:/usr/bin:/bin LD_LIBRARY_PATH=$here/sim/lib TMPDIR=$here/t
 exec $here/home/mpirun-wrap --own --root $here/root "$@"
 `, c.Top)
-	if err := node.WriteProgram(c.rank, []byte(script)); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, node.WriteProgram(c.rank, []byte(script)))
 	return c
 }
 
@@ -184,9 +182,7 @@ func TestOwnSoakUnderSlurm(t *testing.T) {
 	n := c.nodes["n1"]
 	c.Ctx, n.Ctx = t.Context(), t.Context() // each wait has its own limit
 	version, err := c.Run(c.Ctx, c.User, "sinfo", "--version")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	began := time.Now()
 	sum := tally{Where: strings.TrimSpace(version.Stdout), Seed: seed, Kills: map[string]int{}}
 	for random := rand.New(rand.NewPCG(seed, 1)); sum.Starts < starts; {
@@ -276,9 +272,7 @@ func (c *cluster) strike(n testNode, p plan) (killed int) {
 // contexts counts the clients of MPS that have a context.
 func (n testNode) contexts() (count int) {
 	gpus, err := n.Sim.Node.GPUs()
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	e2e.OK(n.T, err)
 	for _, gpu := range gpus {
 		all, _ := gpu.Contexts()
 		for _, c := range all {

@@ -91,15 +91,11 @@ func (sum tally) report(t *testing.T, took time.Duration) {
 	t.Helper()
 	sum.Seconds = took.Round(100 * time.Millisecond).Seconds()
 	line, err := json.Marshal(sum)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	t.Logf("%s", line)
 	if path := os.Getenv("OWN_LOG"); path != "" {
 		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 		defer file.Close()
 		fmt.Fprintf(file, "%s\n", line)
 	}
@@ -243,8 +239,6 @@ func (n testNode) after(p plan, sum *tally) {
 	if pids := strings.Fields(e2e.Read(n.T, path)); len(pids) > 0 {
 		sum.Without += len(pids)
 		n.T.Logf("%+v: these have computed without MPS: %q", p, pids)
-		if err := os.Truncate(path, 0); err != nil {
-			n.T.Fatal(err)
-		}
+		e2e.OK(n.T, os.Truncate(path, 0))
 	}
 }

@@ -21,16 +21,10 @@ import (
 func (n testNode) hidden(program string) string {
 	n.T.Helper()
 	content, err := os.ReadFile(program)
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	e2e.OK(n.T, err)
 	path := filepath.Join(n.home, "hidden-"+filepath.Base(program))
-	if err := node.WriteProgram(path, content); err != nil {
-		n.T.Fatal(err)
-	}
-	if err := os.Chmod(path, 0o711); err != nil {
-		n.T.Fatal(err)
-	}
+	e2e.OK(n.T, node.WriteProgram(path, content))
+	e2e.OK(n.T, os.Chmod(path, 0o711))
 	return path
 }
 
@@ -54,9 +48,7 @@ func TestAHiddenProgram(t *testing.T) {
 		t.Errorf("they print %s\nwant once %s", text, want)
 	}
 	script := filepath.Join(n.home, "script")
-	if err := node.WriteProgram(script, []byte("#!/bin/sh\nexec true\n")); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, node.WriteProgram(script, []byte("#!/bin/sh\nexec true\n")))
 	for code, program := range map[int]string{0: script, 127: "/nonexistent"} {
 		p := n.start(inStep(7, 0, 3, 4), n.wrap(program)...)
 		ends(code, p)
@@ -144,9 +136,7 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	out := filepath.Join(n.home, "out")
 	line := n.CudaClient() + " spin -ms 1 -for 600 -exit-idle"
-	if err := unix.Mkfifo(out+".go", 0o666); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, unix.Mkfifo(out+".go", 0o666))
 	rank := n.start(inStep(7, 0, 0, 1), n.wrap("perl", "-e", daemonize, out, "sh", "-c", "echo $$; read line <"+out+".go; exec "+line)...)
 	ends(0, rank)
 	keeper := n.one("--own-keep")
@@ -154,16 +144,12 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	if daemons := n.serving(2); !e2e.Alive(keeper) || daemons != 2 {
 		t.Fatalf("the keeper has ended, or there are %d processes of MPS, not 2\n%s", daemons, n.state())
 	}
-	if err := os.WriteFile(out+".go", []byte("go\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.WriteFile(out+".go", []byte("go\n"), 0))
 	n.Until("client", func() bool { return strings.Contains(e2e.Read(t, out), " ready ") })
 	pid := 0
 	fmt.Sscan(e2e.Read(t, out), &pid)
 	stat, err := proc.ReadStat(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	late := n.start(inStep(7, 0, 0, 1), n.spin("0.1")...)
 	ends(0, late)
 	kill(stat.Process)
@@ -197,9 +183,7 @@ func TestAClientThatOutlivesItsRank(t *testing.T) {
 	var number int
 	fmt.Sscan(pid[1], &number)
 	stat, err := proc.ReadStat(number)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	kill(stat.Process)
 	n.clean()
 }
@@ -223,9 +207,7 @@ func TestAnOrphansKeeper(t *testing.T) {
 		}
 	}
 	for i := range 20_000 {
-		if err := os.WriteFile(filepath.Join(crowd, fmt.Sprint(i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, os.WriteFile(filepath.Join(crowd, fmt.Sprint(i)), nil, 0o600))
 	}
 	lives(first...)
 	n.Until("removal", func() bool {

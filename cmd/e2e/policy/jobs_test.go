@@ -92,24 +92,6 @@ rule "none" {
 	p.Clean()
 }
 
-// If a rule fails for a job, MPS is denied to this job only, and its ticket has the place of the mistake. No prolog
-// fails.
-func TestARuleThatFailsForAJob(t *testing.T) {
-	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    ceiling = 100 * length(job.gpus) - 99\n  }\n}\n", node.H200)
-	p.Must(0, p.Job(7, "0,1"), "prolog")
-	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Unusable value 101: ceiling: want a number from 1 to 100: tell the site's admins"
-	if ticket := p.Ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
-		t.Errorf("rule %q, refused %q, want %q", ticket.Rule, ticket.RefusalReason, want)
-	}
-	p.Must(0, p.Job(7, "0,1"), "epilog")
-	p.Must(0, p.Job(8, "0"), "prolog")
-	if ticket := p.Ticket(8); ticket.Rule != "odd" || ticket.RefusalReason != "" {
-		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
-	}
-	p.Must(0, p.Job(8, "0"), "epilog")
-	p.Clean()
-}
-
 func (p testNode) kept(job uint32) string {
 	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs", fmt.Sprint(job))
 }
@@ -118,9 +100,7 @@ func (p testNode) kept(job uint32) string {
 func TestKeepLogs(t *testing.T) {
 	t.Parallel()
 	kill := func(p testNode) {
-		if err := p.Ticket(7).Daemons[0].Proc.Kill(9); err != nil {
-			p.T.Fatal(err)
-		}
+		e2e.OK(p.T, p.Ticket(7).Daemons[0].Proc.Kill(9))
 	}
 	for _, c := range []struct {
 		keep    string
@@ -164,9 +144,7 @@ func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
 	script := filepath.Join(filepath.Dir(p.Root), "control")
 	p.Write(script, "#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
-	if err := os.Chmod(script, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(script, 0o755))
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
 	p.Must(1, p.Job(7, "0"), "prolog")
 	p.Clean()
@@ -180,9 +158,7 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200,
 		node.H200, node.H200, node.H200)
 	secret := filepath.Join(filepath.Dir(p.Root), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	job := p.Job(7, "0,1,2,3")
 	p.Must(0, job, "prolog")
 	var logs []string
@@ -190,32 +166,18 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 		logs = append(logs, filepath.Join(d.LogDir, "control.log"))
 	}
 	for _, log := range logs {
-		if err := os.Remove(log); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, os.Remove(log))
 	}
 	// There are four bad logs: a link, a pipe without a writer, a hard link to root's file, and a log that is too
 	// long.
-	if err := os.Symlink(secret, logs[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(logs[1], 0o666); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Symlink(secret, logs[0]))
+	e2e.OK(t, syscall.Mkfifo(logs[1], 0o666))
 	ours := filepath.Join(filepath.Dir(filepath.Dir(logs[2])), "ours") // on the same file system
-	if err := os.WriteFile(ours, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Link(ours, logs[2]); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.WriteFile(ours, []byte("secret"), 0o600))
+	e2e.OK(t, os.Link(ours, logs[2]))
 	long := strings.Repeat("x", 5<<20) + "the end\n"
-	if err := os.WriteFile(logs[3], []byte(long), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(logs[3], e2e.UID, e2e.GID); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.WriteFile(logs[3], []byte(long), 0o600))
+	e2e.OK(t, os.Chown(logs[3], int(e2e.UID), int(e2e.GID)))
 	p.Must(0, job, "epilog")
 	p.Clean()
 	for n := range 3 {

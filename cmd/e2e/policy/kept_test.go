@@ -53,7 +53,7 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 	}{
 		"a mistake": {trigger + rule, func(p testNode) { p.Write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
 		"no file":   {trigger + rule, func(p testNode) { os.Remove(p.Paths().Policy()) }},
-		"another's": {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), e2e.UID, e2e.GID) }},
+		"another's": {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), int(e2e.UID), int(e2e.GID)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newTestNode(t, c.policy, node.H200)
@@ -159,20 +159,14 @@ func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	run := filepath.Join(p.Root, "run")
-	if err := os.MkdirAll(run, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.MkdirAll(run, 0o755))
 	mount := func(path string, flags uintptr, options string) {
 		t.Helper()
-		if err := unix.Mount("tmpfs", path, "tmpfs", flags, options); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, unix.Mount("tmpfs", path, "tmpfs", flags, options))
 	}
 	off := func(path string) {
 		t.Helper()
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, unix.Unmount(path, unix.MNT_DETACH))
 	}
 	p.Must(0, p.Job(5, "0"), "prolog") // so that the folders exist
 	p.Must(0, p.Job(5, "0"), "epilog")
@@ -190,18 +184,14 @@ func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 	// /run becomes read-only while a job has its lease. The epilog of this job fails, and no other epilog does.
 	mount(run, 0, "mode=0755")
 	p.Must(0, p.Job(8, "0"), "prolog")
-	if err := errors.Join(unix.Mount(run, run, "", unix.MS_BIND, ""), unix.Mount("", run, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, errors.Join(unix.Mount(run, run, "", unix.MS_BIND, ""), unix.Mount("", run, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")))
 	p.asksNot(9)
 	p.Must(1, p.Job(8, "0"), "epilog")
 	off(run)
 	p.Must(0, p.Job(8, "0"), "epilog")
 	off(run)
 	kept := p.Paths().Kept()
-	if err := os.RemoveAll(filepath.Join(kept, "policy.json")); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.RemoveAll(filepath.Join(kept, "policy.json")))
 	mount(kept, unix.MS_RDONLY, "mode=0755")
 	p.asksNot(10)
 	p.Must(0, p.Job(11, "0"), "prolog")

@@ -43,45 +43,10 @@ func TestBadInputOfRootsPrograms(t *testing.T) {
 	p.Clean()
 }
 
-// If a node has never had a usable policy, a job that asks for MPS fails with one exact message.
-func TestBadFilesOfTheSite(t *testing.T) {
-	t.Parallel()
-	const none = ": no earlier one was kept: see mpsctl policy check"
-	for _, c := range []struct {
-		name   string
-		breaks func(p testNode)
-		want   string
-	}{
-		{"no policy", func(p testNode) { os.Remove(p.Paths().Policy()) }, "cannot read policy: cannot read POLICY: no such file or directory" + none},
-		{"a policy with a mistake", func(p testNode) {
-			p.Write(p.Paths().Policy(), "version = 1\nrule \"r\" {\n  when = tru\n  grant {}\n}\n")
-		},
-			`cannot read policy: POLICY:3:10: Unknown variable: There is no variable named "tru". Did you mean "true"?` + none},
-		{"a policy that others may write", func(p testNode) { os.Chmod(p.Paths().Policy(), 0o666) },
-			"cannot read policy: cannot read POLICY: not root's own: its mode 0666 lets others write" + none},
-		{"a policy of another's", func(p testNode) { os.Chown(p.Paths().Policy(), e2e.UID, e2e.GID) },
-			"cannot read policy: cannot read POLICY: not root's own: its owner is uid 2001" + none},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := newTestNode(t, "", node.H200)
-			c.breaks(p)
-			out := p.Must(1, p.Job(7, "0"), "prolog")
-			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().ConfigFile()).Replace(c.want)
-			if out != "prolog: "+want+"\n" {
-				t.Errorf("got  %swant prolog: %s", out, want)
-			}
-			p.Must(0, p.Job(7, "0"), "epilog")
-			p.Clean()
-		})
-	}
-}
-
 // A file of Slurm's that cannot be read refuses the job, whose ticket has the reason. It drains no node.
 func TestAJobWithoutAGresConf(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	if err := os.Remove(p.Gres()); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Remove(p.Gres()))
 	p.Must(0, p.Job(7, "0"), "prolog")
 	if got := p.Ticket(7).RefusalReason; !strings.HasPrefix(got, "cannot read "+p.Gres()+": no such file or directory") {
 		t.Errorf("the ticket's reason: %q", got)
@@ -173,9 +138,7 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 			t.Errorf("the program's own code: %+v, %v", result, err)
 		}
 	}
-	if err := daemon.Proc.Kill(9); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, daemon.Proc.Kill(9))
 	p.Gone(daemon.Proc)
 	result, err := p.Run(p.Ctx, rank, "mpirun-wrap", "true")
 	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script\n",

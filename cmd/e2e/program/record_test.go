@@ -40,9 +40,7 @@ func recorded(t *testing.T) (testNode, testnode.Job) {
 func (p testNode) killRecorder() {
 	p.T.Helper()
 	recorder := p.Recorder()
-	if err := recorder.Kill(syscall.SIGKILL); err != nil {
-		p.T.Fatal(err)
-	}
+	e2e.OK(p.T, recorder.Kill(syscall.SIGKILL))
 	p.Gone(recorder)
 }
 
@@ -69,9 +67,7 @@ func processes(g usage.GPU) (most int) {
 // Contract: U5
 func TestAJobWithoutMPSIsRecorded(t *testing.T) {
 	p, job := recordsAll(t)
-	if err := p.Sim.Node.GPU(0).Set("gpm/2", "31"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, p.Sim.Node.GPU(0).Set("gpm/2", "31"))
 	p.Must(0, job, "prolog")
 	l := p.Lease(7)
 	if !l.NoMPS || len(l.Daemons) != 0 || !e2e.Alive(l.Guard) || p.Modes() != "00" {
@@ -172,41 +168,12 @@ func TestNothingIsRecordedUnasked(t *testing.T) {
 	}
 }
 
-// Whatever fails about a recorder, the job starts and no node is drained. What the log says is the reason.
-func TestARecorderThatFails(t *testing.T) {
-	const not = `"message":"the job is not recorded"`
-	const none = `"message":"no report of this job is kept"`
-	for name, c := range map[string]struct {
-		change func(testNode)
-		log    string
-	}{
-		"the driver does not start": {func(p testNode) {
-			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
-				p.T.Fatal(err)
-			}
-		}, none},
-		"gres.conf is missing":           {func(p testNode) { _ = os.Remove(p.Gres()) }, not},
-		"the driver's files are missing": {func(p testNode) { _ = os.RemoveAll(filepath.Join(p.Root, "proc/driver/nvidia")) }, not},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p, job := recordsAll(t)
-			c.change(p)
-			p.Must(0, job, "prolog")
-			p.Until("line of the log: "+c.log, func() bool { return strings.Contains(p.Log(), c.log) })
-			p.Must(0, job, "epilog")
-			p.Quiet()
-		})
-	}
-}
-
 // NVML hangs. The prolog has started the recorder all the same, and the epilog ends it: neither waits for NVML.
 //
 // Contract: U5
 func TestAPrologDoesNotWaitForARecordersNVML(t *testing.T) {
 	p, job := recordsAll(t)
-	if err := p.Sim.Node.Delay("nvmlInit_v2", 1000000); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, p.Sim.Node.Delay("nvmlInit_v2", 1000000))
 	p.Must(0, job, "prolog")
 	l := p.Lease(7)
 	if found := p.Audit(); l.Phase != lease.Opened || l.Guard.PID == 0 || l.GPUs[1].UUID != p.UUID(1) || len(found) > 0 {
@@ -223,9 +190,7 @@ func TestAPrologDoesNotWaitForARecordersNVML(t *testing.T) {
 // A recorder that hangs in the driver is killed, and its report is kept without the last sample.
 func TestARecorderThatHangs(t *testing.T) {
 	p, job := recorded(t)
-	if err := p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000))
 	p.SleepsInDriver(p.Recorder().PID)
 	p.Must(0, job, "epilog")
 	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return r.NoMPS && !r.End.IsZero() })
@@ -238,13 +203,9 @@ func TestARecorderThatDoesNotEnd(t *testing.T) {
 	p, job := recorded(t)
 	p.killRecorder()
 	lock, err := os.Open(filepath.Join(p.Paths().Run(), "guards", "7"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
 	p.Must(0, job, "epilog")
 	if !p.Lease(7).NoMPS || !strings.Contains(p.Log(), "the node is not drained") {
 		t.Errorf("the lease is gone:\n%s", p.Log())

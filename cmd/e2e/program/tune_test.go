@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -58,9 +57,7 @@ func tuning(t *testing.T) testNode {
 	p := newTestNode(t, testnode.Default(`share = "even"`), node.H200)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	p.Write(p.program(), byShare)
-	if err := os.Chmod(p.program(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Chmod(p.program(), 0o755))
 	return p
 }
 
@@ -123,58 +120,11 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// If mps-tune cannot do what is asked, it prints the reason in one sentence before any run.
-func TestTuneRefuses(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	for args, want := range map[string]string{
-		"":                              "cannot tune: no command is given: mps-tune -- srun mpirun-wrap ./app",
-		"--within 1ms -- true":          "cannot tune within 1ms: give --within 1s or longer",
-		"--share evn,none -- true":      `cannot read share "evn": want none, even, overlap:F, PCT% or a list like 3:1: did you mean even?`,
-		"--rate x -- true":              `cannot read --rate "x": it needs one group, around the number`,
-		"--seconds x -- true":           `cannot read --seconds: it is "x": want a time like 10s or 5m`,
-		"--rate (x -- true":             `cannot read --rate "(x": error parsing regexp`,
-		"--seconds 5 -- true":           "cannot end runs after 5s: without --rate, a run lasts until the command ends: give --rate, or leave out --seconds",
-		"--share overlap:99 -- true":    `cannot read share "overlap:99": want a factor from 1 to 48`,
-		"--repeats 0 -- true":           "cannot repeat 0 times: give --repeats 1 to 100",
-		"--bogus -- true":               "cannot read flags: unknown flag: --bogus: see mps-tune --help",
-		"-- mpirun-wrap --share=even x": "cannot tune: the command has a share of its own, --share=even: leave it out",
-		"-- /bin/true":                  "cannot tune outside a job: SLURM_JOB_ID is not set",
-	} {
-		result, err := p.Run(p.Ctx, nil, "mps-tune", strings.Fields(args)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		code := 2
-		if strings.Contains(want, "outside") {
-			code = 1
-		}
-		if result.Code != code || !strings.HasPrefix(result.Output, "mps-tune: "+want) {
-			t.Errorf("%s: %+v\nwant %d %s", args, result, code, want)
-		}
-	}
-	job := p.Job(7, "")
-	p.Must(0, job, "prolog")
-	cmd := p.AsUser(7, p.Command("mps-tune", "--", "true"))
-	out, _ := cmd.CombinedOutput()
-	want := "mps-tune: cannot tune: this job has no MPS: job 7 asks for MPS and has no GPU"
-	if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
-		t.Errorf("%s\nwant %s", out, want)
-	}
-	cmd = p.AsUser(7, p.Command("mps-tune", "--", "true"))
-	cmd.Env = append(cmd.Environ(), "SLURM_MPS_OWN=yes") // mpirun-wrap prefers the site's ticket, too
-	if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
-		t.Errorf("with --own: %s\nwant %s", out, want)
-	}
-	p.Must(0, job, "epilog")
-}
-
 // In a job of a real Slurm, srun starts the ranks of each run.
 func TestTuneUnderSlurm(t *testing.T) {
 	c := e2e.NewCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	program := filepath.Join(c.Top, "program")
-	if err := node.WriteProgram(program, []byte(byShare)); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, node.WriteProgram(program, []byte(byShare)))
 	tune := strings.Join(c.First().Command("mps-tune"), " ")
 	line := "srun --comment='a b' -n4 " + filepath.Join(c.Top, "mpirun-wrap") + " " + program
 	var job lab.Job
@@ -197,44 +147,19 @@ func TestTuneUnderSlurm(t *testing.T) {
 	c.Quiet()
 }
 
-// noisy prints a rate that no share changes. Its logarithm is normal with a spread of 5 %, and it goes up and down by 3 %
-// within a minute.
-const noisy = `#!/bin/bash
-exec awk -v seed=$((RANDOM * 32768 + RANDOM)) -v now=$EPOCHREALTIME 'BEGIN {
-	srand(seed); normal = sqrt(-2 * log(1 - rand())) * cos(6.2831853 * rand())
-	printf "rate %.6f\n", 100 * (1 + 0.03 * sin(now / 10)) * exp(0.05 * normal)
-}'
-`
-
-// In trials of the same share twice, mps-tune names at most one winner in a hundred. TUNE_TRIALS=100 makes a hundred
-// trials; docs/measurements has the rates of such a run by an earlier version. The first share is the site's, and the
-// second has as many SMs.
-func TestTuneOfTheSameShare(t *testing.T) {
-	p := tuning(t)
-	p.Write(p.program(), noisy)
-	trials, won := 5, 0
-	if text := os.Getenv("TUNE_TRIALS"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
+// mps-tune prints in one sentence before any run why it cannot tune. TestCheck of package tune has all reasons.
+func TestTuneRefuses(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	job := p.Job(7, "")
+	p.Must(0, job, "prolog")
+	for want, args := range map[string][]string{
+		"cannot read flags: unknown flag: --bogus: see mps-tune --help":                  {"--bogus", "--", "true"},
+		"cannot tune: this job has no MPS: job 7 asks for MPS and has no GPU":            {"--", "true"},
+		`cannot read share "evn": want none, even, overlap:F, PCT% or a list like 3:1: `: {"--share", "evn,none", "--", "true"},
+	} {
+		if out, err := p.AsUser(7, p.Command("mps-tune", args...)).CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "mps-tune: "+want) {
+			t.Errorf("%q: %v: %s\nwant %s", args, err, out, want)
 		}
-		trials = n
 	}
-	for trial := range trials {
-		args := []string{"--json", "--share=even,overlap:1.01", "--rate", "rate ([0-9.]+)", "--"}
-		stdout, stderr, code := p.inJob(nil, "mps-tune", append(args, p.four("")...)...)
-		var r tuned
-		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != 0 || len(r.Rules) != 2 || len(r.Rules[0].Rates) != 5 {
-			t.Fatalf("trial %d: %v: %d, %s%s", trial, err, code, stdout, stderr)
-		}
-		if r.Proved {
-			won++
-		}
-		t.Logf(`{"proved":%v,"first":%v,"second":%v}`, r.Proved, r.Rules[0].Rates, r.Rules[1].Rates)
-	}
-	t.Logf("%d of %d trials name a winner", won, trials)
-	if won > max(1, trials/100) {
-		t.Errorf("%d of %d trials name a winner", won, trials)
-	}
-	p.Must(0, p.Job(7, "0"), "epilog")
+	p.Must(0, job, "epilog")
 }

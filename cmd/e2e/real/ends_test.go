@@ -183,7 +183,7 @@ var endsModules = []string{"torch", "cupy", "jax"}
 // probe finds out what this machine cannot do, as the job's user.
 func (e *ends) probe(t *testing.T) {
 	t.Helper()
-	user, err := lab.EnsureUser("hpc1", e2e.UID)
+	user, err := lab.EnsureUser(e2e.UserName, e2e.UID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -376,7 +376,7 @@ func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.user, err = lab.EnsureUser("hpc1", e2e.UID); err != nil {
+	if l.user, err = lab.EnsureUser(e2e.UserName, e2e.UID); err != nil {
 		t.Fatal(err)
 	}
 	dir := e2e.PublicDir(t)

@@ -51,7 +51,7 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	if p.sms, err = countSMs(); err != nil {
 		t.Fatal(err)
 	}
-	if p.user, err = lab.EnsureUser("hpc1", e2e.UID); err != nil {
+	if p.user, err = lab.EnsureUser(e2e.UserName, e2e.UID); err != nil {
 		t.Fatal(err)
 	}
 	var cancel context.CancelFunc

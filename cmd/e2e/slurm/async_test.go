@@ -90,9 +90,7 @@ func TestAsynchronousSteps(t *testing.T) {
 func (c *cluster) seen(job, clients int) {
 	c.T.Helper()
 	boot, err := proc.BootID()
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	store := lease.OpenReadOnly(c.First().Paths().Run(), boot)
 	ctx, cancel := context.WithTimeout(c.Ctx, 2*time.Minute)
 	defer cancel()
@@ -110,16 +108,12 @@ func (c *cluster) seen(job, clients int) {
 // asyncFolder is the beginning of a script: a folder with ./member and seq for fewer members.
 func (c *cluster) asyncFolder(name, member string) string {
 	bin := filepath.Join(c.Top, name)
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, os.Mkdir(bin, 0o755))
 	for name, text := range map[string]string{
 		"member": member, "mpirun-wrap": "#!/bin/sh\nexec " + filepath.Join(c.Top, "mpirun-wrap") + ` "$@"` + "\n",
 		"seq": fmt.Sprintf("#!/bin/sh\nexec /usr/bin/seq %d\n", asyncMembers),
 	} {
-		if err := node.WriteProgram(filepath.Join(bin, name), []byte(text)); err != nil {
-			c.T.Fatal(err)
-		}
+		e2e.OK(c.T, node.WriteProgram(filepath.Join(bin, name), []byte(text)))
 	}
 	return "cd $(mktemp -d); ln -s " + bin + "/member .; export PATH=" + bin + ":$PATH\n"
 }

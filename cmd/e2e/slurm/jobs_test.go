@@ -83,6 +83,15 @@ func TestRanksUnderSlurm(t *testing.T) {
 			}
 		})
 	}
+	t.Run("an array and a job side by side", func(t *testing.T) {
+		array := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1", "--array=0-2")
+		alone := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1")
+		c.Ended(array)
+		c.Ended(alone)
+		if got := e2e.SMCounts(t, c.Output(array)+c.Output(alone)); !slices.Equal(got, slices.Repeat(want, 2)) {
+			t.Errorf("SMs %v of eight ranks:\n%s%s", got, c.Output(array), c.Output(alone))
+		}
+	})
 	t.Run("the task prolog's placement without the wrapper", func(t *testing.T) {
 		id := c.Batch("srun -n4 "+c.Client()+" info", "-n4", "--gres=gpu:2")
 		c.Ended(id)
@@ -104,21 +113,6 @@ func TestAnAllocationWithoutAStep(t *testing.T) {
 			}
 			c.Quiet()
 		})
-	}
-}
-
-func TestAnArrayAndJobsSideBySide(t *testing.T) {
-	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
-	array := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1", "--array=0-3")
-	alone := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1")
-	c.Ended(array)
-	c.Ended(alone)
-	c.Quiet()
-	if got := e2e.SMCounts(t, c.Output(array)); len(got) != 8 {
-		t.Errorf("ranks of the array: %v\n%s", got, c.Output(array))
-	}
-	if got := e2e.SMCounts(t, c.Output(alone)); len(got) != 2 {
-		t.Errorf("ranks of the job: %v\n%s", got, c.Output(alone))
 	}
 }
 
@@ -189,26 +183,12 @@ func TestSlurmdKilledInMidJob(t *testing.T) {
 	id := c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")
 	c.Running(id)
 	before := c.First().Ticket(uint32(id)).Daemons[0].Proc
-	if err := c.KillNode("n1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.StartNode("n1"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, c.KillNode("n1"))
+	e2e.OK(t, c.StartNode("n1"))
 	if after := c.First().Ticket(uint32(id)).Daemons[0].Proc; after != before || !e2e.Alive(after) {
 		t.Errorf("the daemon was %v and is %v", before, after)
 	}
 	c.Ended(id)
-	c.Quiet()
-}
-
-func TestConstrainedDevices(t *testing.T) {
-	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
-	id := c.Batch("srun -n4 "+c.Wrap("info"), "-n4", "--gres=gpu:2")
-	c.Ended(id)
-	if got := e2e.SMCounts(t, c.Output(id)); len(got) != 4 {
-		t.Errorf("ranks %v\n%s", got, c.Output(id))
-	}
 	c.Quiet()
 }
 

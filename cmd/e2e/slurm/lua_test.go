@@ -24,23 +24,17 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 		t.Skip("this Slurm has no Lua")
 	}
 	e2e.NeedRoot(t)
-	user, err := lab.EnsureUser("hpc1", e2e.UID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	user, err := lab.EnsureUser(e2e.UserName, e2e.UID)
+	e2e.OK(t, err)
 	dir := e2e.PublicDir(t)
 	content, err := os.ReadFile(filepath.Join("../../../site/etc", script))
 	folder := filepath.Join(dir, "lab", "etc")
-	if err := errors.Join(err, os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, script), content, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, errors.Join(err, os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, script), content, 0o644)))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	c, err := lab.Start(ctx,
 		lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: 2, Features: "mps,a100,h200", Extra: []string{plugin + "=lua", "GresTypes=gpu,shard,mps"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -50,15 +44,11 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 	if out, err := exec.Command("../../../site/spank/build.sh", "/usr/include", spank).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if err := os.WriteFile(filepath.Join(folder, "plugstack.conf"), []byte("required "+spank+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.WriteFile(filepath.Join(folder, "plugstack.conf"), []byte("required "+spank+"\n"), 0o644))
 	return c, func(args ...string) lab.Result {
 		t.Helper()
 		result, err := c.Run(ctx, user, "sbatch", append([]string{"--parsable", "--hold", "--wrap", "true"}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, err)
 		return result
 	}
 }

@@ -42,9 +42,7 @@ var recipeForm = regexp.MustCompile("(?s)\\*\\*([^*]+)\\*\\*[^\n]*\n\n```sh\n(.*
 func TestTheRecipesOfTheUsers(t *testing.T) {
 	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	bin := filepath.Join(c.Top, "recipes")
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.Mkdir(bin, 0o755))
 	wrapper := filepath.Join(c.Top, "mpirun-wrap")
 	for name, script := range map[string]string{
 		"mpirun-wrap": "exec " + wrapper + ` "$@"`, "mpirun": `exec mpirun.openmpi "$@"`, "mpiexec": `exec mpiexec.hydra "$@"`,
@@ -52,9 +50,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 		"parallel": `jobs=$1; shift; line=; while [ "$1" != ::: ]; do line="$line $1"; shift; done; shift; printf '%s\n' "$@" | xargs -P${jobs#-j} -n1 $line`,
 		"torchrun": `shift; n=${1#*=}; shift; for i in $(/usr/bin/seq 0 $((n - 1))); do TORCHELASTIC_RUN_ID=1 LOCAL_RANK=$i LOCAL_WORLD_SIZE=$n "$@" & done; wait`,
 	} {
-		if err := node.WriteProgram(filepath.Join(bin, name), []byte("#!/bin/bash\n"+script+"\n")); err != nil {
-			t.Fatal(err)
-		}
+		e2e.OK(t, node.WriteProgram(filepath.Join(bin, name), []byte("#!/bin/bash\n"+script+"\n")))
 	}
 	// These are the user's programs, in a folder of the job.
 	setup := "cd $(mktemp -d); for p in app member solver analysis; do ln -s " + bin + "/app $p; done; mkdir cases; touch cases/a cases/b cases/c\n" +
@@ -92,9 +88,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 func (c *cluster) killsAMember(setup, section string) {
 	t := c.T
 	parallel, err := exec.LookPath("parallel")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	setup += "ln -sf " + parallel + " path/parallel; rm cases/* member; touch cases/c{01..12}\n" +
 		"printf '#!/bin/sh\\ncase $1 in *c03) kill -9 $$;; esac; sleep 0.3; echo ended $1\\n' >member; chmod +x member\n"
 	for tool, list := range map[string]string{"parallel -j8 ": `awk '$7 != 0 || $8 != 0 {print $NF, $8}' failed | sed 1d`, "ls cases | xargs -P8 ": "cat failed"} {

@@ -21,18 +21,12 @@ import (
 func (c *cluster) submits(script string, args ...string) int {
 	c.T.Helper()
 	home, err := c.Home(c.User)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	path := filepath.Join(home, "plain.sh")
 	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
-	if err := node.WriteProgram(path, []byte(text)); err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, node.WriteProgram(path, []byte(text)))
 	id, err := c.Submit(c.Ctx, c.User, append(append([]string{"-o", home + "/%A.%a.out"}, args...), path)...)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	return id
 }
 
@@ -90,9 +84,7 @@ func TestJobsWithoutMPSAreRecorded(t *testing.T) {
 		l, err = store.Read(uint32(id))
 		return err == nil && l.Guard.PID > 0
 	})
-	if err := l.Guard.Kill(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, l.Guard.Kill(unix.SIGKILL))
 	c.First().Gone(l.Guard)
 	if job := c.Ended(id); job.State != "COMPLETED" || !strings.Contains(c.Output(id), " done ") {
 		t.Errorf("%+v\n%s\n%s", job, c.Output(id), c.Log())

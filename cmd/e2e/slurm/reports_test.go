@@ -81,7 +81,7 @@ func TestReportsOfTwoNodes(t *testing.T) {
 			t.Errorf("report %q of uid %d: code %d, want %d and %s\n%s", args, user, got, code, want, out)
 		}
 	}
-	expect(e2e.UID, 1, shared+"/hpc1 has no copy of its report that is your own: it comes at the job's end; open ", job)
+	expect(e2e.UID, 1, shared+"/"+e2e.UserName+" has no copy of its report that is your own: it comes at the job's end; open ", job)
 	if out, err := shares(c.TestNodes["n1"]); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -92,10 +92,10 @@ func TestReportsOfTwoNodes(t *testing.T) {
 	all := `(?s)on 2 nodes: ended.*\n +n1 +1 .*\n +n2 +1 .*\n +all +2 `
 	expect(e2e.UID, 0, all, job)
 	expect(e2e.UID, 0, all, job+"_3")
-	expect(e2e.UID, 0, all, job, "--from", shared+"/hpc1")
+	expect(e2e.UID, 0, all, job, "--from", shared+"/"+e2e.UserName)
 	expect(e2e.UID, 0, `"array":"`+job+`_3".*"nodes":\[\{"job":`+job+`,"node":"n1".*"missing":\[\]`, job, "--json")
 	expect(e2e.UID+1, 1, "this node has no report of it", job)
-	expect(e2e.UID+1, 1, "permission denied", job, "--from", shared+"/hpc1")
+	expect(e2e.UID+1, 1, "permission denied", job, "--from", shared+"/"+e2e.UserName)
 	expect(e2e.UID, 1, "has no copy of its report that is your own", job+"_4")
 
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -113,9 +113,7 @@ func TestReportsOfTwoNodes(t *testing.T) {
 	var said strings.Builder
 	first.Stdout, first.Stderr = &said, &said
 	began := time.Now()
-	if err := first.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, first.Start())
 	c.First().Until("the first process with the lock", func() bool {
 		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", first.Process.Pid))
 		return slices.ContainsFunc(files, func(file string) bool {
@@ -133,7 +131,7 @@ func TestReportsOfTwoNodes(t *testing.T) {
 		}
 	}
 	_ = first.Wait()
-	want := "cannot share reports of hpc1: " + shared + "/%u does not answer within"
+	want := "cannot share reports of " + e2e.UserName + ": " + shared + "/%u does not answer within"
 	if !strings.Contains(said.String(), want) {
 		t.Errorf("no %q after %v: %s", want, time.Since(began), said.String())
 	}

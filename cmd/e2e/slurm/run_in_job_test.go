@@ -22,9 +22,7 @@ func needRelease(t *testing.T, minRelease string) {
 		return // newCluster skips or fails the test
 	}
 	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, err)
 	if release < minRelease {
 		t.Skipf("the test needs Slurm %s, and this is %s: SLURM_BUNDLE names another (make slurm-bundle)", minRelease, release)
 	}

@@ -66,18 +66,14 @@ func (s spanked) build(include string) {
 func (s spanked) plugstack(need string, arguments ...string) {
 	s.T.Helper()
 	line := strings.Join(append([]string{need, s.plugin}, arguments...), " ")
-	if err := os.WriteFile(filepath.Join(s.Dir(), "etc", "plugstack.conf"), []byte(line+"\n"), 0o644); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, os.WriteFile(filepath.Join(s.Dir(), "etc", "plugstack.conf"), []byte(line+"\n"), 0o644))
 }
 
 // run runs a command as the user.
 func (s spanked) run(name string, args ...string) lab.Result {
 	s.T.Helper()
 	result, err := s.Run(s.Ctx, s.User, name, args...)
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	return result
 }
 
@@ -85,9 +81,7 @@ func (s spanked) run(name string, args ...string) lab.Result {
 func (s spanked) script(lines ...string) string {
 	s.T.Helper()
 	path := filepath.Join(s.Top, fmt.Sprintf("script%d", len(glob(s.Top, "script*"))))
-	if err := node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")))
 	return path
 }
 
@@ -120,9 +114,7 @@ func granted(t *testing.T, output string) (lease.Ticket, []int) {
 func (s spanked) batched(args ...string) (lab.Job, string) {
 	s.T.Helper()
 	id, err := s.Submit(s.Ctx, s.User, append([]string{"-o", "%j.0.out"}, args...)...)
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	job := s.Ended(id)
 	if job.State != "COMPLETED" && job.State != "FAILED" { // a held job prints nothing either
 		s.T.Errorf("a job that did not run to its end: %+v", job)
@@ -187,9 +179,7 @@ func TestTheOptionMPS(t *testing.T) {
 		}
 		for i, id := range said[:2] {
 			n, err := strconv.Atoi(id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.OK(t, err)
 			said[i] = strconv.Itoa(s.Ended(n).Exit)
 		}
 		if !slices.Equal(said, []string{"125", "0", "125", "0"}) {
@@ -199,7 +189,8 @@ func TestTheOptionMPS(t *testing.T) {
 	s.Quiet()
 }
 
-// An option that cannot be passed on is refused by the command that gets it, and nothing is submitted.
+// An option that cannot be passed on is refused by the command that gets it, and nothing is submitted. One that is
+// passed on and that the policy cannot read drains no node: the ranks print the message.
 func TestAMistakeInTheOption(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
 	const form = "cannot use --mps=%s: %s: want NAME=VALUE, separated by commas\n"
@@ -218,19 +209,11 @@ func TestAMistakeInTheOption(t *testing.T) {
 	if jobs := s.run("scontrol", "show", "jobs"); !strings.Contains(jobs.Stdout, "No jobs") {
 		t.Errorf("there are jobs: %s", jobs.Stdout)
 	}
-}
-
-// A mistake in the value of the option drains no node: the ranks print the policy's message.
-func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
-	s := newSpanked(t, lab.Options{})
-	for _, options := range []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "keep_logs=sometimes", strings.Repeat("x", 512), "é=µ"} {
+	for _, options := range []string{"share=odd", long[:512], "é=µ"} {
 		_, err := policy.ParseOptions(options)
-		if err == nil {
-			t.Fatalf("%q can be read", options)
-		}
 		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
-		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
-			t.Errorf("--mps=%q: %+v: want 125 and %q", options, result, err)
+		if err == nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
+			t.Errorf("--mps=%q: %+v: want 125 and %v", options, result, err)
 		}
 	}
 	s.Quiet()
@@ -246,7 +229,6 @@ func TestPlugstackArguments(t *testing.T) {
 		{"zonk=%s%n", fmt.Sprintf(form, `"zonk=%s%n"`, "want auto_wrap=1, wrapper=/PATH or root=/PATH")},
 		{"auto_wrap=yes", fmt.Sprintf(form, `"auto_wrap=yes"`, "want auto_wrap=1 or auto_wrap=0")},
 		{"wrapper=bin/x", fmt.Sprintf(form, `"wrapper=bin/x"`, "want an absolute path")},
-		{"root=", fmt.Sprintf(form, `"root="`, "want an absolute path")},
 		{long, fmt.Sprintf(form, `"`+long[:64]+`"…`, "want an absolute path")},
 	}
 	if s.Release() < "23.11" {
@@ -270,12 +252,8 @@ func TestPlugstackArguments(t *testing.T) {
 	}
 	s.Quiet() // a slurmd that stops before it was told of a job's end is told again only minutes later
 	s.plugstack("required", cases[0].argument)
-	if err := s.StopNode("n1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.StartNode("n1"); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, s.StopNode("n1"))
+	e2e.OK(t, s.StartNode("n1"))
 	if log := e2e.Read(t, filepath.Join(s.Dir(), "log", "slurmd.n1.log")); !strings.Contains(log, cases[0].want) {
 		t.Errorf("slurmd's log does not have %q", cases[0].want)
 	}
@@ -287,9 +265,7 @@ var versionNumber = regexp.MustCompile(`(define SLURM_VERSION_NUMBER )0x([0-9a-f
 func (s spanked) otherHeaders(change int64) string {
 	s.T.Helper()
 	dir := s.T.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "slurm"), os.DirFS(filepath.Join(slurmHeaders(), "slurm"))); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, os.CopyFS(filepath.Join(dir, "slurm"), os.DirFS(filepath.Join(slurmHeaders(), "slurm"))))
 	path := filepath.Join(dir, "slurm", "slurm_version.h")
 	text := e2e.Read(s.T, path)
 	number := versionNumber.FindStringSubmatch(text)
@@ -297,13 +273,9 @@ func (s spanked) otherHeaders(change int64) string {
 		s.T.Fatalf("%s has no version", path)
 	}
 	version, err := strconv.ParseInt(number[2], 16, 64)
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, err)
 	text = versionNumber.ReplaceAllString(text, fmt.Sprintf("${1}0x%06x", version+change))
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		s.T.Fatal(err)
-	}
+	e2e.OK(s.T, os.WriteFile(path, []byte(text), 0o644))
 	return dir
 }
 
@@ -340,9 +312,7 @@ func TestAutoWrap(t *testing.T) {
 	wrapper := filepath.Join(s.Top, "mpirun-wrap")
 	s.plugstack("optional", "auto_wrap=1", "wrapper="+wrapper, "root="+s.First().Root)
 	programs := filepath.Join(s.Top, "programs")
-	if err := os.WriteFile(programs, []byte("0 "+s.Client()+" info\n1 "+s.Client()+" info\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	e2e.OK(t, os.WriteFile(programs, []byte("0 "+s.Client()+" info\n1 "+s.Client()+" info\n"), 0o644))
 	const report = "# rank "
 	for _, started := range []struct {
 		name, line string

@@ -96,13 +96,9 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 	if err == nil {
 		err = os.Chmod(dir, 0o755)
 	}
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	home, err := c.Home(c.User)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	list := func(texts ...string) string {
 		return strings.Join(append(texts, ""), "\x00")
 	}
@@ -115,9 +111,7 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 		"slurm.conf":     conf + "\nPlugStackConfig=" + dir + "/plugstack.conf\n",
 		"plugstack.conf": fmt.Sprintf(plugstack, dir),
 	} {
-		if err := node.WriteProgram(filepath.Join(dir, name), []byte(text)); err != nil {
-			c.T.Fatal(err)
-		}
+		e2e.OK(c.T, node.WriteProgram(filepath.Join(dir, name), []byte(text)))
 	}
 	gcc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-I"+slurmHeaders(), "-o", dir+"/raw.so", dir+"/raw.c")
 	out, err := gcc.CombinedOutput()
@@ -125,9 +119,7 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 		c.T.Fatalf("%v\n%s", err, out)
 	}
 	srun, err := c.Command(c.Ctx, c.User, "srun", "true")
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	e2e.OK(c.T, err)
 	srun.Env = append(srun.Env, "SLURM_CONF="+dir+"/slurm.conf")
 	out, err = srun.CombinedOutput()
 	answer := string(out)

@@ -62,79 +62,42 @@ type jobRun struct {
 	*soakNode
 	plannedJob
 	ctx     context.Context
-	again   bool             // the job is started again
 	array   int              // the number that sbatch printed
 	id      int              // of the job, or of the first task of an array that computes
 	ids     []int            // the numbers of all its jobs
 	clients map[int]bool     // pids that were clients of a daemon of the job
 	running [][]proc.Process // programs that compute when the fault is done, by step
 	beside  []proc.Process   // programs among them that the fault must not harm
-	judges  bool             // the neighbours are being judged, so no attack hides clients from their guard
-	late    bool             // the process that the fault is for had ended
 	faulty  int              // how many failures were found
 	ended   map[int]lab.Job  // each job as Slurm reports it at the end
 }
 
-// try runs one job of the plan. It runs the job again if Slurm has aborted a step of it with a message for another
-// job.
+// try runs one job of the plan.
 func (n *soakNode) try(j plannedJob) {
-	if n.runOnce(j, false) {
-		n.runOnce(j, true)
-	}
-}
-
-func (n *soakNode) runOnce(j plannedJob, again bool) (mistaken bool) {
-	began := time.Now()
 	ctx, cancel := context.WithTimeout(n.Ctx, jobLimit)
 	defer cancel()
-	v := &jobRun{soakNode: n, plannedJob: j, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
-	var err error
-	if v.fault.name == "a policy that breaks and heals" {
-		err = v.breakPolicy()
-		defer func() {
-			if err := v.mendPolicy(); err != nil {
-				v.T.Error(err)
-			}
-		}()
+	v := &jobRun{soakNode: n, plannedJob: j, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
+	err := v.submit()
+	for _, next := range []func() error{v.waitAndInject, v.finish, v.over} {
+		if err == nil {
+			err = next()
+		}
 	}
-	if err == nil {
-		err = v.submit()
-	}
-	if err == nil {
-		err = v.waitAndInject()
-	}
-	if err == nil {
-		err = v.finish()
-	}
-	v.release()
-	if err == nil {
-		err = v.over()
-	}
-	if !again && v.abortedByMistake(err) {
-		v.abandon()
-		v.tidy()
-		n.mutex.Lock()
-		defer n.mutex.Unlock()
-		n.restarted++
-		fmt.Fprintf(n.raw, "%.1f\t%s\t%v\tstarted again: Slurm aborted one of its steps\n", time.Since(n.began).Seconds(), n.name, j)
-		return true
-	}
+	mistaken := v.abortedByMistake(err)
 	if err != nil {
-		v.wrong(wrongEnd, err.Error())
 		v.abandon()
 	}
-	v.judge(err == nil)
+	if err != nil && !mistaken {
+		v.wrong(wrongEnd, err.Error())
+	}
+	v.judge(err == nil && !mistaken)
 	n.mutex.Lock()
-	fmt.Fprintf(n.raw, "%.1f\t%s\t%v\t%v\t%s\t%d beside, late %v, wrong %d\n", time.Since(n.began).Seconds(), n.name, j, time.Since(began).Round(time.Millisecond),
-		v.states(), len(v.beside), v.late, v.faulty)
-	if v.late {
-		n.late++
+	if mistaken {
+		n.mistaken++
 	}
 	n.done[j.fault.name]++
-	n.given += j.jobs()
 	n.mutex.Unlock()
 	v.tidy()
-	return false
 }
 
 // aborted is what srun prints when Slurm tells it that its job has ended.
@@ -154,14 +117,8 @@ func (v *jobRun) abortedByMistake(err error) bool {
 	return err == nil && v.fault.judged == completes && strings.Contains(v.printed(), aborted)
 }
 
-// title is the job's name for Slurm. A job that is started again has another name, because Slurm still lists the
-// first one.
-func (v *jobRun) title() string {
-	if v.again {
-		return fmt.Sprintf("soak%d-again", v.number)
-	}
-	return fmt.Sprintf("soak%d", v.number)
-}
+// title is the job's name for Slurm.
+func (v *jobRun) title() string { return fmt.Sprintf("soak%d", v.number) }
 
 func (v *jobRun) submit() error {
 	script := filepath.Join(v.folder, v.title()+".sh")
@@ -170,12 +127,12 @@ func (v *jobRun) submit() error {
 	if err := node.WriteProgram(script, []byte(text)); err != nil {
 		return err
 	}
-	args := []string{"--constraint=mps", "-J", v.title(), "-w", v.name, fmt.Sprintf("-n%d", v.ranks()), fmt.Sprintf("--gres=gpu:%d", v.gpus),
+	args := []string{"--constraint=mps", "-J", v.title(), "-w", v.name, fmt.Sprintf("-n%d", v.ranks()), v.gres(),
 		"--requeue", "--open-mode=append", "-o", filepath.Join(v.folder, v.title()+".out")}
 	if v.tasks > 0 {
 		args = append(args, fmt.Sprintf("--array=1-%d", v.tasks))
 	}
-	if v.fault.name == "reboot" && v.ending == "cancelled" {
+	if v.fault.reboot && v.stays {
 		args = append(args, "--no-requeue")
 	}
 	id, err := v.Submit(v.ctx, v.User, append(args, script)...)
@@ -187,31 +144,10 @@ func (v *jobRun) submit() error {
 func (v *jobRun) until(what string, is func() bool) error {
 	for !is() {
 		if !wait.Sleep(v.ctx, 40*time.Millisecond) {
-			return fmt.Errorf("%s: the wait took too long; Slurm has %s\n%s", what, v.states(), v.processes())
+			return fmt.Errorf("%s: the wait took too long; Slurm has %s", what, v.states())
 		}
 	}
 	return nil
-}
-
-// processes describes the processes of the jobs that still run: what the kernel says of each, and where it waits.
-func (v *jobRun) processes() string {
-	var text strings.Builder
-	folders, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range folders {
-		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
-		if !slices.ContainsFunc(v.ids, func(id int) bool {
-			return strings.Contains(string(environ), fmt.Sprintf("SLURM_JOB_ID=%d\x00", id))
-		}) {
-			continue
-		}
-		for _, name := range []string{"stat", "cmdline", "wchan", "syscall"} {
-			said, _ := os.ReadFile(filepath.Join(dir, name))
-			fmt.Fprintf(&text, "%s ", strings.TrimSpace(strings.ReplaceAll(string(said), "\x00", " ")))
-		}
-		status, _ := os.ReadFile(filepath.Join(dir, "status"))
-		fmt.Fprintln(&text, regexp.MustCompile(`TracerPid:\s+\d+`).FindString(string(status)))
-	}
-	return text.String()
 }
 
 // states describes the jobs and their node as Slurm reports them. If slurmd is gone, states adds that.

@@ -3,14 +3,13 @@
 package soak_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"golang.org/x/sys/unix"
 )
 
 // plannedJob is one job of the plan, with its fault. It depends only on the seed and on the job's number, so each job
@@ -18,11 +17,12 @@ import (
 type plannedJob struct {
 	number int
 	gpus   int
-	tasks  int // of an array; 0 if the job is no array
+	shard  bool // the job has a shard of one GPU
+	tasks  int  // of an array; 0 if the job is no array
 	steps  []step
 	fault  fault
 	after  time.Duration // from the moment when the fault is possible until the fault
-	ending string        // how the fault ends, if it can end in several ways
+	stays  bool          // a process that the fault stops stays stopped
 }
 
 // step is one launch of ranks. The steps of a job run side by side.
@@ -33,86 +33,84 @@ type step struct {
 	seconds  float64 // of computing; 0 if the soak ends the ranks
 }
 
-// moment is when a fault is possible.
-type moment string
-
-const (
-	computing moment = "at work"   // every rank computes
-	rightAway moment = "at once"   // the job is submitted
-	inProlog  moment = "in prolog" // the job's prolog has begun
-	inEpilog  moment = "in epilog"
-)
-
 // What is checked after a fault.
 const (
 	completes  = "completes"  // the job completes, and every rank does all its work
 	othersLive = "neighbours" // the programs beside the first step, or beside its first rank, continue
-	drains     = "drains"     // Slurm drains the node, and an admin resumes it
 )
 
-// fault is what happens to a job.
+// fault is what happens to a job when every rank computes.
 type fault struct {
 	name   string
 	weight int
-	when   moment
+	do     func(*jobRun) error
 	judged string
-	alone  bool // the job is alone on its node, because the fault may take the node down or drain it
+	early  bool // the fault happens when the job has been submitted
+	alone  bool // the job is alone on its node, because the fault may take the node down
 	array  bool
 	long   bool // the fault ends the job or restarts it; otherwise the soak ends the ranks after the fault
-	slow   bool // the fault takes half a minute
+	ofStep bool // the fault ends the first step
+	reboot bool
 }
 
 var faults = []fault{
-	{name: "none", weight: 20, when: rightAway, judged: completes},
-	{name: "none, an array", weight: 5, when: rightAway, judged: completes, array: true},
-	{name: "scancel of the job", weight: 5, when: computing, long: true},
-	{name: "scancel of the job at once", weight: 4, when: rightAway, long: true},
-	{name: "scancel --signal=KILL of the job", weight: 3, when: computing, long: true},
-	{name: "scancel --full --signal=TERM of the job", weight: 3, when: computing, long: true},
-	{name: "scancel --batch --signal=TERM of the job", weight: 3, when: computing, long: true},
-	{name: "scancel --signal=TERM of a step", weight: 5, when: computing, judged: othersLive},
-	{name: "scancel of a step", weight: 3, when: computing, judged: othersLive},
-	{name: "scancel of an array", weight: 2, when: computing, long: true, array: true},
-	{name: "scancel of a task of an array", weight: 2, when: computing, array: true},
-	{name: "time limit", weight: 2, when: computing, long: true, slow: true},
-	{name: "kill -9 of a rank", weight: 9, when: computing, judged: othersLive},
-	{name: "kill -9 of a daemon", weight: 4, when: computing},
-	{name: "kill -9 of a server", weight: 4, when: computing},
-	{name: "SIGSTOP of a rank", weight: 5, when: computing, long: true},
-	{name: "SIGSTOP of a daemon", weight: 2, when: computing, long: true},
-	{name: "SIGSTOP of a server", weight: 2, when: computing, long: true},
-	{name: "requeue", weight: 3, when: computing, long: true, slow: true},
-	{name: "suspend and resume", weight: 3, when: computing, judged: completes},
-	{name: "suspend and scancel", weight: 2, when: computing, long: true},
-	{name: "kill -9 of the prolog", weight: 3, when: inProlog, judged: drains, alone: true},
-	{name: "kill -9 of the epilog", weight: 3, when: inEpilog, judged: drains, alone: true},
-	{name: "SIGSTOP of the prolog", weight: 2, when: inProlog, alone: true, judged: completes},
-	{name: "SIGSTOP of the epilog", weight: 2, when: inEpilog, alone: true, judged: completes},
-	{name: "kill -9 of slurmd", weight: 2, when: computing, alone: true, judged: completes},
-	{name: "kill -9 of slurmd in the epilog", weight: 2, when: inEpilog, alone: true, slow: true},
-	{name: "SIGSTOP of slurmd", weight: 2, when: computing, alone: true, judged: completes},
-	{name: "kill -9 of the guard", weight: 3, when: computing},
-	{name: "SIGSTOP of the guard", weight: 3, when: computing, long: true},
-	{name: "a second guard", weight: 2, when: computing, judged: othersLive},
-	{name: "a policy that breaks and heals", weight: 3, when: computing, alone: true, judged: completes},
-	{name: "reboot", weight: 4, when: computing, alone: true, long: true},
-	{name: midExec, weight: 3, when: computing, alone: true, judged: completes},
-	{name: noClose, weight: 3, when: computing, alone: true, judged: completes},
-	{name: stalled, weight: 3, when: computing, alone: true, judged: completes},
-	{name: manyOpen, weight: 3, when: computing, judged: completes},
+	{name: "none", weight: 20, do: nothing, early: true, judged: completes},
+	{name: "none, an array", weight: 5, do: nothing, early: true, judged: completes, array: true},
+	{name: "scancel of the job", weight: 5, do: cancelled(), long: true},
+	{name: "scancel of the job at once", weight: 4, do: cancelled(), early: true, long: true},
+	{name: "scancel --signal=KILL of the job", weight: 3, do: cancelled("--signal=KILL"), long: true},
+	{name: "scancel --full --signal=TERM of the job", weight: 3, do: asked("--full", "--signal=TERM"), long: true},
+	{name: "scancel --batch --signal=TERM of the job", weight: 3, do: asked("--batch", "--signal=TERM"), long: true},
+	{name: "scancel --signal=TERM of a step", weight: 5, do: stepEnded("--signal=TERM"), judged: othersLive, ofStep: true},
+	{name: "scancel of a step", weight: 3, do: stepEnded(), judged: othersLive, ofStep: true},
+	{name: "scancel of an array", weight: 2, do: (*jobRun).arrayCancelled, long: true, array: true},
+	{name: "scancel of a task of an array", weight: 2, do: cancelled(), array: true},
+	{name: "time limit", weight: 2, do: func(v *jobRun) error { return v.scontrol("update", "JobId="+v.job(), "EndTime=now+3") }, long: true},
+	{name: "kill -9 of a rank", weight: 9, do: killed((*jobRun).victim), judged: othersLive},
+	{name: "kill -9 of a daemon", weight: 4, do: killed((*jobRun).daemon)},
+	{name: "kill -9 of a server", weight: 4, do: killed((*jobRun).server)},
+	{name: "kill -9 of the guard", weight: 3, do: killed((*jobRun).guard)},
+	{name: "SIGSTOP of a rank", weight: 5, do: stopped((*jobRun).victim), long: true},
+	{name: "SIGSTOP of a daemon", weight: 2, do: stopped((*jobRun).daemon), long: true},
+	{name: "SIGSTOP of a server", weight: 2, do: stopped((*jobRun).server), long: true},
+	{name: "SIGSTOP of the guard", weight: 3, do: stopped((*jobRun).guard), long: true},
+	{name: "requeue", weight: 3, do: func(v *jobRun) error { return v.scontrol("requeue", v.job()) }, long: true},
+	{name: "suspend and resume", weight: 3, do: func(v *jobRun) error {
+		return v.suspended(func() error { return v.scontrol("resume", v.job()) })
+	}, judged: completes},
+	{name: "suspend and scancel", weight: 2, do: func(v *jobRun) error {
+		return v.suspended(func() error { return v.scancel(v.job()) })
+	}, long: true},
+	{name: "kill -9 of slurmd", weight: 2, do: func(v *jobRun) error {
+		return errors.Join(v.KillNode(v.name), v.StartNode(v.name))
+	}, alone: true, judged: completes},
+	{name: "SIGSTOP of slurmd", weight: 2, do: func(v *jobRun) error {
+		slurmd, err := v.NodeProc(v.name)
+		return errors.Join(err, v.stop(slurmd), send(slurmd, unix.SIGCONT))
+	}, alone: true, judged: completes},
+	{name: "reboot", weight: 4, do: (*jobRun).rebooted, alone: true, long: true, reboot: true},
 }
 
 // planned returns the job with this number in the plan of a seed.
 func planned(seed uint64, number int) plannedJob {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
-	j := plannedJob{number: number, gpus: oneOf(r, 1, 1, 1, 2, 2, 3, 4), fault: drawn(r), after: time.Duration(r.IntN(400)) * time.Millisecond}
-	j.ending = oneOf(r, "continued", "cancelled")
+	j := plannedJob{number: number, gpus: oneOf(r, 1, 1, 1, 2, 2, 3, 4), fault: drawn(r), stays: r.IntN(2) == 0}
+	j.after = time.Duration(r.IntN(400)) * time.Millisecond
 	if j.fault.array {
-		j.tasks = 2 + r.IntN(3)
-		j.gpus = oneOf(r, 1, 1, 2)
+		j.tasks, j.gpus = 2+r.IntN(3), oneOf(r, 1, 1, 2)
+	} else if !j.fault.alone && r.IntN(8) == 0 {
+		j.shard, j.gpus = true, 1
 	}
 	j.steps = steps(r, j.fault)
 	return j
+}
+
+// gres is what the job and each of its steps ask for.
+func (j plannedJob) gres() string {
+	if j.shard {
+		return "--gres=shard:1"
+	}
+	return fmt.Sprintf("--gres=gpu:%d", j.gpus)
 }
 
 func oneOf[V any](r *rand.Rand, values ...V) V { return values[r.IntN(len(values))] }
@@ -143,16 +141,16 @@ func steps(r *rand.Rand, f fault) []step {
 		if count == 1 && r.IntN(8) == 0 {
 			s.launcher = "hydra" // hydra must be the only step of its job
 		}
-		if strings.HasSuffix(f.name, "of a step") && n == 0 {
+		if f.ofStep && n == 0 {
 			s.launcher = "srun" // Slurm has no step for the ranks of mpirun
 		}
-		if f.name == "reboot" {
+		if f.reboot {
 			// If an srun ends with its node, Slurm still tells its port that the job has ended. Here all nodes have
 			// one address, so another srun may have the port by then. That srun aborts its step, although the step is
 			// of another job (seen on 22.05).
 			s.launcher = "mpirun"
 		}
-		if f.when == computing || f.long {
+		if !f.early || f.long {
 			s.seconds = 0
 		}
 		all = append(all, s)
@@ -169,7 +167,7 @@ func ranks(r *rand.Rand, steps int) int {
 }
 
 func (j plannedJob) String() string {
-	what := fmt.Sprintf("job %d: %d GPUs", j.number, j.gpus)
+	what := fmt.Sprintf("job %d: %s", j.number, j.gres())
 	if j.tasks > 0 {
 		what += fmt.Sprintf(", %d tasks", j.tasks)
 	}
@@ -186,9 +184,6 @@ func (j plannedJob) ranks() (all int) {
 	}
 	return all
 }
-
-// jobs is the number of jobs that Slurm counts: one, or the tasks of an array.
-func (j plannedJob) jobs() int { return max(1, j.tasks) }
 
 // script is the batch script of the job. Each step prints into its own file in the folder. A job that was requeued
 // has little work.
@@ -221,29 +216,6 @@ func (s step) launch(j plannedJob, wrapper string) string {
 	case "hydra":
 		return fmt.Sprintf("mpiexec.hydra -n %d %s", s.ranks, wrapper)
 	}
-	return fmt.Sprintf(`srun --overlap --mpi=none --gres=gpu:%d -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`,
-		j.gpus, s.ranks, wrapper)
-}
-
-// A seed always gives the same jobs. In 1,000 jobs every fault occurs, and no job has more ranks than a GPU takes.
-func TestTheJobsOfASeed(t *testing.T) {
-	seen := map[string]int{}
-	for n := range 1000 {
-		j := planned(1, n)
-		if !reflect.DeepEqual(j, planned(1, n)) {
-			t.Fatalf("job %d differs when it is planned again", n)
-		}
-		if j.ranks() < 1 || j.ranks() > 48 || j.gpus < 1 || j.gpus > len(e2e.GPUsOfANode) {
-			t.Errorf("%v", j)
-		}
-		seen[j.fault.name]++
-	}
-	for _, f := range faults {
-		if seen[f.name] == 0 {
-			t.Errorf("no job has the fault %q", f.name)
-		}
-	}
-	if reflect.DeepEqual(planned(1, 0), planned(2, 0)) {
-		t.Error("two seeds give the same first job")
-	}
+	return fmt.Sprintf(`srun --overlap --mpi=none %s -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`,
+		j.gres(), s.ranks, wrapper)
 }

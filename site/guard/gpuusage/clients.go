@@ -23,7 +23,7 @@ type client struct {
 	peaks       map[int]int // MiB by GPU
 	faulted     bool
 	stayed      bool // it still lived when the job ended
-	outside     bool // as in usage.Client
+	outside     bool // its environment is known and names none of the daemons
 }
 
 func (c *client) lives() bool { return c.End.IsZero() }
@@ -274,7 +274,8 @@ func (cs *clients) rows(job uint32, gpus []lease.TicketDevice, ceiling policy.Pe
 // row returns a client's row for a GPU, without its limits.
 func (c *client) row(gpu int) usage.Client {
 	return usage.Client{
-		PID: c.Proc.PID, GPU: gpu, Rank: c.environment.Rank, Step: c.environment.Step, Program: c.program, Outside: c.outside,
+		PID: c.Proc.PID, GPU: gpu, Rank: c.environment.Rank, Step: c.environment.Step, Program: c.program,
+		Outside: c.outside && c.bad(), // of others, the guard knows by their pipes
 		PeakMiB: c.peaks[gpu], Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
 	}
 }

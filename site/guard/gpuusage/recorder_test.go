@@ -52,7 +52,8 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 }
 
-// A client whose environment names none of the job's daemons is outside of MPS. Of an unknown one, that is not known.
+// A client that ended badly and whose environment names none of the job's daemons was outside of MPS. Of an unknown one,
+// that is not known, and one that lives or ended well may have its own copy of the variable.
 func TestClientsOutside(t *testing.T) {
 	for want, environments := range map[bool][]clientenv.Environment{
 		false: {{Pipes: "/a"}, {Pipes: "/b"}, {Unknown: "the process has ended"}}, true: {{}, {Pipes: "/c"}},
@@ -61,9 +62,15 @@ func TestClientsOutside(t *testing.T) {
 			all := clients{
 				read: func(int) clientenv.Environment { return e }, daemons: []lease.Daemon{{PipeDir: "/a"}, {PipeDir: "/b"}},
 			}
-			all.tell(event(1))
-			if rows := all.rows(anyJob, []lease.TicketDevice{{}}, 0); len(rows) != 1 || rows[0].Outside != want {
-				t.Errorf("%+v: %+v, want outside %v", e, rows, want)
+			for exit, accused := range map[string]bool{"": false, usage.InOrder: false, "status 1": want} {
+				ev := event(1)
+				if ev.Exit = exit; exit != "" {
+					ev.End = ev.Begin.Add(time.Second)
+				}
+				all.tell(ev)
+				if rows := all.rows(anyJob, []lease.TicketDevice{{}}, 0); len(rows) != 1 || rows[0].Outside != accused {
+					t.Errorf("%+v: %+v, want outside %v", e, rows, accused)
+				}
 			}
 		}
 	}

@@ -243,7 +243,7 @@ func guardJob(
 	context.AfterFunc(asked, g.Stop)
 	fmt.Fprintln(p.Out, guard.Ready)
 	detach()
-	log.Info().Str("step", "guards").Dur("hold", o.Hold).Dur("pause", o.Pause).Int("gpus", len(o.Minors)).Send()
+	log.Info().Str("step", "guards").Dur("hold", time.Duration(o.Hold)).Dur("pause", time.Duration(o.Pause)).Int("gpus", len(o.Minors)).Send()
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil
@@ -252,9 +252,8 @@ func guardJob(
 // options are what the guard of a job gets.
 func options(r *record, l lease.Lease, line line) guard.Options {
 	o := guard.Options{
-		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients,
-		Devices: line.paths.Devices(),
-		Taker:   []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
+		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, GuardSettings: l.GuardSettings, Devices: line.paths.Devices(),
+		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(r.log, l) },
 		Gauge: line.gpuUsage(), Raised: true, Record: r,
 	}

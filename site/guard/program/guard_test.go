@@ -128,16 +128,17 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 
 // The guard gets all that the lease has for it. Only a guard without root gives its warnings another place.
 func TestWhatAGuardGets(t *testing.T) {
+	settings := lease.GuardSettings{Hold: lease.Duration(3 * time.Second), Pause: lease.Duration(4 * time.Second), Clients: 5}
 	l := lease.Lease{
-		Job:  lease.Job{ID: 7, UID: 2001, GID: 2002},
-		GPUs: []lease.LeasedGPU{{UUID: "GPU-6", Minor: 6}}, Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},
+		Job:      lease.Job{ID: 7, UID: 2001, GID: 2002},
+		Settings: lease.Settings{GuardSettings: settings},
+		GPUs:     []lease.LeasedGPU{{UUID: "GPU-6", Minor: 6}}, Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},
 	}
-	l.Hold, l.Pause, l.Clients = lease.Duration(3*time.Second), lease.Duration(4*time.Second), 5
 	o := options(&record{}, l, line{job: 7, interval: time.Second, paths: site.Paths{Root: "/r"}})
 	if unset := testproc.Unset(o); len(unset) != 1 || unset[0] != "Warnings" {
 		t.Fatalf("not set: %q", unset)
 	}
-	if time.Duration(o.Hold) != 3*time.Second || time.Duration(o.Pause) != 4*time.Second || o.Clients != 5 || o.UID != 2001 || o.GID != 2002 || o.Minors[0] != 6 ||
+	if o.GuardSettings != settings || o.UID != 2001 || o.GID != 2002 || o.Minors[0] != 6 ||
 		o.Pipes[0] != "/p" || o.Logs[0] != "/l" || !strings.HasSuffix(strings.Join(o.Gauge, " "), "--gpu GPU-6") {
 		t.Errorf("%+v", o)
 	}

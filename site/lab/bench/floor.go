@@ -56,27 +56,27 @@ func newFloor(s testnode.Node, dir string, of set) (floor, error) {
 	return f, nvml.Close()
 }
 
-// measure returns the milliseconds of the start and of the quit. Between them, it calls use if that is not nil.
-func (f floor) measure(ctx context.Context, use func() error) (start, quit float64, err error) {
+// measure returns the milliseconds of the start, of the kill of some clients, and of the quit.
+func (f floor) measure(ctx context.Context, begin func() (clients, error)) (start, kill, quit float64, err error) {
 	if start, err = f.inItsOwnProcess(ctx); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	all := func(command string) error {
 		return each(f.Daemons, func(n int) error { _, err := f.ask(ctx, f.daemonDir(n), command); return err })
 	}
 	for _, command := range []string{fmt.Sprintf("start_server -uid %d", uid), "get_server_list"} {
 		if err := all(command); err != nil {
-			return 0, 0, err
+			return 0, 0, 0, err
 		}
 	}
-	if use != nil {
-		if err := use(); err != nil {
-			return 0, 0, errors.Join(err, all("quit"))
-		}
+	running, err := begin()
+	if err != nil {
+		return 0, 0, 0, errors.Join(err, all("quit"))
 	}
+	kill = running.kill()
 	began := time.Now()
 	err = all("quit")
-	return start, since(began), err
+	return start, kill, since(began), err
 }
 
 func (f floor) inItsOwnProcess(ctx context.Context) (ms float64, err error) {

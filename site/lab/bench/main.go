@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command bench measures the prolog and the epilog as whole processes, and compares them with their floor on the same
-// machine, in turns. The floor is the time of NVML and of the control program.
+// machine, in turns. The floor is the time of NVML and of the control program. Some jobs have clients, which are killed
+// directly before the epilog, as Slurm kills the processes of a cancelled job.
 //
 // The command prints medians and writes every time as JSON. On a machine with a GPU it measures the GPU and leaves
-// the compute modes unchanged. Otherwise it measures the simulation.
+// the compute modes unchanged. Otherwise it measures the simulation, in which a file of a client closes in no time.
 package main
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -17,7 +19,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -33,22 +34,20 @@ const uid, gid = 2001, 2001
 
 // set is one line of the table: a shape of node and job.
 type set struct {
-	GPUs   int    `json:"gpus"`
-	Leases int    `json:"leases"` // leases on the node, with the job's own
-	Scope  string `json:"scope"`
+	GPUs    int    `json:"gpus"`
+	Leases  int    `json:"leases"` // leases on the node, with the job's own
+	Clients int    `json:"clients"`
+	Scope   string `json:"scope"`
 
-	// The values are milliseconds, one for each trial. Type floor describes Floor and Quit.
-	Floor  []float64 `json:"floor_ms"`
-	Prolog []float64 `json:"prolog_ms"`
-	Quit   []float64 `json:"quit_ms"`
-	Epilog []float64 `json:"epilog_ms"`
-
-	// Steps are the prolog's steps, as its log has them. They show which step is slower on another machine.
-	Steps map[string][]float64 `json:"steps_ms"`
-
-	// Outside is the time of the prolog that neither the control program nor NVML takes: the prolog without its steps
-	// gpus, daemon and answer. The modes are set beside the daemon's start.
-	Outside []float64 `json:"outside_ms"`
+	// The values are milliseconds, one for each trial. Type floor describes Floor and Quit. The kills are the time from
+	// the kill of the clients to their ends. With a guard, a client ends at once, and the guard closes its files. So a
+	// comparison needs the sum with Quit or Epilog.
+	Floor    []float64 `json:"floor_ms"`
+	Prolog   []float64 `json:"prolog_ms"`
+	BareKill []float64 `json:"bare_kill_ms"`
+	Quit     []float64 `json:"quit_ms"`
+	Kill     []float64 `json:"kill_ms"`
+	Epilog   []float64 `json:"epilog_ms"`
 }
 
 // heldOf names the variable that a bench below a holder has.
@@ -75,12 +74,8 @@ func main() {
 	}
 	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
-	pairs := flag.Int("pairs", 1000, "pairs of hooks of -only tail, alone and as many beside load")
+	pairs := flag.Int("pairs", 0, "measure the slowest of so many pairs of hooks, alone and beside load; -json gets a line for each pair")
 	simulated := flag.Bool("simulated", false, "measure the simulation, also on a machine with a GPU")
-	only := flag.String("only", "acts", "acts: prolog and epilog; "+
-		"ends: the epilog of a job whose eight clients were killed; closes: the same with none, three and eight; "+
-		"idle: context switches of an idle guard; "+
-		"tail: the slowest of many hooks, with a line of -json for each pair (bench tails FILE... adds up such files)")
 	flag.Parse()
 	switch flag.Arg(0) {
 	case "floor":
@@ -88,10 +83,8 @@ func main() {
 		return
 	case "load":
 		loadMain()
-	case "tails":
-		exit(addUp(os.Stdout, flag.Args()[1:]))
 	}
-	exit(run(*trials, *pairs, *out, *only, testnode.RealGPUs() > 0 && !*simulated))
+	exit(run(*trials, *pairs, *out, testnode.RealGPUs() > 0 && !*simulated))
 }
 
 func exit(err error) {
@@ -104,47 +97,24 @@ func exit(err error) {
 
 // result is the content of the JSON file.
 type result struct {
-	Date   string  `json:"date"`
-	Real   bool    `json:"real"`
-	CPUs   int     `json:"cpus"`
-	Trials int     `json:"trials"`
-	Sets   []set   `json:"sets,omitempty"`
-	Ends   []ended `json:"ends,omitempty"`
-	Idle   idling  `json:"idle,omitempty"`
+	Date   string `json:"date"`
+	Real   bool   `json:"real"`
+	CPUs   int    `json:"cpus"`
+	Trials int    `json:"trials"`
+	Sets   []set  `json:"sets"`
 }
 
-func run(trials, pairs int, out, only string, real bool) error {
+func run(trials, pairs int, out string, real bool) error {
 	built, err := testnode.Built()
 	if err != nil {
 		return err
 	}
-	r := result{Date: time.Now().Format(time.DateOnly), Real: real, CPUs: runtime.NumCPU(), Trials: trials}
-	switch only {
-	case "tail":
-		return tails(built, r.Real, pairs, out)
-	case "closes", "ends":
-		clients := []int{endClients}
-		if only == "closes" {
-			clients = []int{0, 3, endClients}
-		}
-		if r.Ends, err = ends(built, r.Real, trials, clients...); err != nil {
-			return err
-		}
-		printEnds(r.Ends)
-	case "idle":
-		if r.Idle, err = idle(built, r.Real, trials); err != nil {
-			return err
-		}
-		r.Idle.print()
-	case "acts":
-		if r.Sets, err = acts(built, r.Real, trials); err != nil {
-			return err
-		}
-	default:
-		return fmt.Errorf("cannot measure %q: give -only acts, ends, closes, idle or tail", only)
+	if pairs > 0 {
+		return tails(built, real, pairs, out)
 	}
-	if out == "" {
-		return nil
+	r := result{Date: time.Now().Format(time.DateOnly), Real: real, CPUs: runtime.NumCPU(), Trials: trials}
+	if r.Sets, err = measureAll(built, real, trials); err != nil || out == "" {
+		return err
 	}
 	content, err := json.Marshal(r)
 	if err != nil {
@@ -153,31 +123,34 @@ func run(trials, pairs int, out, only string, real bool) error {
 	return os.WriteFile(out, append(content, '\n'), 0o644)
 }
 
-// acts measures prolog and epilog on every kind of node and job.
-func acts(built string, real bool, trials int) ([]set, error) {
+// measureAll measures prolog and epilog on every kind of node and job.
+func measureAll(built string, real bool, trials int) ([]set, error) {
 	sets := []set{
 		{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"},
 		{GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
 		{GPUs: 8, Leases: 1, Scope: "gpu"},
 		{GPUs: 1, Leases: 8, Scope: "job"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"},
+		{GPUs: 1, Leases: 1, Clients: 3, Scope: "job"}, {GPUs: 1, Leases: 1, Clients: 8, Scope: "job"}, {GPUs: 2, Leases: 1, Clients: 8, Scope: "job"},
 	}
 	if real {
 		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > testnode.RealGPUs() || s.Leases == 8 })
 	}
-	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
+	fmt.Println("                                start        |    end without us         with us")
+	fmt.Println("gpus leases clients scope    floor  prolog ratio |    kill    quit     kill  epilog  ratio   (medians in ms)")
 	for i := range sets {
 		if err := measure(&sets[i], built, real, trials); err != nil {
 			return nil, err
 		}
-		s := sets[i]
-		outside := fmt.Sprintf("%.1f", median(s.Outside))
-		if real {
-			outside = "-" // only the simulation knows which calls take NVML's time
-		}
-		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
-			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
+		sets[i].print()
 	}
 	return sets, nil
+}
+
+func (s set) print() {
+	floor, prolog := median(s.Floor), median(s.Prolog)
+	bareKill, quit, kill, epilog := median(s.BareKill), median(s.Quit), median(s.Kill), median(s.Epilog)
+	fmt.Printf("%4d %6d %7d %5s  %7.1f %7.1f %5.2f | %7.1f %7.1f  %7.1f %7.1f  %5.2f\n", s.GPUs, s.Leases, s.Clients, s.Scope,
+		floor, prolog, prolog/floor, bareKill, quit, kill, epilog, (kill+epilog)/(bareKill+quit))
 }
 
 func median(all []float64) float64 {
@@ -187,11 +160,10 @@ func median(all []float64) float64 {
 
 // bench is the node of one set.
 type bench struct {
-	node    testnode.Node
-	conf    string
-	control string
-	floor   floor
-	dir     string
+	node  testnode.Node
+	conf  string
+	floor floor
+	dir   string
 }
 
 func measure(s *set, built string, real bool, trials int) error {
@@ -204,8 +176,7 @@ func measure(s *set, built string, real bool, trials int) error {
 		return err
 	}
 	for trial := range trials {
-		job := b.job(uint32(10_000+trial), s.GPUs)
-		if err := b.trial(s, job); err != nil {
+		if err := b.trial(s, b.job(uint32(10_000+trial), s.GPUs)); err != nil {
 			return err
 		}
 	}
@@ -213,7 +184,7 @@ func measure(s *set, built string, real bool, trials int) error {
 }
 
 // newBench makes a node in a folder of its own, which remove removes, also after an error.
-func newBench(built string, real bool, s set, grant ...string) (b bench, err error) {
+func newBench(built string, real bool, s set) (b bench, err error) {
 	dir, err := os.MkdirTemp("/tmp", "bench")
 	if err != nil {
 		return b, err
@@ -222,11 +193,11 @@ func newBench(built string, real bool, s set, grant ...string) (b bench, err err
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return b, err
 	}
-	grant = append(grant, fmt.Sprintf("scope = %q", s.Scope))
+	scope := fmt.Sprintf("scope = %q", s.Scope)
 	if real {
-		b.node, err = testnode.Real(dir, built, testnode.Default(append(grant, testnode.Unchanged)...))
+		b.node, err = testnode.Real(dir, built, testnode.Default(scope, testnode.Unchanged))
 	} else {
-		b.node, err = testnode.New(dir, built, testnode.Default(grant...), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
+		b.node, err = testnode.New(dir, built, testnode.Default(scope), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
 	}
 	if err != nil {
 		return b, err
@@ -234,7 +205,7 @@ func newBench(built string, real bool, s set, grant ...string) (b bench, err err
 	if b.floor, err = newFloor(b.node, dir, s); err != nil {
 		return b, err
 	}
-	if err := b.runOnTmpfs(); err != nil {
+	if err := errors.Join(os.Mkdir(b.shm(), 0o755), os.Symlink(b.shm(), filepath.Join(b.node.Root, "run"))); err != nil {
 		return b, err
 	}
 	if err := os.WriteFile(b.conf, []byte(fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", s.GPUs)), 0o644); err != nil {
@@ -250,15 +221,8 @@ func (b bench) remove() {
 	}
 }
 
+// shm is /run of the root, which is a tmpfs as on a real node.
 func (b bench) shm() string { return filepath.Join("/dev/shm", filepath.Base(b.dir)) }
-
-// runOnTmpfs makes /run of the root a tmpfs, as on a real node.
-func (b bench) runOnTmpfs() error {
-	if err := os.Mkdir(b.shm(), 0o755); err != nil {
-		return err
-	}
-	return os.Symlink(b.shm(), filepath.Join(b.node.Root, "run"))
-}
 
 // others adds leases of other jobs to the node.
 func (b bench) others(n int) error {
@@ -285,39 +249,29 @@ func (b bench) trial(s *set, job testnode.Job) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	b.settle()
-	start, quit, err := b.floor.measure(ctx, nil)
+	start, bareKill, quit, err := b.floor.measure(ctx, func() (clients, error) { return b.bareClients(ctx, s.GPUs, s.Clients) })
 	if err != nil {
 		return err
 	}
 	b.settle()
-	if err := os.Remove(b.node.Paths().Log()); err != nil && len(s.Prolog) > 0 {
-		return err
-	}
 	prolog, err := b.timed(ctx, job, "prolog")
 	if err != nil {
 		return err
 	}
-	steps, err := b.steps()
-	if err != nil {
-		return err
-	}
-	if s.Steps == nil {
-		s.Steps = map[string][]float64{}
-	}
-	for step, took := range steps {
-		s.Steps[step] = append(s.Steps[step], took)
-	}
-	inside := steps["daemon and guard"] + steps["answer"] + steps["gpus"]
-	s.Outside = append(s.Outside, prolog-inside)
 	if err := b.serverReady(ctx, job.ID); err != nil {
 		return err
 	}
+	ranks, err := b.heldClients(ctx, job.ID, s.GPUs, s.Clients)
+	if err != nil {
+		return err
+	}
+	kill := ranks.kill()
 	epilog, err := b.timed(ctx, job, "epilog")
 	if err != nil {
 		return err
 	}
-	s.Floor, s.Quit = append(s.Floor, start), append(s.Quit, quit)
-	s.Prolog, s.Epilog = append(s.Prolog, prolog), append(s.Epilog, epilog)
+	s.Floor, s.BareKill, s.Quit = append(s.Floor, start), append(s.BareKill, bareKill), append(s.Quit, quit)
+	s.Prolog, s.Kill, s.Epilog = append(s.Prolog, prolog), append(s.Kill, kill), append(s.Epilog, epilog)
 	return nil
 }
 
@@ -356,57 +310,24 @@ func (b bench) timed(ctx context.Context, job testnode.Job, program string) (flo
 	return since(began), err
 }
 
-// steps returns the milliseconds of each step, from the log of the last prolog.
-func (b bench) steps() (map[string]float64, error) {
-	content, err := os.ReadFile(b.node.Paths().Log())
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]float64{}
-	for line := range strings.Lines(string(content)) {
-		var entry struct {
-			Step string
-			MS   float64
-		}
-		if err := json.Unmarshal([]byte(line), &entry); err != nil {
-			return nil, err
-		}
-		all[entry.Step] += entry.MS
-	}
-	return all, nil
-}
-
 func since(began time.Time) float64 { return float64(time.Since(began).Microseconds()) / 1000 }
 
 // serverReady waits for the job's servers. get_server_list answers when they are ready.
 func (b bench) serverReady(ctx context.Context, id uint32) error {
-	folders, err := b.daemonFolders(id)
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}
-	for _, folder := range folders {
-		if _, err := b.floor.ask(ctx, folder, "get_server_list"); err != nil {
+	ticket, err := lease.OpenReadOnly(b.node.Paths().Run(), boot).ReadTicket(id)
+	if err != nil {
+		return err
+	}
+	for _, daemon := range ticket.Daemons {
+		if _, err := b.floor.ask(ctx, filepath.Dir(daemon.PipeDir), "get_server_list"); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// daemonFolders returns the folders that contain the pipe and log folders of the job's daemons.
-func (b bench) daemonFolders(id uint32) ([]string, error) {
-	boot, err := proc.BootID()
-	if err != nil {
-		return nil, err
-	}
-	ticket, err := lease.OpenReadOnly(b.node.Paths().Run(), boot).ReadTicket(id)
-	if err != nil {
-		return nil, err
-	}
-	var folders []string
-	for _, daemon := range ticket.Daemons {
-		folders = append(folders, filepath.Dir(daemon.PipeDir))
-	}
-	return folders, nil
 }
 
 // each runs do for 0 to n-1 at the same time, and returns the first error.
@@ -422,16 +343,4 @@ func each(n int, do func(int) error) error {
 		}
 	}
 	return failed
-}
-
-// onNode makes a node, and calls use there with a limit.
-func onNode(built string, real bool, s set, limit time.Duration, use func(context.Context, bench) error) error {
-	b, err := newBench(built, real, s)
-	defer b.remove()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	return use(ctx, b)
 }

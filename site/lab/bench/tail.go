@@ -9,28 +9,20 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"runtime"
 	"slices"
+	"syscall"
 	"time"
-
-	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // pair is a prolog and the epilog of the same job, without Slurm and without clients.
 type pair struct {
 	Began  time.Time `json:"began"`
 	Load   bool      `json:"beside_load"`
-	Prolog hook      `json:"prolog"`
-	Epilog hook      `json:"epilog"`
+	Prolog float64   `json:"prolog_ms"`
+	Epilog float64   `json:"epilog_ms"`
 }
-
-// hook is one run of a hook, and what the machine did.
-type hook struct {
-	MS float64 `json:"ms"`
-	activity
-}
-
-// manyHooks bounds a run of many hooks, each of which has a minute (timed).
-const manyHooks = 12 * time.Hour
 
 // tails measures pairs of hooks, first alone and then beside load. Each pair is a line of the file raw, at once. So an
 // interrupted run keeps what it has.
@@ -44,48 +36,28 @@ func tails(built string, real bool, pairs int, raw string) error {
 		defer file.Close()
 		to = file
 	}
-	return onNode(built, real, set{GPUs: 1, Scope: "job"}, manyHooks, func(ctx context.Context, b bench) error {
-		fmt.Print(tailHeader)
-		alone, err := b.pairs(ctx, 1, pairs, false, to)
-		printTails(os.Stdout, alone)
-		if err != nil {
-			return err
-		}
-		stop, err := startLoad(ctx)
-		if err != nil {
-			return err
-		}
-		loaded, err := b.pairs(ctx, 1+pairs, pairs, true, to)
-		printTails(os.Stdout, loaded)
-		return errors.Join(err, stop())
-	})
+	b, err := newBench(built, real, set{GPUs: 1, Scope: "job"})
+	defer b.remove()
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	fmt.Print(tailHeader)
+	alone, err := b.pairs(ctx, 1, pairs, false, to)
+	printTails(os.Stdout, alone)
+	if err != nil {
+		return err
+	}
+	stop, err := startLoad(ctx)
+	if err != nil {
+		return err
+	}
+	loaded, err := b.pairs(ctx, 1+pairs, pairs, true, to)
+	printTails(os.Stdout, loaded)
+	return errors.Join(err, stop())
 }
 
 const tailHeader = "hook    beside       pairs    p50     p99   p99.9     max   (ms)\n"
-
-// addUp prints the percentiles of all pairs in some raw files. So a machine with many cores can measure on several
-// sets of its cores at once.
-func addUp(w io.Writer, files []string) error {
-	all := map[bool][]pair{}
-	for _, name := range files {
-		content, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		defer content.Close()
-		for lines := json.NewDecoder(content); lines.More(); {
-			var p pair
-			if err := lines.Decode(&p); err != nil {
-				return fmt.Errorf("cannot read %s: %w", name, err)
-			}
-			all[p.Load] = append(all[p.Load], p)
-		}
-	}
-	fmt.Fprint(w, tailHeader)
-	printTails(w, all[false])
-	printTails(w, all[true])
-	return nil
-}
 
 // pairs runs hooks of jobs with numbers from first on.
 func (b bench) pairs(ctx context.Context, first, n int, load bool, raw io.Writer) (all []pair, err error) {
@@ -94,10 +66,10 @@ func (b bench) pairs(ctx context.Context, first, n int, load bool, raw io.Writer
 		job := b.job(uint32(id), 1)
 		p := pair{Began: time.Now(), Load: load}
 		b.settle()
-		if p.Prolog, err = b.watched(ctx, job, "prolog"); err != nil {
+		if p.Prolog, err = b.timed(ctx, job, "prolog"); err != nil {
 			return all, err
 		}
-		if p.Epilog, err = b.watched(ctx, job, "epilog"); err != nil {
+		if p.Epilog, err = b.timed(ctx, job, "epilog"); err != nil {
 			return all, err
 		}
 		if err := lines.Encode(p); err != nil {
@@ -108,23 +80,7 @@ func (b bench) pairs(ctx context.Context, first, n int, load bool, raw io.Writer
 	return all, nil
 }
 
-func (b bench) watched(ctx context.Context, job testnode.Job, program string) (h hook, err error) {
-	before, err := now()
-	if err != nil {
-		return h, err
-	}
-	if h.MS, err = b.timed(ctx, job, program); err != nil {
-		return h, err
-	}
-	after, err := now()
-	h.activity = after.since(before)
-	return h, err
-}
-
-// outlier is how many times the median a hook must take to be printed.
-const outlier = 3
-
-// printTails prints the percentiles of pairs that were measured alike, and each outlier.
+// printTails prints the percentiles of pairs that were measured alike.
 func printTails(w io.Writer, all []pair) {
 	if len(all) == 0 {
 		return
@@ -133,24 +89,14 @@ func printTails(w io.Writer, all []pair) {
 	if all[0].Load {
 		beside = "load"
 	}
-	hooks := []struct {
-		name string
-		of   func(pair) hook
-	}{{"prolog", func(p pair) hook { return p.Prolog }}, {"epilog", func(p pair) hook { return p.Epilog }}}
-	for _, h := range hooks {
-		var times []float64
-		for _, p := range all {
-			times = append(times, h.of(p).MS)
-		}
-		slices.Sort(times)
-		fmt.Fprintf(w, "%-7s %-10s %7d %6.1f %7.1f %7.1f %7.1f\n", h.name, beside, len(times),
-			percentile(times, 50), percentile(times, 99), percentile(times, 99.9), times[len(times)-1])
-		for _, p := range all {
-			if one := h.of(p); one.MS > outlier*percentile(times, 50) {
-				at := p.Began.UTC().Format("2006-01-02 15:04:05.000")
-				fmt.Fprintf(w, "  %s of the pair at %s: %.1f ms; %s\n", h.name, at, one.MS, one.activity)
-			}
-		}
+	times := map[string][]float64{}
+	for _, p := range all {
+		times["prolog"], times["epilog"] = append(times["prolog"], p.Prolog), append(times["epilog"], p.Epilog)
+	}
+	for _, hook := range []string{"prolog", "epilog"} {
+		sorted := slices.Sorted(slices.Values(times[hook]))
+		fmt.Fprintf(w, "%-7s %-10s %7d %6.1f %7.1f %7.1f %7.1f\n", hook, beside, len(sorted),
+			percentile(sorted, 50), percentile(sorted, 99), percentile(sorted, 99.9), sorted[len(sorted)-1])
 	}
 }
 
@@ -159,4 +105,53 @@ func percentile(sorted []float64, p float64) float64 {
 	// A thousandth of a percent is exact in whole numbers.
 	rank := (len(sorted)*int(p*1000) + 100_000 - 1) / 100_000
 	return sorted[max(rank, 1)-1]
+}
+
+// startLoad starts processes that load the machine: for each processor one that computes, and one that starts programs
+// without end. stop ends them.
+func startLoad(ctx context.Context) (stop func() error, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, "load")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot load the machine: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	return func() error {
+		select {
+		case err := <-ended:
+			return fmt.Errorf("the load ended before the measurement: %w", err)
+		default:
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			return err
+		}
+		<-ended
+		return nil
+	}, nil
+}
+
+// loadMain is the main function of that process. It ends when it is killed.
+func loadMain() {
+	runtime.GOMAXPROCS(2 * runtime.NumCPU())
+	for range runtime.NumCPU() {
+		go func() {
+			for {
+				_ = time.Now()
+			}
+		}()
+		go func() {
+			for {
+				if err := exec.Command("/bin/true").Run(); err != nil {
+					fmt.Fprintf(os.Stderr, "bench load: %v\n", err)
+					os.Exit(1)
+				}
+			}
+		}()
+	}
+	select {}
 }

@@ -28,6 +28,7 @@
  *   cuda-client first           runs one kernel and prints when it was done, in seconds of the wall clock
  *   cuda-client fault           runs a kernel that writes to an illegal address
  *   cuda-client alloc MIB       allocates device memory
+ *   cuda-client title ...       one of these, with a title over its environment, as by setproctitle (vLLM, Ray)
  *
  * Exit code: 0 if every call succeeded, 1 if one failed (its number and name are printed), 2 for wrong usage.
  */
@@ -459,9 +460,26 @@ static int spin_options(int argc, char **argv)
 	return spin(&s);
 }
 
+/* The program keeps a copy of its environment, and the kernel shows the title. */
+static void retitle(void)
+{
+	char *from = environ[0], *to = from;
+	for (char **e = environ; *e; e++) {
+		to = *e + strlen(*e);
+		*e = strdup(*e);
+	}
+	memset(from, 0, to - from);
+	strncpy(from, "VLLM::Worker_TP=0", to - from);
+}
+
 int main(int argc, char **argv)
 {
 	double number;
+	if (argc > 2 && !strcmp(argv[1], "title")) {
+		retitle();
+		argv++;
+		argc--;
+	}
 	if (argc < 2)
 		return usage("no mode given");
 	const char *missing = driver_load();

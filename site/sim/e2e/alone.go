@@ -84,16 +84,10 @@ func enter(test string) (first, isAlone bool) {
 func lockMachine(t *testing.T, name string, how int) *os.File {
 	t.Helper()
 	folder, err := testnode.Shared()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
+	OK(t, os.MkdirAll(folder, 0o755))
 	file, err := os.Create(filepath.Join(folder, name+".lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
 	for deadline := time.Now().Add(10 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
 		if err == nil {

@@ -63,9 +63,7 @@ func NewCluster(t *testing.T, policy string, o lab.Options) *Cluster {
 		t.Fatal(err)
 	}
 	for _, s := range c.TestNodes { // the device files of the GPUs, because Slurm may constrain tasks to some of them
-		if err := LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
-			t.Fatal(err)
-		}
+		OK(t, LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()))
 	}
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
@@ -111,19 +109,15 @@ func NeedSlurm(t *testing.T) lab.User {
 		}
 		t.Skipf("packages are missing: %q: run make setup", missing)
 	}
-	user, err := lab.EnsureUser("hpc1", UID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	user, err := lab.EnsureUser(UserName, UID)
+	OK(t, err)
 	return user
 }
 
 func names(t *testing.T, o lab.Options) []string {
 	if o.SameName {
 		host, err := os.Hostname()
-		if err != nil {
-			t.Fatal(err)
-		}
+		OK(t, err)
 		short, _, _ := strings.Cut(host, ".")
 		return []string{short}
 	}
@@ -148,9 +142,7 @@ func (c *Cluster) Hook(program string) []string {
 		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
 	}
 	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
-	if err := node.WriteProgram(path, []byte(script)); err != nil {
-		c.T.Fatal(err)
-	}
+	OK(c.T, node.WriteProgram(path, []byte(script)))
 	return []string{path}
 }
 
@@ -178,21 +170,15 @@ func (c *Cluster) Log() string {
 func (c *Cluster) Batch(script string, args ...string) int {
 	c.T.Helper()
 	home, err := c.Home(c.User)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	OK(c.T, err)
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
 	// Each job's Open MPI has its own folder for temporary files. If two share a folder, one that ends may delete it
 	// while the other needs it (seen on 4.1).
 	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home +
 		"/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
-	if err := node.WriteProgram(path, []byte(text)); err != nil {
-		c.T.Fatal(err)
-	}
+	OK(c.T, node.WriteProgram(path, []byte(text)))
 	id, err := c.Submit(c.Ctx, c.User, append(append([]string{"--constraint=mps", "-o", home + "/%A.%a.out"}, args...), path)...)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	OK(c.T, err)
 	return id
 }
 
@@ -200,9 +186,7 @@ func (c *Cluster) Batch(script string, args ...string) int {
 func (c *Cluster) Output(id int) string {
 	c.T.Helper()
 	home, err := c.Home(c.User)
-	if err != nil {
-		c.T.Fatal(err)
-	}
+	OK(c.T, err)
 	paths, _ := filepath.Glob(fmt.Sprintf("%s/%d.*.out", home, id))
 	var all strings.Builder
 	for _, path := range paths {

@@ -42,9 +42,7 @@ func (p Node) LaunchAs(user uint32, n int, extra []string, line ...string) Crew 
 		cmd.SysProcAttr.Credential.Uid, cmd.SysProcAttr.Setpgid = user, true
 		said, ended := &bytes.Buffer{}, make(chan struct{})
 		cmd.Stdout, cmd.Stderr = said, said
-		if err := cmd.Start(); err != nil {
-			p.T.Fatal(err)
-		}
+		OK(p.T, cmd.Start())
 		go func() { _ = cmd.Wait(); close(ended) }()
 		p.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); <-ended })
 		c.ranks, c.said, c.ended = append(c.ranks, cmd), append(c.said, said), append(c.ended, ended)

@@ -16,7 +16,7 @@ import (
 var MPSNames = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "slurmd", "slurmstepd"}
 
 // OtherUID is a user who has nothing to do with the job.
-const OtherUID = 2002
+var OtherUID = UID + 1
 
 // Hostile is the program of the attacks, testdata/hostile, built once.
 var Hostile = sync.OnceValues(func() (string, error) {
@@ -40,8 +40,6 @@ var Hostile = sync.OnceValues(func() (string, error) {
 func (p Node) ControlIs(script string) {
 	path := filepath.Join(filepath.Dir(p.Root), "control")
 	p.Write(path, script)
-	if err := os.Chmod(path, 0o755); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, os.Chmod(path, 0o755))
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }

@@ -61,18 +61,14 @@ func (g MemoryGroup) Set(v1, v2, value string) {
 	if g.v2 {
 		v1 = v2
 	}
-	if err := os.WriteFile(filepath.Join(g.path, v1), []byte(value), 0); err != nil {
-		g.t.Fatal(err)
-	}
+	OK(g.t, os.WriteFile(filepath.Join(g.path, v1), []byte(value), 0))
 }
 
 // Below makes a group below this one.
 func (g MemoryGroup) Below(name string) MemoryGroup {
 	g.t.Helper()
 	g.path = filepath.Join(g.path, name)
-	if err := os.Mkdir(g.path, 0o755); err != nil {
-		g.t.Fatal(err)
-	}
+	OK(g.t, os.Mkdir(g.path, 0o755))
 	return g
 }
 
@@ -101,9 +97,7 @@ func (g MemoryGroup) number(v1, v2 string) int64 {
 		v1 = v2
 	}
 	value, err := strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	OK(g.t, err)
 	return value
 }
 

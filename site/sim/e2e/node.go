@@ -43,9 +43,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UID and GID are the user of the jobs in these tests. The name and the number need not exist on the machine.
-const UID, GID = 2001, 2001
-
 // Node is the node of one test: the production binaries on a simulated node of its own.
 type Node struct {
 	testnode.Node
@@ -130,13 +127,9 @@ func NodeIn(t *testing.T, dir, policy string, models ...node.Model) Node {
 	NeedRoot(t)
 	beside(t)
 	built, err := Built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
 	s, err := testnode.New(dir, built, policy, models...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
 	return Installed(t, s, dir, len(models), testLimit)
 }
 
@@ -178,13 +171,9 @@ func PublicDir(t *testing.T) string {
 // PublicDirIn is a folder like PublicDir below another folder than /tmp, and no tmpfs of its own.
 func PublicDirIn(t *testing.T, parent string) string {
 	dir, err := os.MkdirTemp(parent, "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
 	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	OK(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -201,32 +190,32 @@ func unmount(dir string) {
 // Gres is the path of gres.conf.
 func (p Node) Gres() string { return filepath.Join(filepath.Dir(p.Conf), "gres.conf") }
 
+// OK ends a test if something that it needs has failed.
+func OK(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Write writes a file, and makes its folder.
 func (p Node) Write(path, content string) {
 	p.T.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		p.T.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, os.MkdirAll(filepath.Dir(path), 0o755))
+	OK(p.T, os.WriteFile(path, []byte(content), 0o644))
 }
 
 // Rewrite changes a record in place. The record still belongs to root, with its mode.
 func (p Node) Rewrite(path, content string) {
 	p.T.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // Read returns the content of a file.
 func Read(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
 	return string(content)
 }
 
@@ -240,17 +229,13 @@ func (p Node) Facts(lines ...string) {
 // Fault sets a fault of the simulated node.
 func (p Node) Fault(knob, value string) {
 	p.T.Helper()
-	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, p.Sim.Node.Set("faults/"+knob, value))
 }
 
 // Fail makes an NVML function return a code a number of times; 0 means always.
 func (p Node) Fail(function string, code, times int) {
 	p.T.Helper()
-	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, p.Sim.Node.GPU(0).Fail(function, code, times))
 }
 
 // Job is a job that asks for MPS on these GPUs, such as "0,1".
@@ -264,9 +249,7 @@ func (p Node) Must(code int, job testnode.Job, program string) string {
 	ctx, cancel := Limited()
 	defer cancel()
 	result, err := p.Run(ctx, job.Environment(program+"_slurmd"), program)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	if result.Code != code {
 		p.T.Fatalf("%s of job %d: code %d, want %d: %s\n%s", program, job.ID, result.Code, code, result.Output, p.Log())
 	}
@@ -322,13 +305,9 @@ func (p Node) ClientWith(job uint32, env []string, args ...string) *exec.Cmd {
 func (p Node) Ready(cmd *exec.Cmd) *exec.Cmd {
 	p.T.Helper()
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	cmd.Stderr = cmd.Stdout
-	if err := cmd.Start(); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, cmd.Start())
 	p.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	lines := LinesOf(p.T, out)
 	line, err := lines.Next()
@@ -364,9 +343,7 @@ func (p Node) CudaClient() string {
 func (p Node) Lease(job uint32) lease.Lease {
 	p.T.Helper()
 	boot, err := proc.BootID()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())
@@ -378,9 +355,7 @@ func (p Node) Lease(job uint32) lease.Lease {
 func (p Node) Ticket(job uint32) lease.Ticket {
 	p.T.Helper()
 	boot, err := proc.BootID()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	t, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadTicket(job)
 	if err != nil {
 		p.T.Fatalf("%v\n%s", err, p.Log())
@@ -398,9 +373,7 @@ func (p Node) ServerLog(job uint32) string {
 func (p Node) UUID(gpu int) site.UUID {
 	p.T.Helper()
 	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	return site.UUID(uuid)
 }
 
@@ -408,15 +381,11 @@ func (p Node) UUID(gpu int) site.UUID {
 func (p Node) Modes() string {
 	p.T.Helper()
 	gpus, err := p.Sim.Node.GPUs()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	var modes []string
 	for _, gpu := range gpus {
 		mode, err := gpu.Mode()
-		if err != nil {
-			p.T.Fatal(err)
-		}
+		OK(p.T, err)
 		modes = append(modes, fmt.Sprint(mode))
 	}
 	return strings.Join(modes, "")
@@ -432,9 +401,7 @@ func (p Node) Log() string {
 func (p Node) Leftovers() []string {
 	p.T.Helper()
 	left, err := p.Left()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, err)
 	return left
 }
 
@@ -450,9 +417,7 @@ func (p Node) Clean() {
 func (p Node) Booted() {
 	p.T.Helper()
 	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
-		if err := os.RemoveAll(path); err != nil {
-			p.T.Fatal(err)
-		}
+		OK(p.T, os.RemoveAll(path))
 	}
 }
 

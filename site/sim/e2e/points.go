@@ -19,9 +19,7 @@ func (p Node) Control(script string) {
 	p.T.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.Write(path, "#!/bin/sh\nREAL="+p.Sim.Program("nvidia-cuda-mps-control")+"\n"+script+"\n")
-	if err := os.Chmod(path, 0o755); err != nil {
-		p.T.Fatal(err)
-	}
+	OK(p.T, os.Chmod(path, 0o755))
 	p.Write(p.Paths().ConfigFile(), strings.Replace(Read(p.T, p.Paths().ConfigFile()), p.Sim.Program("nvidia-cuda-mps-control"), path, 1))
 }
 

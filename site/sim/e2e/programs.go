@@ -43,9 +43,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	t.Helper()
 	folder := fmt.Sprintf("/proc/%d/", d.Proc.PID)
 	status := Read(t, folder+"status")
-	for _, want := range []string{
-		"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
-	} {
+	for _, want := range UsersStatus {
 		if !strings.Contains(status, want) {
 			t.Errorf("status lacks %q:\n%s", want, status)
 		}
@@ -183,13 +181,9 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 		cmd.Env = With(With(cmd.Env, "SLURM_LOCALID", fmt.Sprint(rank)), "SLURM_GTIDS", gtids)
 		cmd.SysProcAttr.Setpgid = true
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			p.T.Fatal(err)
-		}
+		OK(p.T, err)
 		cmd.Stderr = cmd.Stdout
-		if err := cmd.Start(); err != nil {
-			p.T.Fatal(err)
-		}
+		OK(p.T, cmd.Start())
 		p.T.Cleanup(func() { _ = cmd.Process.Kill() })
 		all[rank] = Rank{Cmd: cmd, Out: LinesOf(p.T, out)}
 	}

@@ -106,12 +106,8 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 		cmd.Stderr = os.Stderr
 	}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.T.Fatal(err)
-	}
+	OK(s.T, err)
+	OK(s.T, cmd.Start())
 	r := &Running{cmd, s, LinesOf(s.T, out), strings.Join(cmd.Args, " "), 0}
 	s.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
 	return r
@@ -248,9 +244,7 @@ func (s *Shared) Knows(seen int) {
 func (s *Shared) State() lease.GuardState {
 	s.T.Helper()
 	boot, err := proc.BootID()
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	OK(s.T, err)
 	state, err := lease.OpenReadOnly(s.Paths().Run(), boot).ReadGuard(7)
 	if err != nil {
 		s.T.Fatalf("%v\n%s", err, s.Log())
@@ -261,9 +255,7 @@ func (s *Shared) State() lease.GuardState {
 // Kill ends a client with SIGKILL and waits until it has ended.
 func (r *Running) Kill() {
 	r.s.T.Helper()
-	if err := node.SignalGroup(r.Cmd, unix.SIGKILL); err != nil {
-		r.s.T.Fatal(err)
-	}
+	OK(r.s.T, node.SignalGroup(r.Cmd, unix.SIGKILL))
 	r.Ends()
 }
 
@@ -313,9 +305,7 @@ func (s *Shared) ByHand(args ...string) (code int, output string) {
 	ctx, cancel := Limited()
 	defer cancel()
 	result, err := s.Run(ctx, nil, "guard", args...)
-	if err != nil {
-		s.T.Fatal(err)
-	}
+	OK(s.T, err)
 	return result.Code, result.Output
 }
 

@@ -26,9 +26,7 @@ func Report(t *testing.T, name string, tried, failed int, took time.Duration, sa
 		return
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	OK(t, err)
 	defer file.Close()
 	line := fmt.Sprintf("%s\t%d\t%d\t%.0f", name, tried, failed, took.Seconds())
 	if _, err := fmt.Fprintln(file, strings.Join(append([]string{line}, said...), "\t")); err != nil {

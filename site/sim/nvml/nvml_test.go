@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,9 +33,6 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) (int, error) {
-	if len(os.Args) == 4 && os.Args[1] == "set-mode" {
-		return 0, setModeIn(os.Args[2], os.Args[3])
-	}
 	scratch, err := os.MkdirTemp("", "nvml-")
 	if err != nil {
 		return 1, err
@@ -50,26 +46,6 @@ func run(m *testing.M) (int, error) {
 		return 1, err
 	}
 	return m.Run(), nil
-}
-
-// setModeIn runs in the second process of TestModeIsSharedBetweenProcesses.
-func setModeIn(library, mode string) error {
-	lib := nvml.New(nvml.WithLibraryPath(library))
-	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return ret
-	}
-	device, ret := lib.DeviceGetHandleByIndex(0)
-	if ret != nvml.SUCCESS {
-		return ret
-	}
-	number, err := strconv.Atoi(mode)
-	if err != nil {
-		return err
-	}
-	if ret := device.SetComputeMode(nvml.ComputeMode(number)); ret != nvml.SUCCESS {
-		return ret
-	}
-	return nil
 }
 
 // opened makes a node with these GPUs and initialises its library until the test ends.
@@ -208,25 +184,6 @@ func TestH200RefusesAsRecorded(t *testing.T) {
 	want(t, "NUMA node that the GPU is", ret, nvml.ERROR_NOT_SUPPORTED)
 }
 
-func TestModeIsSharedBetweenProcesses(t *testing.T) {
-	needRoot(t)
-	made, lib := opened(t, node.H200, node.H200)
-	first, _ := lib.DeviceGetHandleByIndex(0)
-	second, _ := lib.DeviceGetHandleByIndex(1)
-	other := exec.Command(os.Args[0], "set-mode", made.NVML(), "3")
-	if answer, err := other.CombinedOutput(); err != nil || len(answer) > 0 {
-		t.Fatalf("other process: %v %s", err, answer)
-	}
-	mode, ret := first.GetComputeMode()
-	ok(t, ret)
-	want(t, "mode set by the other process", mode, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
-	mode, _ = second.GetComputeMode()
-	want(t, "mode of the other GPU", mode, nvml.COMPUTEMODE_DEFAULT)
-	if text, err := made.Node.GPU(0).Mode(); err != nil || text != node.ExclusiveProcess {
-		t.Errorf("the folder has mode %v, %v", text, err)
-	}
-}
-
 func TestSetComputeModeRefuses(t *testing.T) {
 	needRoot(t)
 	made, lib := opened(t, node.A100SXM40, node.A100SXM40.Cut(node.A100Slice3))
@@ -318,58 +275,6 @@ func TestMIGInstances(t *testing.T) {
 	want(t, "MIG mode of an L4", ret, nvml.ERROR_NOT_SUPPORTED)
 }
 
-// There are more processes than the first buffer of go-nvml can hold, so this also tests its loop over Insufficient
-// Size.
-func TestProcessesAreToldApart(t *testing.T) {
-	made, lib := opened(t, node.H200)
-	gpu := made.Node.GPU(0)
-	sleepers := []int{sleeper(t), sleeper(t), sleeper(t), sleeper(t)}
-	kinds := []string{node.Server, node.Client, node.Client, node.Client}
-	for i, pid := range sleepers {
-		hold(t, gpu, pid, kinds[i], 100)
-	}
-	device, _ := lib.DeviceGetHandleByIndex(0)
-	computing, ret := device.GetComputeRunningProcesses()
-	ok(t, ret)
-	want(t, "computing", fmt.Sprint(pids(computing)), fmt.Sprint(slices.Sorted(slices.Values(sleepers))))
-	clients, ret := device.GetMPSComputeRunningProcesses()
-	ok(t, ret)
-	slices.Sort(sleepers[1:])
-	want(t, "clients", fmt.Sprint(pids(clients)), fmt.Sprint(sleepers[1:]))
-	want(t, "instance of a whole GPU", clients[0].GpuInstanceId, 0xffffffff)
-	memory, ret := device.GetMemoryInfo()
-	ok(t, ret)
-	want(t, "memory used", memory.Used>>20, 400)
-}
-
-func TestTheDeadHoldNothing(t *testing.T) {
-	made, lib := opened(t, node.H200)
-	gpu := made.Node.GPU(0)
-	dying := exec.Command("sleep", "60")
-	if err := dying.Start(); err != nil {
-		t.Fatal(err)
-	}
-	hold(t, gpu, dying.Process.Pid, node.Compute, 100)
-	if err := dying.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	// No process has waited for the killed process yet, so it becomes a zombie. A zombie holds no context.
-	device, _ := lib.DeviceGetHandleByIndex(0)
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		processes, ret := device.GetComputeRunningProcesses()
-		ok(t, ret)
-		if len(processes) == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("a killed process still holds a context: %v", processes)
-		}
-		time.Sleep(time.Millisecond)
-	}
-	dying.Wait()
-}
-
 // A sample of processes is of one server, also while several compute, and a server without work has none (measured on
 // an H100). A sample of the GPU has the work of all.
 func TestSamplesOfTwoServers(t *testing.T) {
@@ -427,88 +332,6 @@ func TestSamplesOfTwoServers(t *testing.T) {
 	sampled(other.Process.Pid, end, 0, 0)
 	_, ret = device.GetProcessUtilization(0)
 	want(t, "samples of idle servers", ret, nvml.ERROR_NOT_FOUND)
-}
-
-// mps is a daemon on the node.
-type mps struct {
-	t           *testing.T
-	made        sim.Sim
-	environment []string
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not in 10 s: %s", what)
-		}
-	}
-}
-
-func sleeper(t *testing.T) int {
-	t.Helper()
-	sleeping := exec.Command("sleep", "60")
-	if err := sleeping.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		sleeping.Process.Kill()
-		sleeping.Wait()
-	})
-	return sleeping.Process.Pid
-}
-
-func hold(t *testing.T, gpu node.GPU, pid int, kind string, mib int) {
-	t.Helper()
-	start, alive := node.Start(pid)
-	if !alive {
-		t.Fatalf("process %d has no start time", pid)
-	}
-	err := gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: mib, Instance: node.Whole})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func pids(processes []nvml.ProcessInfo) []int {
-	var found []int
-	for _, process := range processes {
-		found = append(found, int(process.Pid))
-	}
-	slices.Sort(found)
-	return found
-}
-
-func TestFailuresOnDemand(t *testing.T) {
-	made, lib := opened(t, node.H200, node.H200)
-	first, _ := lib.DeviceGetHandleByIndex(0)
-	second, _ := lib.DeviceGetHandleByIndex(1)
-	if err := made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", int(nvml.ERROR_GPU_IS_LOST), 2); err != nil {
-		t.Fatal(err)
-	}
-	for call, expected := range []nvml.Return{nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_IS_LOST, nvml.SUCCESS} {
-		_, ret := first.GetComputeMode()
-		want(t, fmt.Sprintf("call %d", call+1), ret, expected)
-		_, ret = second.GetComputeMode()
-		want(t, "the other GPU", ret, nvml.SUCCESS)
-	}
-	if err := made.Node.Fail("nvmlDeviceGetCount_v2", int(nvml.ERROR_UNKNOWN), 0); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		_, ret := lib.DeviceGetCount()
-		want(t, "count", ret, nvml.ERROR_UNKNOWN)
-	}
-}
-
-func TestAGPUThatVanishesIsLost(t *testing.T) {
-	made, lib := opened(t, node.H200)
-	device, _ := lib.DeviceGetHandleByIndex(0)
-	if err := os.RemoveAll(made.Node.GPU(0).Dir); err != nil {
-		t.Fatal(err)
-	}
-	_, ret := device.GetComputeMode()
-	want(t, "mode", ret, nvml.ERROR_GPU_IS_LOST)
 }
 
 // The texts are those of the library of driver 580.159.04.

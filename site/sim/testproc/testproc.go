@@ -4,9 +4,12 @@
 package testproc
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -101,4 +104,28 @@ func OpenBelow(folder string) (files []string) {
 		}
 	}
 	return files
+}
+
+// Overwrite writes a title over a process's environment, as its program does by setproctitle.
+func Overwrite(t *testing.T, pid int) {
+	t.Helper()
+	name := func(file string) string { return filepath.Join("/proc", strconv.Itoa(pid), file) }
+	for until := time.Now().Add(soon); time.Now().Before(until); { // it may be in the middle of its exec
+		if text, _ := os.ReadFile(name("environ")); len(text) > 0 {
+			break
+		}
+	}
+	content, err := os.ReadFile(name("stat"))
+	memory, err2 := os.OpenFile(name("mem"), os.O_WRONLY, 0)
+	if err = errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	fields := strings.Fields(string(content[bytes.LastIndexByte(content, ')'):])) // the second field of all
+	from, err := strconv.ParseInt(fields[50-2], 10, 64)
+	to, err2 := strconv.ParseInt(fields[51-2], 10, 64)
+	_, err3 := memory.WriteAt(append([]byte("VLLM::Worker_TP=0"), make([]byte, max(to-from-17, 0))...), from)
+	if err = errors.Join(err, err2, err3); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -251,8 +251,8 @@ func (r Job) endings() string {
 func (r Job) average() string {
 	mean := r.Mean()
 	for _, f := range usage.All {
-		if f.Unit == "%" && f.Of(mean) >= 0 {
-			return fmt.Sprintf("%s was %s on average", f.Name, usage.Percent(f.Of(mean)))
+		if !f.Max && f.Of(mean) >= 0 {
+			return fmt.Sprintf("%s was %s on average", f.Name, f.TextOf(mean))
 		}
 	}
 	return ""

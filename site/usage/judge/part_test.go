@@ -38,8 +38,8 @@ func TestFiguresOfParts(t *testing.T) {
 		text   string
 	}{
 		"whole":           {lease.Part{}, 0, 1, "0 of 78 GiB", true, ""},
-		"a quarter":       {shards(2), 0, 0.25, "0 of 19 GiB", false, "The job had 2 of 8 shards of each GPU. GPU hours"},
-		"percent":         {quarter, 3, 0.25, "0 of 19 GiB", false, "25 of 100 percent of each GPU, beside at most 3 other jobs. GPU"},
+		"a quarter":       {shards(2), 0, 0.25, "0 of 20 GiB", false, "The job had 2 of 8 shards of each GPU. GPU hours"},
+		"percent":         {quarter, 3, 0.25, "0 of 20 GiB", false, "25 of 100 percent of each GPU, beside at most 3 other jobs. GPU"},
 		"all shards":      {shards(9), 0, 1, "0 of 78 GiB", true, ""},
 		"a whole, beside": {lease.Part{}, 1, 1, "0 of 78 GiB", false, "The job had whole GPUs, beside at most 1 other job. GPU"},
 		"not known":       {shards(0), 0, 0, "0 of 78 GiB", false, "some of 8 shards of each GPU. GPU hours and energy are not known"},

@@ -32,11 +32,12 @@ var wasteScript string
 // contents is the JSON in the page: the report, and the texts and means that mpsctl report prints.
 type contents struct {
 	judge.Judged
-	Clients []client       `json:"clients"` // in place of the report's
-	Figures []usage.Figure `json:"figures"`
-	Means   []usage.Sample `json:"means"` // by GPU
-	Shares  string         `json:"shares"`
-	Remarks []string       `json:"remarks"`
+	Clients []client        `json:"clients"` // in place of the report's
+	Figures []usage.Figure  `json:"figures"`
+	Means   []usage.Sample  `json:"means"`  // by GPU
+	Scales  [][]usage.Scale `json:"scales"` // by GPU and figure
+	Shares  string          `json:"shares"`
+	Remarks []string        `json:"remarks"`
 }
 
 type client struct {
@@ -50,6 +51,11 @@ func Write(w io.Writer, r judge.Job, now time.Time) error {
 	c := contents{Judged: r.Judge(now), Figures: r.Figures(), Shares: r.Shares(), Remarks: []string{r.PartText(), judge.PauseText(r.Totals)}}
 	for _, g := range r.GPUs {
 		c.Means = append(c.Means, g.Mean(r.Begin))
+		scales := []usage.Scale{}
+		for _, f := range c.Figures {
+			scales = append(scales, r.Scale(f, g))
+		}
+		c.Scales = append(c.Scales, scales)
 	}
 	for _, one := range r.Clients {
 		c.Clients = append(c.Clients, client{one, judge.EndText(one), judge.Neighbours(one, r.GPUName(one.GPU))})

@@ -37,11 +37,8 @@ const area = (g, key, whole) => {
 const memory = "used_mib"
 const nameOf = g => g && (g.node ? g.node + " " : "") + g.index
 const known = (g, f) => (g.samples ?? []).length > 0 && r.means[gpus.indexOf(g)][f.key] >= 0
-const plot = (g, n) => r.figures.filter(f => known(g, f)).map(f => {
-	const max = g.samples.reduce((m, s) => Math.max(m, s[f.key]), 0), whole = f.key === memory ? Math.max(g.memory_mib, max, 1) : 100
-	const values = f.key === memory ? ["max " + gib(max)] : ["mean " + percent(r.means[n][f.key]), "max " + percent(max)]
-	return row(el("div", "", el("b", "", f.name), el("small", "", "0 to " + (f.key === memory ? gib(whole) : "100 %"))), "figure", track(n, area(g, f.key, whole)), ...values.map(v => el("div", "", v)))
-})
+const plot = (g, n) => r.figures.map((f, i) => [f, r.scales[n][i]]).filter(([f]) => known(g, f)).map(([f, scale]) =>
+	row(el("div", "", el("b", "", f.name), el("small", "", "0 to " + scale.to)), "figure", track(n, area(g, f.key, scale.full || 1)), ...scale.values.map(v => el("div", "", v))))
 
 // The shapes of the ends differ, because some readers cannot distinguish the colours.
 const marks = {
@@ -90,7 +87,7 @@ gpus.forEach((g, n) => {
 })
 add(clients.length && el("dl", "legend", ...Object.values(marks).map(([name, path, means]) => el("div", "", el("dt", "", svg("0 0 20 20", name, path)), el("dd", "", means)))), el("h2", "", "In figures"))
 add(table("GPUs: means over the time of the samples", ["GPU", ...r.figures.map(f => f.name), "energy", "clients"], gpus.map((g, n) => [nameOf(g),
-	...r.figures.map(f => !known(g, f) ? unknown : f.key === memory ? gib(r.means[n][memory], g.memory_mib) : percent(r.means[n][f.key])), energy(g.energy_j), clients.filter(c => c.gpu === n).length])))
+	...r.figures.map((f, i) => known(g, f) ? r.scales[n][i].mean : unknown), energy(g.energy_j), clients.filter(c => c.gpu === n).length])))
 add(clients.length && table("Clients: ranks, steps and programs are what the processes say", ["rank", "step", "-program", "PID", "GPU", "share, SMs", "memory limit", "max. memory", "-begin", "-lasted", "-end"], order.map(c =>
 	[c.rank < 0 ? unknown : c.rank, shown(c.step) || unknown, shown(c.program) || unknown, c.pid, nameOf(gpus[c.gpu]) ?? unknown, c.sms > 0 ? c.sms : "all", c.limit_mib > 0 ? gib(c.limit_mib) : "none", gib(c.peak_mib), clock(c.begin),
 		isNaN(at(c.end) - at(c.begin)) ? unknown : lasting(at(c.end) - at(c.begin)), capital(c.end_text + (c.lived ? ". " + c.lived : ""))])))

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contents reads the list of files that slurm-mps installs on a node. The list is the contents of
-// site/pkg/nfpm.yaml, which has one entry on each line.
-package contents
+package main
 
 import (
 	"errors"
@@ -14,8 +12,8 @@ import (
 	"strings"
 )
 
-// Entry is a file, a folder or a link in the list.
-type Entry struct {
+// entry is a file, a folder or a link in the list.
+type entry struct {
 	Source   string      // path in the source, or, after "${BUILT}/", in the build folder; for a link, its target
 	Target   string      // absolute path on a node
 	Kind     string      // Dir, Config, Symlink, License, or "" for another file
@@ -33,13 +31,14 @@ const (
 
 var field = regexp.MustCompile(`(src|dst|type|mode|packager): (?:"([^"]+)"|([^,}\s]+))`)
 
-// Read reads a list.
-func Read(path string) ([]Entry, error) {
+// readList reads the list of files that slurm-mps installs on a node. The list is the contents of site/pkg/nfpm.yaml,
+// which has one entry on each line.
+func readList(path string) ([]entry, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read list of files: %w", err)
 	}
-	var all []Entry
+	var all []entry
 	for line := range strings.Lines(string(content)) {
 		if !strings.HasPrefix(line, "  - {") {
 			continue
@@ -56,8 +55,8 @@ func Read(path string) ([]Entry, error) {
 	return all, nil
 }
 
-func parse(line string) (Entry, error) {
-	var e Entry
+func parse(line string) (entry, error) {
+	var e entry
 	var mode string
 	fields := map[string]*string{
 		"src": &e.Source, "dst": &e.Target, "type": &e.Kind, "mode": &mode, "packager": &e.Packager,
@@ -80,7 +79,7 @@ func parse(line string) (Entry, error) {
 }
 
 // Built returns the path of an entry's source in the build folder, or "" if the source is not built.
-func (e Entry) Built() string {
+func (e entry) Built() string {
 	path, found := strings.CutPrefix(e.Source, "${BUILT}/")
 	if !found {
 		return ""
@@ -89,4 +88,4 @@ func (e Entry) Built() string {
 }
 
 // Program reports whether an entry is a program.
-func (e Entry) Program() bool { return strings.HasPrefix(e.Built(), "bin/") }
+func (e entry) Program() bool { return strings.HasPrefix(e.Built(), "bin/") }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command man makes the man pages of a package. Their text comes from the programs' help, from the documents and from
-// sections.md: `man -bin FOLDER -docs FOLDER -date 2026-11-21 -out FOLDER`.
 package main
 
 import (
@@ -9,7 +7,6 @@ import (
 	"compress/gzip"
 	_ "embed"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,16 +43,15 @@ var pages = []page{
 	{"", "policy.hcl", 5, "who gets which share of a GPU under slurm-mps"},
 }
 
-func main() {
-	bin, docs := flag.String("bin", "", "folder of the programs"), flag.String("docs", "", "folder of the documents")
-	date, out := flag.String("date", "", "date of the pages"), flag.String("out", "", "folder for the pages")
-	flag.Parse()
+// makePages makes the man pages of a package. Their text comes from the programs' help, from the documents and from
+// sections.md.
+func makePages(bin, docs, date, out string) error {
 	for _, p := range pages {
-		if err := p.make(*bin, *docs, *date, *out); err != nil {
-			fmt.Fprintf(os.Stderr, "man: %v\n", err)
-			os.Exit(1)
+		if err := p.make(bin, docs, date, out); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 func (p page) make(bin, docs, date, out string) error {

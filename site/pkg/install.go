@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command install installs the files of the packages on a machine without a package manager, or in a folder. "make
-// install" runs it in the top folder of the source.
-//
-//	install -built FOLDER [-list FILE] [-destdir FOLDER] [-prefix /usr]
-//
-// An existing configuration file stays unchanged.
 package main
 
 import (
 	"bytes"
 	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -20,39 +13,23 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
-
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 )
-
-func main() {
-	var d destination
-	flag.StringVar(&d.built, "built", "", "folder with the output of site/pkg/parts.sh")
-	flag.StringVar(&d.list, "list", "site/pkg/nfpm.yaml", "list of the files, in the form of nfpm.yaml")
-	flag.StringVar(&d.destdir, "destdir", "", "folder that replaces /")
-	flag.StringVar(&d.prefix, "prefix", "/usr", "folder that replaces /usr")
-	flag.Parse()
-	d.top = "."
-	syscall.Umask(0o022) // every user may enter the folders between those of the list
-	if err := d.run(flag.NArg(), os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "install: %v\n", err)
-		os.Exit(1)
-	}
-}
 
 // destination names the folders from which files are copied and to which they are copied.
 type destination struct{ top, list, built, destdir, prefix string }
 
-func (d destination) run(operands int, out io.Writer) error {
-	if operands > 0 || d.built == "" || !filepath.IsAbs(d.prefix) {
-		return errors.New("cannot install: usage: install -built FOLDER [-list FILE] [-destdir FOLDER] [-prefix /FOLDER]")
+// install installs the files of the packages on a machine without a package manager, or in a folder. An existing
+// configuration file stays unchanged.
+func (d destination) install(out io.Writer) error {
+	if d.built == "" || !filepath.IsAbs(d.prefix) {
+		return errors.New("cannot install: give -built FOLDER, and an absolute -prefix")
 	}
 	d.prefix = strings.TrimRight(filepath.Clean(d.prefix), "/")
-	all, err := contents.Read(filepath.Join(d.top, d.list))
+	all, err := readList(filepath.Join(d.top, d.list))
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" }) // for Debian's zsh folder
+	all = slices.DeleteFunc(all, func(e entry) bool { return e.Packager == "deb" }) // for Debian's zsh folder
 	moved := d.moved(all)
 	for _, e := range all {
 		if err := d.put(e, moved, out); err != nil {
@@ -72,8 +49,8 @@ func (d destination) path(target string) string {
 
 // moved returns a replacer for texts. It replaces the paths of all files by their paths below another prefix than
 // /usr.
-func (d destination) moved(all []contents.Entry) *strings.Replacer {
-	longest := slices.SortedFunc(slices.Values(all), func(a, b contents.Entry) int {
+func (d destination) moved(all []entry) *strings.Replacer {
+	longest := slices.SortedFunc(slices.Values(all), func(a, b entry) int {
 		return cmp.Compare(len(b.Target), len(a.Target))
 	})
 	here := destination{prefix: d.prefix}
@@ -84,9 +61,9 @@ func (d destination) moved(all []contents.Entry) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-func (d destination) put(e contents.Entry, moved *strings.Replacer, out io.Writer) error {
+func (d destination) put(e entry, moved *strings.Replacer, out io.Writer) error {
 	path := d.path(e.Target)
-	if e.Kind == contents.Dir {
+	if e.Kind == Dir {
 		return errors.Join(os.MkdirAll(path, e.Mode), os.Chmod(path, e.Mode))
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -96,14 +73,14 @@ func (d destination) put(e contents.Entry, moved *strings.Replacer, out io.Write
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if e.Kind == contents.Symlink {
+	if e.Kind == Symlink {
 		return errors.Join(os.Symlink(e.Source, draft), os.Rename(draft, path))
 	}
 	content, err := d.content(e, moved)
 	if err != nil {
 		return err
 	}
-	if old, err := os.ReadFile(path); e.Kind == contents.Config && err == nil {
+	if old, err := os.ReadFile(path); e.Kind == Config && err == nil {
 		if !bytes.Equal(old, content) {
 			fmt.Fprintf(out, "install: left as it is: %s\n", path)
 		}
@@ -114,7 +91,7 @@ func (d destination) put(e contents.Entry, moved *strings.Replacer, out io.Write
 }
 
 // content returns the content of an entry's file. In a site's files, it replaces the paths of programs.
-func (d destination) content(e contents.Entry, moved *strings.Replacer) ([]byte, error) {
+func (d destination) content(e entry, moved *strings.Replacer) ([]byte, error) {
 	if built := e.Built(); built != "" {
 		return os.ReadFile(filepath.Join(d.built, built))
 	}

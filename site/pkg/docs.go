@@ -1,40 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command docs copies the documents into the packages and changes their links so that they work on a node. A link to
-// a packaged file leads to the file's path there. Any other relative link leads to the project's page. The command
-// runs in the top folder of the source.
-//
-//	docs -out FOLDER
-//
-// The documents are the entries of site/pkg/nfpm.yaml with a source below ${BUILT}/doc. "README.md" is the source's
-// README.md. Any other name is a file below docs.
 package main
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 )
 
-func main() {
-	out := flag.String("out", "", "folder for the documents")
-	flag.Parse()
-	if err := run(".", *out); err != nil {
-		fmt.Fprintf(os.Stderr, "docs: %v\n", err)
-		os.Exit(1)
-	}
-}
-
-func run(top, out string) error {
-	if out == "" {
-		return errors.New("cannot copy documents: usage: docs -out FOLDER")
-	}
+// copyDocuments copies the documents into the packages and changes their links so that they work on a node. A link to
+// a packaged file leads to the file's path there. Any other relative link leads to the project's page.
+//
+// The documents are the entries of site/pkg/nfpm.yaml with a source below ${BUILT}/doc. "README.md" is the source's
+// README.md. Any other name is a file below docs.
+func copyDocuments(top, out string) error {
 	s, err := readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml"))
 	if err != nil {
 		return err
@@ -75,7 +56,7 @@ func readPackaged(list string) (packaged, error) {
 		return s, fmt.Errorf("cannot read list of files: %s has no homepage", list)
 	}
 	s.home = string(home[1])
-	entries, err := contents.Read(list)
+	entries, err := readList(list)
 	if err != nil {
 		return s, err
 	}
@@ -93,14 +74,14 @@ func readPackaged(list string) (packaged, error) {
 	return s, nil
 }
 
-// link matches a link of Markdown, and a picture of HTML: what comes before the file, the file, the anchor, and what
+// docLink matches a link of Markdown, and a picture of HTML: what comes before the file, the file, the anchor, and what
 // comes after.
-var link = regexp.MustCompile(`(\]\(|src(?:set)?=")([^)"\s#]+)(#[^)"\s]*)?([)"])`)
+var docLink = regexp.MustCompile(`(\]\(|src(?:set)?=")([^)"\s#]+)(#[^)"\s]*)?([)"])`)
 
 // relink returns a document in which the relative links work in the package.
 func (s packaged) relink(source, text string) string {
-	return link.ReplaceAllStringFunc(text, func(found string) string {
-		m := link.FindStringSubmatch(found)
+	return docLink.ReplaceAllStringFunc(text, func(found string) string {
+		m := docLink.FindStringSubmatch(found)
 		if strings.Contains(m[2], "://") {
 			return found
 		}

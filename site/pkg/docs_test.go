@@ -9,33 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 )
 
-const top = "../../.."
-
-func TestRelink(t *testing.T) {
-	s := packaged{home: "https://example.org/p", places: map[string]string{
-		"README.md": "/doc/README.md", "docs/user.md": "/doc/user.md", "docs/plots/a.svg": "/doc/plots/a.svg",
-	}}
-	for text, want := range map[string]string{
-		"[u](docs/user.md#here), [h](#home)": "[u](user.md#here), [h](#home)",
-		"![a](docs/plots/a.svg)":             "![a](plots/a.svg)",
-		`<img src="docs/plots/a.svg">`:       `<img src="plots/a.svg">`,
-		`<source srcset="docs/pic.png">`:     `<source srcset="https://example.org/p/blob/main/docs/pic.png">`,
-		"[d](docs/decisions.md)":             "[d](https://example.org/p/blob/main/docs/decisions.md)",
-		"[d](docs/development.md#x)":         "[d](https://example.org/p/blob/main/docs/development.md#x)",
-		"[s](https://slurm.schedmd.com)":     "[s](https://slurm.schedmd.com)",
-	} {
-		if got := s.relink("README.md", text); got != want {
-			t.Errorf("%s: got %s, want %s", text, got, want)
-		}
-	}
-	if got, want := s.relink("docs/user.md", "[r](../README.md) [g](../go.mod)"), "[r](README.md) [g](https://example.org/p/blob/main/go.mod)"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}
+const top = "../.."
 
 // forSource are the pages that only a person with the source needs. The packages do not contain them.
 var forSource = []string{"decisions.md", "development.md", "measurements.md"}
@@ -58,11 +34,11 @@ func TestThePackagedDocuments(t *testing.T) {
 		}
 	}
 	out := t.TempDir()
-	if err := run(top, out); err != nil {
+	if err := copyDocuments(top, out); err != nil {
 		t.Fatal(err)
 	}
 	targets := map[string]bool{}
-	entries, err := contents.Read(filepath.Join(top, "site/pkg/nfpm.yaml"))
+	entries, err := readList(filepath.Join(top, "site/pkg/nfpm.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +50,7 @@ func TestThePackagedDocuments(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range link.FindAllStringSubmatch(string(content), -1) {
+		for _, m := range docLink.FindAllStringSubmatch(string(content), -1) {
 			if place := filepath.Join(filepath.Dir(s.places[source]), m[2]); !strings.Contains(m[2], "://") && !targets[place] {
 				t.Errorf("%s: the packages do not hold %s", s.places[source], place)
 			}
@@ -107,19 +83,6 @@ func TestTheLinksOfTheDocuments(t *testing.T) {
 	}
 	if found < 50 {
 		t.Errorf("only %d links found", found)
-	}
-}
-
-// TestTheChangelogIsShort checks that each item of the changelog has 25 words at most. Addresses of links do not count.
-func TestTheChangelogIsShort(t *testing.T) {
-	items := regexp.MustCompile(`(?m)^\* (.*)$`).FindAllStringSubmatch(read(t, filepath.Join(top, "docs", "CHANGELOG.md")), -1)
-	if len(items) < 12 {
-		t.Errorf("only %d items found", len(items))
-	}
-	for _, item := range items {
-		if n := len(strings.Fields(anyLink.ReplaceAllString(item[1], "]"))); n > 25 {
-			t.Errorf("an item of docs/CHANGELOG.md has %d words, and 25 are the limit: %s", n, item[1])
-		}
 	}
 }
 

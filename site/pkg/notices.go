@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command notices prints the licenses of the code that programs link besides slurm-mps itself. This is each Go module
-// with its version, and Go's standard library.
-//
-//	notices FOLDER...
-//
-// FOLDER is a main package of this module, such as ./cmd/prolog. The same modules give the same bytes. A module
-// without a license file is an error.
 package main
 
 import (
@@ -24,17 +17,10 @@ import (
 	"strings"
 )
 
-func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "notices: %v\n", err)
-		os.Exit(1)
-	}
-}
-
-func run(folders []string, out io.Writer) error {
-	if len(folders) == 0 {
-		return errors.New("cannot print notices: usage: notices FOLDER...")
-	}
+// printNotices prints the licenses of the code that programs link besides slurm-mps itself. This is each Go module with
+// its version, and Go's standard library. A folder is a main package of this module, such as ./cmd/prolog. The same
+// modules give the same bytes. A module without a license file is an error.
+func printNotices(folders []string, out io.Writer) error {
 	modules, err := linked(folders)
 	if err != nil {
 		return err

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command provenance prints from what the files in a folder were made: the commit, Go, the C compilers, and the Go
-// modules in the programs with their sums. The form is a statement of in-toto with a predicate of SLSA, which other
-// tools can read. No one has signed it but the releaser, by SHA256SUMS.
-//
-//	provenance -version 0.1.0 -commit HASH -compilers TEXT FOLDER
 package main
 
 import (
@@ -13,7 +8,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -25,18 +19,6 @@ import (
 )
 
 const repository = "https://github.com/slurm-mps/slurm-mps"
-
-func main() {
-	var r release
-	flag.StringVar(&r.version, "version", "", "version of the release")
-	flag.StringVar(&r.commit, "commit", "", "commit of the release")
-	flag.StringVar(&r.compilers, "compilers", "", "first lines of the C compilers' --version")
-	flag.Parse()
-	if err := r.print(os.Stdout, flag.Args()); err != nil {
-		fmt.Fprintf(os.Stderr, "provenance: %v\n", err)
-		os.Exit(1)
-	}
-}
 
 // programs are the folders of the programs; gpu-usage and mps-tune are links.
 var programs = []string{
@@ -71,6 +53,9 @@ type predicate struct {
 	} `json:"runDetails"`
 }
 
+// print prints from what the files in a folder were made: the commit, Go, the C compilers, and the Go modules in the
+// programs with their sums. The form is a statement of in-toto with a predicate of SLSA, which other tools can read. No
+// one has signed it but the releaser, by SHA256SUMS.
 func (r release) print(out io.Writer, folders []string) error {
 	if len(folders) != 1 || r.version == "" || r.commit == "" {
 		return errors.New("cannot print: usage: provenance -version VERSION -commit HASH -compilers TEXT FOLDER")
@@ -79,7 +64,7 @@ func (r release) print(out io.Writer, folders []string) error {
 	if err != nil {
 		return err
 	}
-	modules, err := linked()
+	modules, err := linkedModules()
 	if err != nil {
 		return err
 	}
@@ -118,8 +103,8 @@ func digests(folder string) ([]file, error) {
 	return files, nil
 }
 
-// linked returns the modules of other authors that the programs link, with the sums of go.sum.
-func linked() ([]file, error) {
+// linkedModules returns the modules of other authors that the programs link, with the sums of go.sum.
+func linkedModules() ([]file, error) {
 	out, err := exec.Command("go", append([]string{"list", "-deps", "-json=Module"}, programs...)...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the modules: %w", err)
