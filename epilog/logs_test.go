@@ -86,16 +86,12 @@ func TestKeepTwice(t *testing.T) {
 	for i, name := range logNames {
 		l.CreatedAt = time.Date(2026, 3, 12, 14-i, 0, 0, 1, time.UTC)
 		must.OK(t, os.WriteFile(filepath.Join(l.Daemons[0].LogDir, name), []byte(name), 0o600))
-		if _, err := keep(to, l); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(keep(to, l))(t)
 		must.OK(t, os.Remove(filepath.Join(l.Daemons[0].LogDir, name)))
 		later := time.Now().Add(2 * time.Hour)
 		must.OK(t, os.Chtimes(filepath.Join(to, "7"), later, later))
 	}
-	if _, err := keep(to, l); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(keep(to, l))(t)
 	entries, err := os.ReadDir(filepath.Join(to, "7", "0"))
 	if err != nil || len(entries) != 1 || entries[0].Name() != "server.log" {
 		t.Errorf("kept: %v, %v", entries, err)

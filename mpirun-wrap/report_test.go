@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
@@ -45,9 +44,14 @@ func TestReport(t *testing.T) {
 	} {
 		rank := Rank{Task: launch.Task{LocalSize: c.ranks, Source: launch.SourceStepd}, Binding: c.binding}
 		for flag, value := range c.options {
-			must.OK(t, rank.Options.Set(flag, value))
+			if err := rank.Options.Set(flag, value); err != nil {
+				t.Fatal(err)
+			}
 		}
-		placement := must.Get(Place(ticket, rank))(t)
+		placement, err := Place(ticket, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
 		var out bytes.Buffer
 		if err := placement.report(&out, false, false); err != nil || out.String() != c.want {
 			t.Errorf("%v\ngot  %swant %s", err, out.String(), c.want)
@@ -57,9 +61,14 @@ func TestReport(t *testing.T) {
 
 // The report of a rank is one JSON object, with null for a variable that is unset.
 func TestReportAsJSON(t *testing.T) {
-	placement := must.Get(Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalSize: 1}}))(t)
+	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var out bytes.Buffer
-	must.OK(t, placement.report(&out, true, false))
+	if err := placement.report(&out, true, false); err != nil {
+		t.Fatal(err)
+	}
 	var got struct {
 		SMs int
 		Env map[string]*string
@@ -95,11 +104,18 @@ func TestRemark(t *testing.T) {
 			if value == "" {
 				continue
 			}
-			must.OK(t, rank.Options.Set(flag, value))
+			if err := rank.Options.Set(flag, value); err != nil {
+				t.Fatal(err)
+			}
 		}
-		placement := must.Get(Place(ticket, rank))(t)
+		placement, err := Place(ticket, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
 		var out strings.Builder
-		must.OK(t, placement.report(&out, false, false))
+		if err := placement.report(&out, false, false); err != nil {
+			t.Fatal(err)
+		}
 		if want := "# rank 0 of 2: " + c.want + "\n"; out.String() != want {
 			t.Errorf("share %s, memory %s:\n got  %s want %s", c.share, c.memory, out.String(), want)
 		}

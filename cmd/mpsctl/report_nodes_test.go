@@ -108,10 +108,8 @@ func TestTheLatestRun(t *testing.T) {
 	other.Job, other.Array = 4712, "4709_4"
 	writeReport(t, filepath.Join(folder, "d"), other)
 	writeReport(t, filepath.Join(folder, "e"), onNode("gpu05", 2*time.Hour))
-	if err := errors.Join(os.Chmod(filepath.Join(folder, "e"), 0o622),
-		os.WriteFile(filepath.Join(folder, "f"), []byte("{"), 0o600), os.Symlink(filepath.Join(folder, "d"), filepath.Join(folder, "g"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(filepath.Join(folder, "e"), 0o622),
+		os.WriteFile(filepath.Join(folder, "f"), []byte("{"), 0o600), os.Symlink(filepath.Join(folder, "d"), filepath.Join(folder, "g"))))
 	for job, want := range map[string]string{
 		"4711": "gpu01 gpu03", "4709_3": "gpu01 gpu03", "4709_4": "gpu04", "4712": "gpu04",
 	} {

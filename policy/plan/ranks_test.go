@@ -13,13 +13,13 @@ import (
 	"strings"
 	"testing"
 
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 )
 
 func ticketOfOneH200(share policy.ShareRule, ceiling float64) lease.Ticket {

@@ -78,9 +78,7 @@ func TestAJobThatAsksWithoutAPolicy(t *testing.T) {
 // Contract: R11
 func TestTheLastUsablePolicy(t *testing.T) {
 	paths := emptyNode(t, map[string]string{policyPath: goodPolicy})
-	if _, err := readPolicy(paths, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(readPolicy(paths, zerolog.Nop()))(t)
 	write(t, paths.Policy(), "rule {")
 	var log bytes.Buffer
 	rules, err := readPolicy(paths, zerolog.New(&log))

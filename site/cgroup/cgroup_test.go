@@ -49,9 +49,7 @@ func begin(t *testing.T, dir, script string) *exec.Cmd {
 	out, err := cmd.StdoutPipe()
 	must.OK(t, err)
 	must.OK(t, cmd.Start())
-	if _, err := fmt.Fscanln(out, new(string)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fscanln(out, new(string)))(t)
 	go cmd.Wait()
 	return cmd
 }

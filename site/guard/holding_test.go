@@ -456,9 +456,7 @@ func TestTheKernelsThreadsAreReadOnce(t *testing.T) {
 	r := stillGuard(t, time.Minute)
 	child := r.child(opens + waits)
 	r.UID = 2001
-	if _, err := r.candidates(true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.candidates(true))(t)
 	threads := 0
 	for pid, thread := range r.ofRoot {
 		switch line, err := os.ReadFile(proc.Folder(pid) + "/cmdline"); {

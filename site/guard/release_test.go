@@ -144,9 +144,7 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 	closes, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	must.OK(t, err)
 	defer unix.Close(closes)
-	if _, err := unix.InotifyAddWatch(closes, folder, unix.IN_CLOSE); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(unix.InotifyAddWatch(closes, folder, unix.IN_CLOSE))(t)
 	const files = 40
 	c := &client{died: time.Now()}
 	for i := range files {

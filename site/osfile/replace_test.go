@@ -40,10 +40,8 @@ func TestWhatIsSynced(t *testing.T) {
 func TestFailuresCloseTheirFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	if err := errors.Join(os.Mkdir(path("open"), 0o700), os.Chmod(path("open"), 0o777), os.Mkdir(path("full"), 0o700),
-		os.WriteFile(path("open/file"), nil, 0o666), os.Mkdir(path("full/file"), 0o700), os.Symlink("open", path("link"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(path("open"), 0o700), os.Chmod(path("open"), 0o777), os.Mkdir(path("full"), 0o700),
+		os.WriteFile(path("open/file"), nil, 0o666), os.Mkdir(path("full/file"), 0o700), os.Symlink("open", path("link"))))
 	list := func(open func(string) (*os.File, error)) func(string) error {
 		return func(path string) error { _, err := open(path); return err }
 	}

@@ -137,9 +137,7 @@ func TestAStatusLeavesLittleGarbage(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range reads {
-		if _, err := ReadStatus(os.Getpid()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(ReadStatus(os.Getpid()))(t)
 	}
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / reads; each > limit {

@@ -153,9 +153,7 @@ func (s stuck) Write([]byte) (int, error) { close(s.reached); select {} }
 func TestALogThatDoesNotClose(t *testing.T) {
 	log, closed := stuck{make(chan struct{})}, make(chan struct{})
 	lines := diode.NewWriter(log, maxLines, 0, nil)
-	if _, err := lines.Write([]byte("line\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(lines.Write([]byte("line\n")))(t)
 	<-log.reached
 	go func() { closeLines(lines); close(closed) }()
 	select {
