@@ -179,18 +179,3 @@ func (l serverLogFile) write(text string) {
 	_, err = file.WriteString(text)
 	must.OK(l.t, errors.Join(err, file.Close()))
 }
-
-// BenchmarkNoFault measures a start without a fault. The limit is 0.1 ms, with a log of the maximum length that is
-// read.
-func BenchmarkNoFault(b *testing.B) {
-	dir := b.TempDir()
-	line := []byte(stamp + "Client {PID: 957, Context ID: 1} exiting. Number of active client contexts is 1.\n")
-	if err := os.WriteFile(filepath.Join(dir, "server.log"), bytes.Repeat(line, 2*tailBytes/len(line)), 0o644); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		if f := readFault(logTail(dir)); f.server != 0 {
-			b.Fatal(f)
-		}
-	}
-}

@@ -94,28 +94,6 @@ func TestProcessesOfAJobWithoutMPS(t *testing.T) {
 	}
 }
 
-// What a sample of a long job costs: the report is full. With an interval of 10 s, 10 ms a sample are 0.1 % of a core.
-func BenchmarkSampleWithoutMPS(b *testing.B) {
-	for _, gpus := range []int{1, 8} {
-		b.Run(fmt.Sprintf("gpus=%d", gpus), func(b *testing.B) {
-			r := alone(b, lease.Part{}, gpus, func(site.UUID) ([]gpu.Process, error) { return nil, nil })
-			now := time.Now()
-			next := func() {
-				now = now.Add(time.Second)
-				r.sample(now)
-			}
-			for range usage.MaxSamples {
-				now = now.Add(time.Second)
-				r.sampleAll(now)
-			}
-			b.ResetTimer()
-			for range b.N {
-				next()
-			}
-		})
-	}
-}
-
 // aloneOf is a recorder of a job of a user without MPS. The driver lists this process on its GPU.
 func aloneOf(t *testing.T, uid int) *recorder {
 	t.Helper()
