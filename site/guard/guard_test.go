@@ -300,18 +300,6 @@ func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	r.becomes(0, soon)
 }
 
-// A client of the other GPU is no neighbour.
-func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.runs()
-	r.child("exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm 8<nvidia1; " + waits)
-	victim := r.child(opens + waits)
-	r.becomes(6, soon)
-	victim.kill()
-	r.becomes(3, soon)
-	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
-}
-
 // The GPU of a client may be opened long after its memory device. Then it is known after verifyAfter, not after
 // rareScan.
 func TestAGPUThatIsOpenedLate(t *testing.T) {
@@ -629,14 +617,18 @@ func TestAGuardIsNoClient(t *testing.T) {
 	}
 }
 
-// A server is a child of one of the job's daemons.
+// A server is a child of one of the job's daemons. A process of another user does not belong to the job.
 func TestAServerIsNoClient(t *testing.T) {
-	r := stillGuard(t, time.Minute)
 	self := must.Get(proc.Current())(t)
-	r.Daemons = func() []proc.Process { return []proc.Process{self} }
-	r.scanOne(r.child(opens + waits).Process.Pid)
-	if len(r.living) != 0 {
-		t.Errorf("taken: %+v", r.living)
+	for what, change := range map[string]func(*Options){
+		"a server":       func(o *Options) { o.Daemons = func() []proc.Process { return []proc.Process{self} } },
+		"another user's": func(o *Options) { o.UID++ },
+	} {
+		r := stillGuard(t, time.Minute)
+		change(&r.Options)
+		if r.scanOne(r.child(opens + waits).Process.Pid); len(r.living) != 0 {
+			t.Errorf("%s: taken: %+v", what, r.living)
+		}
 	}
 }
 
@@ -662,16 +654,6 @@ func TestAServerThatIsKnownLate(t *testing.T) {
 	r.scanOne(server)
 	if r.living[server] != nil || r.state.ClientsSeen != 0 {
 		t.Errorf("a server is still a client: %+v", r.Guard.state)
-	}
-}
-
-// A process of another user does not belong to the job.
-func TestAnotherUsersProcessIsNoClient(t *testing.T) {
-	r := stillGuard(t, time.Minute)
-	r.UID++
-	r.scanOne(r.child(opens + waits).Process.Pid)
-	if len(r.living) != 0 {
-		t.Errorf("taken: %+v", r.living)
 	}
 }
 
