@@ -4,12 +4,16 @@ package epilog
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // noProcess is above the largest pid of Linux.
@@ -20,9 +24,7 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil) // with a grace of 0
 	n.clients = []site.Client{{Server: 1, PID: noProcess}, {Server: 1, PID: noProcess + 1}}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"terminate client 8388608: lease closing, claims, folders",
@@ -44,9 +46,7 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 			n := newNode(t)
 			n.leased(nil)
 			n.Fail[step] = site.ErrNoAnswer
-			if err := n.close(); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, n.close())
 			want := []string{
 				"ask for clients: lease closing, claims, folders",
 				"quit daemon: lease closing, claims, folders",
@@ -84,9 +84,7 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 				t.Errorf("the last step was %q", last)
 			}
 			n.works(step)
-			if err := n.close(); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, n.close())
 			n.IsAsBefore()
 		})
 	}
@@ -99,9 +97,7 @@ func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	n.Fail["quit daemon"], n.Fail["kill daemon"] = site.ErrNoAnswer, site.ErrImpostors
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -110,9 +106,7 @@ func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
 func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase = lease.Opening })
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Events[0] != "kill daemon: lease closing, claims, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -126,9 +120,7 @@ func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = proc.Process{} })
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"look for processes: lease closing, claims, folders",
 		"empty group-7-0: lease closing, claims, folders",
@@ -144,9 +136,7 @@ func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, proc.Process{} })
 	n.leftover = []proc.Process{n.Self}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Events[1] != "kill daemon: lease closing, claims, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -160,9 +150,7 @@ func TestAGuardEndsBesideTheDaemon(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	n.beside = "end guard"
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"end guard: lease closing, claims, folders",
@@ -195,5 +183,41 @@ func TestAGuardThatDoesNotEndKeepsTheLease(t *testing.T) {
 	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeDefault {
 		t.Errorf("modes: %v", n.Modes)
+	}
+}
+
+// A user can make the daemon start a program that no signal ends. It is neither daemon nor server, so all is undone, the
+// log names it, and the node goes on.
+func TestAProcessThatStaysInTheDaemonsGroupDrainsNoNode(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	n.Fail["empty group-7-0"] = &site.LeftInGroupError{PIDs: []int{os.Getpid(), noProcess}, Err: errors.New("cannot empty control group")}
+	must.Note(t, n.close())
+	n.IsAsBefore()
+	for _, want := range []string{fmt.Sprintf(`"pid":%d,`, os.Getpid()), `"name":"epilog.test"`, `"user":"hpc1"`} {
+		if !strings.Contains(n.log.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, n.log.String())
+		}
+	}
+}
+
+// If the daemon itself does not end, or the group cannot be read, nothing is proved.
+func TestAGroupThatStaysBesideADaemonIsAFailure(t *testing.T) {
+	left := &site.LeftInGroupError{PIDs: []int{os.Getpid()}, Err: errors.New("cannot empty control group")}
+	stuck := errors.New("it does not go")
+	for name, fail := range map[string]map[string]error{
+		"the daemon stays":         {"quit daemon": site.ErrNoAnswer, "kill daemon": stuck, "empty group-7-0": left},
+		"the group cannot be read": {"empty group-7-0": stuck},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.leased(nil)
+			for event, err := range fail {
+				n.Fail[event] = err
+			}
+			if err := n.close(); !errors.Is(err, stuck) {
+				t.Errorf("%v", err)
+			}
+		})
 	}
 }

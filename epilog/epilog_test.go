@@ -3,23 +3,28 @@
 package epilog
 
 import (
+	"bufio"
+	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
 	n := newNode(t)
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did("end guard: nothing") // a prolog may have been killed before it wrote the lease
 	n.IsAsBefore()
 	if line := n.logged(SummaryStep); line != nil {
@@ -29,12 +34,8 @@ func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
 
 func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 	n := newNode(t)
-	if err := n.Store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.OK(t, n.Store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}))
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -45,9 +46,7 @@ func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 func TestAnEpilogUndoesInOrder(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"quit daemon: lease closing, claims, folders",
@@ -63,9 +62,7 @@ func TestAnEpilogUndoesInOrder(t *testing.T) {
 func TestClosingTwiceIsClosingOnce(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	if err := errors.Join(n.close(), n.close()); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(n.close(), n.close()))
 	n.Did("end guard: nothing")
 	n.IsAsBefore()
 }
@@ -75,13 +72,9 @@ func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	n := newNode(t)
 	l := n.leased(nil)
 	lock, err := n.Store.Lock(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer lock.Release()
-	if err := n.epilog().Undo(t.Context(), l); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.epilog().Undo(t.Context(), l))
 	if left := n.Files(); !slices.Equal(left, []string{"locks/7"}) {
 		t.Errorf("the store has %q", left)
 	}
@@ -94,15 +87,11 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	n := newNode(t)
 	now := n.Store
 	earlier, err := lease.Open(n.Dir, "boot-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.Store = earlier
 	n.leased(nil)
 	n.Store = now
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.Did()
 	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || len(n.Files()) > 0 {
 		t.Errorf("mode %s, files %q", n.Modes[fakenode.GPUA], n.Files())
@@ -113,9 +102,7 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 func TestATornLeaseStaysAndFailsTheEpilog(t *testing.T) {
 	n := newNode(t)
 	path := filepath.Join(n.Dir, "leases", "7.json")
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("{"), 0o600))
 	if err := n.close(); !errors.Is(err, lease.ErrCorrupt) {
 		t.Error(err)
 	}
@@ -132,9 +119,7 @@ func TestAnEpilogThatCannotWriteUndoesAllTheSame(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(n.Dir, "leases", ".7.json.new"), 0o755); err != nil { // no file can be made there
 		t.Fatal(err)
 	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Events[0] != "ask for clients: lease open, claims, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -165,8 +150,63 @@ func TestARecorderThatDoesNotEndDrainsNoNode(t *testing.T) {
 		t.Errorf("the undo reports %v", err)
 	}
 	n.works("end guard")
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
+}
+
+// holdsLock is the variable with the folder of a store. The test's own program then holds the lock of job 7 until its
+// stdin ends. closes says whether it closes the job.
+const holdsLock, closes = "EPILOG_TEST_HOLDS_LOCK", "EPILOG_TEST_CLOSES"
+
+// An epilog ends a prolog that still runs, and never another epilog.
+//
+// Contract: R7
+func TestWhatAnEpilogEnds(t *testing.T) {
+	if folder := os.Getenv(holdsLock); folder != "" {
+		holdLock(t, folder)
+		return
+	}
+	for _, closing := range []bool{true, false} {
+		n := newNode(t)
+		n.leased(nil)
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestWhatAnEpilogEnds$")
+		cmd.Env = append(os.Environ(), holdsLock+"="+n.Dir, fmt.Sprintf("%s=%v", closes, closing))
+		in, err1 := cmd.StdinPipe()
+		out, err2 := cmd.StdoutPipe()
+		must.OK(t, errors.Join(err1, err2, cmd.Start()))
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "holds\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond) // it waits a third of its time, then decides
+		lock, err := n.epilog().lockJob(ctx, 7)
+		cancel()
+		var busy *lease.BusyError
+		if closing && (!errors.As(err, &busy) || busy.Holder.PID != cmd.Process.Pid) {
+			t.Errorf("beside another epilog: %v", err)
+		}
+		if !closing && err != nil {
+			t.Errorf("beside a prolog: %v", err)
+		}
+		if lock != nil {
+			must.Note(t, lock.Release())
+		}
+		in.Close()
+		if err := cmd.Wait(); (err == nil) != closing {
+			t.Errorf("closing %v: the process ended with %v", closing, err)
+		}
+	}
+}
+
+func holdLock(t *testing.T, folder string) {
+	store, err := lease.Open(folder, "boot")
+	must.OK(t, err)
+	lock, err := store.Lock(t.Context(), 7)
+	must.OK(t, err)
+	if os.Getenv(closes) == "true" {
+		lock.MarkClosing()
+	}
+	fmt.Println("holds")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	must.OK(t, lock.Release())
 }

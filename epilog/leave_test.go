@@ -15,6 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -56,18 +57,14 @@ func (n *node) endsDaemon() bool { return n.has("quit daemon") }
 func TestTheLastMemberEndsTheDaemon(t *testing.T) {
 	n := newNode(t)
 	id := n.sharedLease(7, 8)
-	if err := n.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.close())
 	if _, err := n.Store.Read(id); err != nil || n.endsDaemon() || !n.Store.HasTicket(8) {
 		t.Errorf("the first epilog: the shared lease %v; %q", err, n.Events)
 	}
 	if n.Store.HasTicket(7) {
 		t.Error("the job's ticket is left")
 	}
-	if err := n.epilog().Close(t.Context(), 8); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.epilog().Close(t.Context(), 8))
 	if !n.endsDaemon() {
 		t.Errorf("the last epilog: %q", n.Events)
 	}
@@ -79,18 +76,14 @@ func TestTwoMembersEndTogether(t *testing.T) {
 	n := newNode(t)
 	n.sharedLease(7, 8)
 	seven, err := n.Store.Read(7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := n.epilog().leave(t.Context(), &seven); err != nil || n.endsDaemon() {
 		t.Fatalf("%v, %q", err, n.Events)
 	}
 	if err := n.epilog().Close(t.Context(), 8); err != nil || !n.endsDaemon() {
 		t.Errorf("%v, %q", err, n.Events)
 	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -107,9 +100,7 @@ func TestASharedDaemonThatDoesNotEnd(t *testing.T) {
 		t.Errorf("members %v, %v", members, err)
 	}
 	n.works("empty group-7-0")
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -118,15 +109,9 @@ func TestAMemberOfNothing(t *testing.T) {
 	n := newNode(t)
 	id := n.sharedLease(7)
 	shared, err := n.Store.Read(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(n.Store.RemoveTicket(id), n.Store.RemoveDirs(shared.Job), n.Store.DeleteAndUnlock(t.Context(), shared)); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.OK(t, err)
+	must.OK(t, errors.Join(n.Store.RemoveTicket(id), n.Store.RemoveDirs(shared.Job), n.Store.DeleteAndUnlock(t.Context(), shared)))
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -147,9 +132,7 @@ func TestASharedDaemonInUseStays(t *testing.T) {
 func TestAJobsEndKeepsTheOthersClaims(t *testing.T) {
 	n := newNode(t)
 	n.sharedLease(7, 8)
-	if err := n.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.close())
 	claims, err := n.Store.Claims()
 	if err != nil || slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 7 }) ||
 		!slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 8 && c.UUID == fakenode.GPUA && c.Shared }) {
@@ -175,18 +158,12 @@ func TestTheReportOfAMember(t *testing.T) {
 	all := r
 	all.Job = id
 	folder, err := os.Open(n.Store.JobDir(id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer folder.Close()
 	err = errors.Join(r.Write(folder, usage.RunningOf(7, id), 0), all.Write(folder, usage.Running, 0),
 		n.Store.SaveGuard(id, lease.GuardState{Counts: lease.Counts{ClientsSeen: 2, Pauses: 3}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Close(t.Context(), 7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, e.Close(t.Context(), 7))
 	got, err := usage.Read(filepath.Join(e.Reports, "7.json"))
 	if err != nil || got.EnergyJ < 500 || got.EnergyJ > 1500 || got.End.IsZero() {
 		t.Errorf("%d J until %v, %v: want 500 J in 20 s", got.EnergyJ, got.End, err)

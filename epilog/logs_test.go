@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // Only the newest logs of jobs stay.
@@ -21,18 +22,12 @@ func TestPrune(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 7 {
 		path := filepath.Join(dir, fmt.Sprint(100-i), "0")
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(path, 0o755))
 		at := time.Unix(int64(1000+i), 0)
-		if err := os.Chtimes(filepath.Dir(path), at, at); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chtimes(filepath.Dir(path), at, at))
 	}
 	for range 2 {
-		if err := prune(dir, 3, 0, func(string) string { return "" }); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, prune(dir, 3, 0, func(string) string { return "" }))
 		entries, err := os.ReadDir(dir)
 		if err != nil || len(entries) != 3 {
 			t.Fatalf("%d are left, %v", len(entries), err)
@@ -52,9 +47,7 @@ func TestPruneIsFair(t *testing.T) {
 		path := filepath.Join(dir, fmt.Sprint(job, ".json"))
 		at := time.Now().Add(-age)
 		content := fmt.Sprintf(`{"schema":1,"job":%d,"node":"\"user\"","user":%q,"begin":"x"}`, job, user)
-		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chtimes(path, at, at)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chtimes(path, at, at)))
 	}
 	add(1, "old", 31*24*time.Hour)
 	add(2, "few", 29*24*time.Hour)
@@ -63,9 +56,7 @@ func TestPruneIsFair(t *testing.T) {
 		add(job, "many", time.Duration(30-job)*time.Hour)
 	}
 	for range 2 {
-		if err := prune(dir, 6, maxReportAge, reportOwner); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, prune(dir, 6, maxReportAge, reportOwner))
 		left, err := filepath.Glob(filepath.Join(dir, "*"))
 		for i := range left {
 			left[i] = filepath.Base(left[i])
@@ -88,33 +79,19 @@ func TestWantsLogs(t *testing.T) {
 // A job that ran before keeps only the logs of its last run, although the clock was set back. A second epilog of the
 // same run finds less, and leaves what the first epilog has kept.
 func TestKeepTwice(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("logs are kept by root")
-	}
+	must.Root(t)
 	from, to := t.TempDir(), t.TempDir()
 	l := lease.Lease{Job: lease.Job{ID: 7}, Daemons: []lease.Daemon{{LogDir: filepath.Join(from, "log")}}}
-	if err := os.Mkdir(l.Daemons[0].LogDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(l.Daemons[0].LogDir, 0o700))
 	for i, name := range logNames {
 		l.CreatedAt = time.Date(2026, 3, 12, 14-i, 0, 0, 1, time.UTC)
-		if err := os.WriteFile(filepath.Join(l.Daemons[0].LogDir, name), []byte(name), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := keep(to, l); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(filepath.Join(l.Daemons[0].LogDir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(l.Daemons[0].LogDir, name), []byte(name), 0o600))
+		must.Get(keep(to, l))(t)
+		must.OK(t, os.Remove(filepath.Join(l.Daemons[0].LogDir, name)))
 		later := time.Now().Add(2 * time.Hour)
-		if err := os.Chtimes(filepath.Join(to, "7"), later, later); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chtimes(filepath.Join(to, "7"), later, later))
 	}
-	if _, err := keep(to, l); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(keep(to, l))(t)
 	entries, err := os.ReadDir(filepath.Join(to, "7", "0"))
 	if err != nil || len(entries) != 1 || entries[0].Name() != "server.log" {
 		t.Errorf("kept: %v, %v", entries, err)
@@ -132,15 +109,11 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 		l := n.leased(func(l *lease.Lease) { l.KeepLogs = "on_failure" })
 		path := filepath.Join(l.Daemons[0].LogDir, serverlog.Name)
 		err := errors.Join(os.WriteFile(path, []byte("it ends"), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if killed {
 			n.Fail["quit daemon"] = site.ErrNoAnswer
 		}
-		if err := n.close(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, n.close())
 		n.IsAsBefore()
 		content, err := os.ReadFile(filepath.Join(n.logs, "7", "0", serverlog.Name))
 		if there := err == nil && string(content) == "it ends"; there != killed {
@@ -151,9 +124,7 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 
 // The logs of a shared daemon are kept for each of its jobs when the job ends, as the rule of all of them grants.
 func TestLogsOfASharedDaemon(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("logs are kept by root")
-	}
+	must.Root(t)
 	for _, c := range []struct {
 		keep, want string
 		died       bool
@@ -162,21 +133,15 @@ func TestLogsOfASharedDaemon(t *testing.T) {
 		n.leave = true
 		id := n.sharedLease(7, 8)
 		shared, err := n.Store.Read(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		shared.KeepLogs = c.keep
 		if c.died {
 			shared.Daemons[0].Proc.Start++
 		}
-		if err := n.Store.Save(shared); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, n.Store.Save(shared))
 		for job := uint32(7); job <= 8; job++ {
 			n.Events = nil
-			if err := n.epilog().Close(t.Context(), job); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.epilog().Close(t.Context(), job))
 		}
 		kept, err := filepath.Glob(filepath.Join(n.logs, "*", "0"))
 		for i := range kept {

@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // If one mode cannot be restored, the lease is kept. Everything else is undone, and the other mode is restored.
@@ -31,9 +32,7 @@ func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
 		t.Errorf("summary: %v", line)
 	}
 	n.works("set mode of a to default")
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	n.IsAsBefore()
 }
 
@@ -68,9 +67,7 @@ func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
 	n.Modes[fakenode.GPUA] = site.ModeExclusiveThread
 	n.leased(nil)
 	n.Modes[fakenode.GPUB] = site.ModeProhibited // set by an admin
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Modes[fakenode.GPUA] != site.ModeExclusiveThread || n.Modes[fakenode.GPUB] != site.ModeProhibited {
 		t.Errorf("modes: %v", n.Modes)
 	}
@@ -86,17 +83,11 @@ func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	l, err := n.Store.Read(7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, GPUs: l.GPUs[1:]}
 	err = errors.Join(n.Store.Delete(t.Context(), l), n.Store.Create(t.Context(), other), n.Store.Save(l))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.OK(t, err)
+	must.Note(t, n.close())
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
 		t.Errorf("modes: %v", n.Modes)
 	}
@@ -110,9 +101,7 @@ func TestAModeThatWasNotSetIsNotRestored(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.GPUs[1].OriginalMode, l.GPUs[1].NewMode = "", "" })
 	n.Fail["read mode of b"] = errors.New("the driver does not answer")
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
 		t.Errorf("modes: %v", n.Modes)
 	}
@@ -137,9 +126,7 @@ func TestJobFiles(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("/run", "mps")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { os.RemoveAll(dir) })
 			n := newNode(t)
 			n.leased(func(l *lease.Lease) {
@@ -147,14 +134,10 @@ func TestJobFiles(t *testing.T) {
 			})
 			for name, content := range c.before {
 				_ = os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755)
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644))
 			}
 			for range 2 { // closing twice is the same as closing once
-				if err := n.close(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, n.close())
 				if c.warns != strings.Contains(n.log.String(), "still names the job") {
 					t.Errorf("the log: %s", n.log.String())
 				}
@@ -176,13 +159,9 @@ func TestJobFiles(t *testing.T) {
 func TestJobFilesInAFolderOfOthers(t *testing.T) {
 	n, dir := newNode(t), t.TempDir() // below /tmp, where each user may write
 	path := filepath.Join(dir, "0")
-	if err := os.WriteFile(path, []byte("7\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("7\n"), 0o644))
 	n.leased(func(l *lease.Lease) { l.GPUs[0].JobFile = path })
-	if err := n.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.close())
 	if _, err := os.Lstat(path); err != nil || !strings.Contains(n.log.String(), "not root's own") {
 		t.Errorf("%v\n%s", err, n.log.String())
 	}
@@ -191,24 +170,16 @@ func TestJobFilesInAFolderOfOthers(t *testing.T) {
 // If another job holds a GPU by now, the GPU's file belongs to that job, whatever the file contains.
 func TestJobFileOfAGPUThatAnotherJobHolds(t *testing.T) {
 	dir, err := os.MkdirTemp("/run", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	n, path := newNode(t), filepath.Join(dir, "0")
-	if err := os.WriteFile(path, []byte("7\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("7\n"), 0o644))
 	n.leased(func(l *lease.Lease) { l.GPUs[0].JobFile = path })
 	l, err := n.Store.Read(7)
 	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, GPUs: l.GPUs}
 	err = errors.Join(err, n.Store.Delete(t.Context(), l), n.Store.Create(t.Context(), other), n.Store.Save(l))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, n.close())
 	if _, err := os.Lstat(path); err != nil {
 		t.Error(err)
 	}

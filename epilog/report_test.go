@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -41,13 +42,9 @@ func TestReportsAreBounded(t *testing.T) {
 			if i == 0 {
 				at = time.Now().Add(-c.age)
 			}
-			if err := errors.Join(os.WriteFile(path, nil, 0o640), os.Chtimes(path, at, at)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.WriteFile(path, nil, 0o640), os.Chtimes(path, at, at)))
 		}
-		if err := (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}))
 		entries, err := os.ReadDir(folder)
 		if err != nil || len(entries) != c.left {
 			t.Errorf("%s: %d reports are left, %v", c.name, len(entries), err)
@@ -73,9 +70,7 @@ func TestReportsInAFolderOfAUser(t *testing.T) {
 		"a link":    func(folder string) error { return os.Symlink(t.TempDir(), folder) },
 	} {
 		folder := filepath.Join(t.TempDir(), "reports")
-		if err := prepare(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, prepare(folder))
 		if err := (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}); !errors.Is(err, osfile.ErrNotRootOwned) {
 			t.Errorf("a folder %s: %v", name, err)
 		}
@@ -91,14 +86,10 @@ func TestReportsInAFolderOfAUser(t *testing.T) {
 func TestWhoReadsAKeptReport(t *testing.T) {
 	needsRoot(t)
 	folder, err := os.MkdirTemp("", "reports")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer os.RemoveAll(folder)
 	err = errors.Join(os.Chmod(folder, 0o755), (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	path := filepath.Join(folder, "7.json")
 	info, err := os.Lstat(path)
 	if err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 || info.Mode()&0o007 != 0 {
@@ -119,9 +110,7 @@ func TestWhoReadsAKeptReport(t *testing.T) {
 
 func needsRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	must.Root(t)
 }
 
 // A kept report has the guard's counts, even if the recorder missed some.
@@ -149,14 +138,10 @@ func TestTheReportOfAJobWithoutAClient(t *testing.T) {
 		e := n.epilog()
 		e.Reports = t.TempDir()
 		folder, err := os.Open(n.Store.JobDir(7))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer folder.Close()
 		r := usage.Report{Schema: usage.Schema, Job: 7, Begin: time.Now().Add(-lasted), GPUs: make([]usage.GPU, 2)}
-		if err := errors.Join(r.Write(folder, usage.Running, 0), e.Close(t.Context(), 7)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(r.Write(folder, usage.Running, 0), e.Close(t.Context(), 7)))
 		got, err := usage.Read(filepath.Join(e.Reports, "7.json"))
 		if (err == nil) != want || want && got.ClientsSeen != 0 {
 			t.Errorf("of a job of %v: %+v, %v, want a report: %v", lasted, got, err, want)
@@ -178,9 +163,7 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := n.close(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, n.close())
 		got := n.logged(SummaryStep)
 		for key, want := range map[string]any{"user": l.Job.User, "rule": "mps", "gpus": 2.0, "clients_at_epilog": 2.0,
 			"terminated": 2.0, "daemon_gone": false, "closed": true} {
@@ -208,9 +191,7 @@ func TestClientsThatEndInTheirGrace(t *testing.T) {
 	n.leased(func(l *lease.Lease) { l.DrainGrace = lease.Duration(5 * time.Second) })
 	n.clients = []site.Client{{PID: 1 << 30}}
 	n.leave = true
-	if err := n.close(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.close())
 	if got := n.logged(SummaryStep); got["clients_at_epilog"] != 1.0 || got["terminated"] != 0.0 {
 		t.Errorf("%v: want 1 client at the epilog and none terminated", got)
 	}

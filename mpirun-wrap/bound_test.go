@@ -6,18 +6,14 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestBound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control")
-	listener, err := net.Listen("unixpacket", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := net.Dial("unixpacket", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unixpacket", path))(t)
+	client := must.Get(net.Dial("unixpacket", path))(t)
 	defer client.Close()
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	for _, c := range []struct {

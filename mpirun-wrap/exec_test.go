@@ -27,6 +27,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -79,9 +80,7 @@ func newRank(t *testing.T) *rank {
 	t.Helper()
 	t.Parallel()
 	binary, err := wrapperBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r := &rank{t: t, dir: t.TempDir(), said: &bytes.Buffer{}, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
 	r.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0")
 	if os.Geteuid() != 0 {
@@ -90,22 +89,21 @@ func newRank(t *testing.T) *rank {
 		return r
 	}
 	r.root, err = os.MkdirTemp("/tmp", "mps") // a socket's path is short
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(r.root) })
 	boot, err := proc.BootID()
-	must(t, err)
+	must.OK(t, err)
 	store, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
-	must(t, err)
-	must(t, store.WriteTicket(r.ticket()))
+	must.OK(t, err)
+	must.OK(t, store.WriteTicket(r.ticket()))
 	listener, err := net.Listen("unixpacket", filepath.Join(r.root, "control"))
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
 	return r
 }
 
 func (r *rank) ticket() lease.Ticket {
-	self, err := proc.Current()
-	must(r.t, err)
+	self := must.Get(proc.Current())(r.t)
 	ticket := ticketOf(1, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: r.root, LogDir: r.root, Proc: self}
 	ticket.ControlProgram = lease.Program{Path: filepath.Join(r.root, "ask")}
@@ -124,9 +122,7 @@ func (r *rank) start(line ...string) {
 	r.cmd = exec.Command(line[0], line[1:]...)
 	r.cmd.Dir, r.cmd.Env, r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = r.dir, r.env, strings.NewReader(r.in), r.said, r.said
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := r.cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.cmd.Start())
 	r.ended = make(chan struct{})
 	go func() { _ = r.cmd.Wait(); close(r.ended) }()
 	r.t.Cleanup(func() { _ = node.SignalGroup(r.cmd, unix.SIGKILL); <-r.ended })
@@ -164,9 +160,7 @@ func (r *rank) code() int {
 
 func (r *rank) signal(s syscall.Signal) {
 	r.t.Helper()
-	if err := r.cmd.Process.Signal(s); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.cmd.Process.Signal(s))
 }
 
 // proc returns the process that wrote its pid into a file of the folder.
@@ -229,9 +223,7 @@ func TestTheProgramsExitIsTheRanks(t *testing.T) {
 		t.Run(strings.Join(c.program, " "), func(t *testing.T) {
 			r := newRank(t)
 			for name, content := range map[string]string{"text": "no program\n", "orphan": "#!/nonexistent/interpreter\n"} {
-				if err := node.WriteProgram(filepath.Join(r.dir, name), []byte(content)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, node.WriteProgram(filepath.Join(r.dir, name), []byte(content)))
 			}
 			r.start(r.wrapper(c.program...)...)
 			if code := r.code(); code != c.code || r.said.String() != c.says {
@@ -285,9 +277,9 @@ func TestWhyAProgramDoesNotRun(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRank(t)
 			path := filepath.Join(r.dir, c.name)
-			must(t, node.WriteProgram(path, []byte(c.content)))
+			must.OK(t, node.WriteProgram(path, []byte(c.content)))
 			if c.name == "plain" || c.name == "two words" || c.name == "loop" {
-				must(t, os.Chmod(path, 0o644))
+				must.OK(t, os.Chmod(path, 0o644))
 			}
 			r.start(r.wrapper("./" + c.name)...)
 			code := 126
@@ -306,8 +298,8 @@ func TestWhyAProgramDoesNotRun(t *testing.T) {
 		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, "size=64k"); err != nil {
 			t.Skipf("cannot mount a file system: %v", err)
 		}
-		defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
-		must(t, node.WriteProgram(filepath.Join(dir, "app"), []byte("#!/bin/sh\n")))
+		defer func() { must.OK(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+		must.OK(t, node.WriteProgram(filepath.Join(dir, "app"), []byte("#!/bin/sh\n")))
 		r.start(r.wrapper(dir + "/app")...)
 		want := "mpirun-wrap: cannot run " + dir + "/app: " + denied +
 			": its file system is mounted noexec: copy it to another one\n"
@@ -456,11 +448,9 @@ func TestTheArgumentsAreTheProgramsOwn(t *testing.T) {
 // Contract: K5
 func TestAProgramAfterAWait(t *testing.T) {
 	r := newRank(t)
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: only root can publish a ticket")
-	}
-	must(t, os.WriteFile(filepath.Join(r.root, "server.log"), []byte(faulted), 0o644))
-	must(t, node.WriteProgram(filepath.Join(r.root, "ask"), []byte(`#!/bin/sh
+	must.Root(t)
+	must.OK(t, os.WriteFile(filepath.Join(r.root, "server.log"), []byte(faulted), 0o644))
+	must.OK(t, node.WriteProgram(filepath.Join(r.root, "ask"), []byte(`#!/bin/sh
 read -r question
 cd "${CUDA_MPS_PIPE_DIRECTORY}" || exit
 echo "$question" >>asked
@@ -483,8 +473,7 @@ esac
 	if code := r.code(); code != 0 || r.said.String() != want {
 		t.Errorf("code %d, %s\nwithout a wrapper: %s", code, r.said, want)
 	}
-	asked, err := os.ReadFile(filepath.Join(r.root, "asked"))
-	must(t, err)
+	asked := must.Get(os.ReadFile(filepath.Join(r.root, "asked")))(t)
 	if want := strings.Repeat("get_server_status 829\n", 5); string(asked) != want {
 		t.Errorf("asked %q, want %q", asked, want)
 	}
@@ -495,20 +484,17 @@ esac
 // Contract: K5
 func TestAWrapperWithTheSetUserIDBit(t *testing.T) {
 	r := newRank(t)
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: the file is root's")
-	}
+	must.Root(t)
 	var fs unix.Statfs_t
-	must(t, unix.Statfs(r.root, &fs))
+	must.OK(t, unix.Statfs(r.root, &fs))
 	if fs.Flags&unix.ST_NOSUID != 0 {
 		t.Skip("needs a file system without nosuid")
 	}
-	must(t, os.Chmod(r.root, 0o755))
-	content, err := os.ReadFile(r.binary)
-	must(t, err)
+	must.OK(t, os.Chmod(r.root, 0o755))
+	content := must.Get(os.ReadFile(r.binary))(t)
 	for name, bit := range map[string]os.FileMode{"user": os.ModeSetuid, "group": os.ModeSetgid, "none": 0} {
 		path := filepath.Join(r.root, name)
-		must(t, errors.Join(node.WriteProgram(path, content), os.Chmod(path, 0o755|bit)))
+		must.OK(t, errors.Join(node.WriteProgram(path, content), os.Chmod(path, 0o755|bit)))
 		cmd := exec.Command(path, "id", "-u")
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_MPS=off"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

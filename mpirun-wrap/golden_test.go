@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -33,10 +34,7 @@ type goldenCase struct {
 const goldens = "testdata/golden.txtar"
 
 func TestGoldens(t *testing.T) {
-	cases, err := txtar.Read(goldens)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cases := must.Get(txtar.Read(goldens))(t)
 	if len(cases.Files) < 60 {
 		t.Fatalf("only %d cases", len(cases.Files))
 	}
@@ -72,10 +70,7 @@ func (c goldenCase) text(ranks []string) string {
 func (c goldenCase) placeAll(t *testing.T) []string {
 	ticket := nodeOf(t, c.node)
 	launcher, count, _ := strings.Cut(c.launch, " ")
-	ranks, err := strconv.Atoi(count)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ranks := must.Get(strconv.Atoi(count))(t)
 	var placements []string
 	for rank := range ranks {
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
@@ -134,21 +129,12 @@ func placementOf(ticket lease.Ticket, environment, flags []string) (*Placement, 
 // nodeOf makes a ticket from a model, a number of GPUs, and attributes. The first half of the GPUs is on NUMA node 0.
 func nodeOf(t *testing.T, line string) lease.Ticket {
 	fields := strings.Fields(line)
-	model, err := policy.FindModel(fields[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.Atoi(fields[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	model := must.Get(policy.FindModel(fields[0]))(t)
+	n := must.Get(strconv.Atoi(fields[1]))(t)
 	texts := map[string]string{"scope": "job", "share": "even", "ceiling": "100", "memory_overlap": "1",
 		"max_clients": "48"}
 	maps.Copy(texts, slurm.ParseEnv(fields[2:]))
-	grant, err := policy.ReadGrant(texts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	grant := must.Get(policy.ReadGrant(texts))(t)
 	ticket := ticketOf(n, grant.Scope, 1)
 	ticket.Grant = grant
 	for i := range ticket.Devices {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -93,10 +94,7 @@ func TestIgnoredVariables(t *testing.T) {
 		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"}, `CUDA_MPS_PIPE_DIRECTORY="/tmp/mine": the job has an MPS daemon`},
 		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/run/slurm-mps/jobs/6/0/pipe"}, ""}, // of the job that has submitted this one
 	} {
-		p, err := Place(ticket, Rank{Task: launch.Task{LocalSize: 2, Source: "openmpi"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(Place(ticket, Rank{Task: launch.Task{LocalSize: 2, Source: "openmpi"}}))(t)
 		if got := strings.Join(p.ignored(c.env), "; "); got != c.want {
 			t.Errorf("%v: %q, want %q", c.env, got, c.want)
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
@@ -73,9 +74,7 @@ func TestABatchScriptFromAStep(t *testing.T) {
 	second := ticket.Devices[0]
 	second.UUID, second.Minor, second.Position = "GPU-4", 4, 1
 	ticket.Devices, ticket.Daemons[0].Devices = append(ticket.Devices, second), []site.UUID{"GPU-3", "GPU-4"}
-	if err := store.WriteTicket(ticket); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.WriteTicket(ticket))
 	env := []string{
 		"SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 		"SLURM_STEP_ID=3", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_GPUS=0",

@@ -4,12 +4,17 @@ package mpirunwrap
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -19,9 +24,7 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	if err != nil || o.Share.String() != "50%" || o.GPU != blockGPU || !o.DryRun || o.ShareFlag {
 		t.Fatalf("%+v, %v", o, err)
 	}
-	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "block"), o.Set("dry-run", "false")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(o.Set("share", "even"), o.Set("gpu", "block"), o.Set("dry-run", "false")))
 	if o.Share.String() != "even" || o.GPU != blockGPU || o.DryRun || !o.ShareFlag {
 		t.Errorf("%+v", o)
 	}
@@ -107,10 +110,7 @@ func TestEveryPlaceIsTakenOnce(t *testing.T) {
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
 				lowest, highest := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
-					placement, err := Place(ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
-					if err != nil {
-						t.Fatal(err)
-					}
+					placement := must.Get(Place(ticket, Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}}))(t)
 					sums[placement.GPU] += placement.Share.SMs
 					highest[placement.GPU] = max(highest[placement.GPU], placement.Share.SMs)
 					if lowest[placement.GPU] == 0 || placement.Share.SMs < lowest[placement.GPU] {
@@ -148,9 +148,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 					ticket.Grant.Ceiling = ceiling
 					for ranks := 1; ranks <= 64; ranks += 1 + ranks/8 {
 						rank := Rank{Task: launch.Task{LocalRank: ranks - 1, LocalSize: ranks}, Options: Options{GPU: choice}}
-						if err := rank.Options.Set("share", rule); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, rank.Options.Set("share", rule))
 						placement, err := Place(ticket, rank)
 						if err != nil {
 							if ranks <= policy.Clients {
@@ -189,13 +187,79 @@ func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 
 // docs/reference.md has a row for every setting, with its variable.
 func TestTheSettingsAreDocumented(t *testing.T) {
-	content, err := os.ReadFile("../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../docs/reference.md"))(t)
 	for _, s := range Settings {
 		if !strings.Contains(string(content), "| `--"+s.Flag) || !strings.Contains(string(content), "`"+s.Variable()+"`") {
 			t.Errorf("--%s or %s is not documented", s.Flag, s.Variable())
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	settings := slices.Concat(Settings, ownFlags)
+	for _, c := range []struct {
+		args []string
+		want string // root, GPU, report, version, program
+		err  string
+	}{
+		{nil, `"" "" false false []`, ""},
+		{[]string{"a", "--report"}, `"" "" false false ["a" "--report"]`, ""},
+		{[]string{"--report", "-gpu", "block", "--root=/x", "a"}, `"/x" "block" true false ["a"]`, ""},
+		{[]string{"--report=false", "--", "--gpu"}, `"" "" false false ["--gpu"]`, ""},
+		{[]string{"--root", "--", "--version", "-"}, `"--" "" false true ["-"]`, ""},
+		{[]string{"--root=a=b", ""}, `"a=b" "" false false [""]`, ""},
+		{[]string{"-v", "a"}, `"" "" true false ["a"]`, ""},
+		{[]string{"-h"}, "", "help is asked for"},
+		{[]string{"--help", "--nonsense"}, "", "help is asked for"},
+		{[]string{"--gpu"}, "", "cannot read flags: flag needs an argument: --gpu: see mpirun-wrap --help"},
+		{[]string{"--nonsense=1"}, "", "cannot read flags: unknown flag: --nonsense: see mpirun-wrap --help"},
+		{[]string{"--shar=even"}, "", "cannot read flags: unknown flag: --shar: did you mean --share?"},
+		{[]string{"-dryrun"}, "", "cannot read flags: unknown flag: -dryrun: did you mean --dry-run?"},
+		{[]string{"---gpu=block"}, "", "cannot read flags: unknown flag: ---gpu: did you mean --gpu?"},
+		{[]string{"--=x"}, "", "cannot read flags: unknown flag: --: see mpirun-wrap --help"},
+		{[]string{"--signals=pass"}, "", "cannot read flags: unknown flag: --signals: see mpirun-wrap --help"},
+		{[]string{"--report=perhaps"}, "", `cannot read --report: it is "perhaps": want true or false`},
+	} {
+		var run run
+		version, err := parseFlags(c.args, &run, settings)
+		got := fmt.Sprintf("%q %q %v %v %q", run.Paths.Root, run.Options.GPU, run.Options.Report, version, run.Program)
+		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || err.Error() != c.err) {
+			t.Errorf("%q: %s, %v; want %s, %s", c.args, got, err, c.want, c.err)
+		}
+		if errors.Is(err, errHelp) != (c.err == "help is asked for") {
+			t.Errorf("%q: %v", c.args, err)
+		}
+	}
+}
+
+// One of 49 processes prints, and the others return after it. A message with another name is printed too.
+func TestPrintOnce(t *testing.T) {
+	t.Parallel()
+	var printed, early atomic.Int32
+	var all sync.WaitGroup
+	for rank := range 50 {
+		all.Go(func() {
+			name := fmt.Sprintf("%s %d %v", t.Name(), os.Getpid(), rank == 49)
+			printOnce(name, func() { printed.Add(1) })
+			if printed.Load() == 0 {
+				early.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if printed.Load() != 2 || early.Load() != 0 {
+		t.Errorf("%d printed, %d returned before", printed.Load(), early.Load())
+	}
+}
+
+// After a second, a message with the same name is printed again. The test is not parallel, because parallel tests
+// would fork processes that hold the socket until their exec.
+func TestPrintOnceAgain(t *testing.T) {
+	for range 2 {
+		printed := false
+		printOnce(fmt.Sprintf("%s %d", t.Name(), os.Getpid()), func() { printed = true })
+		if !printed {
+			t.Error("not printed")
 		}
 	}
 }

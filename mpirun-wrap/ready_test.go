@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestOneRankOfALaunchSaysIt(t *testing.T) {
@@ -72,12 +73,12 @@ func (a asked) ServerStatus(ctx context.Context, _ lease.Ticket, _ lease.Daemon,
 func placementHere(t *testing.T) (Placement, serverLogFile) {
 	t.Helper()
 	self, err := proc.Current()
-	must(t, err)
+	must.OK(t, err)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	listener, err := net.Listen("unix", filepath.Join(dir, "control"))
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
 	log := newLog(t)
 	return Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -25,31 +26,23 @@ import (
 // newJob makes job 7 on a node: its ticket, and a socket in place of its daemon's. It has GPU 3 of the node.
 func newJob(t *testing.T) (paths site.Paths, store *lease.Store, ticket lease.Ticket) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: only root can write a ticket")
-	}
+	must.Root(t)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	boot, err1 := proc.BootID()
 	self, err2 := proc.Current()
 	listener, err3 := net.Listen("unixpacket", filepath.Join(dir, "control"))
 	paths = site.Paths{Root: dir}
 	store, err4 := lease.Open(paths.Run(), boot)
-	if err := errors.Join(err1, err2, err3, err4, os.Mkdir(filepath.Join(dir, "exchange"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, err3, err4, os.Mkdir(filepath.Join(dir, "exchange"), 0o700)))
 	t.Cleanup(func() { listener.Close() })
 	ticket = lease.Ticket{
 		Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant(), ExchangeDir: filepath.Join(dir, "exchange"),
 		Daemons: []lease.Daemon{{PipeDir: dir, LogDir: dir, Proc: self}},
 		Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-3", Minor: 3, SMs: 132, TPC: 2}}},
 	}
-	if err := errors.Join(os.MkdirAll(store.JobDir(7), 0o755), store.WriteTicket(ticket)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.MkdirAll(store.JobDir(7), 0o755), store.WriteTicket(ticket)))
 	return paths, store, ticket
 }
 
@@ -60,9 +53,7 @@ func full(t *testing.T, store *lease.Store, minor int, wait time.Duration) {
 		return
 	}
 	room := lease.Room{GPUs: []lease.FullGPU{{Minor: minor, Dead: 1, Until: time.Now().Add(wait)}}}
-	if err := store.SaveRoom(7, room); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.SaveRoom(7, room))
 }
 
 // A task that Slurm starts waits for room on its GPU, and the first task of the node says so after a second.

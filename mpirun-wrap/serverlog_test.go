@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // recordedLog is what a real server wrote during provoked faults, and the daemon's answers at the same time. The trials
@@ -29,10 +31,7 @@ var (
 // While the daemon of an H200 answered FAULT, the server's log contained the fault, too. So a daemon need not be
 // asked if its server's log contains no fault. When the daemon answered ACTIVE again, the log showed that as well.
 func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
-	content, err := os.ReadFile(recordedLog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(recordedLog))(t)
 	faults := 0
 	for section := range strings.SplitSeq(string(content), "\n=== ") {
 		lines, kill := logOf(t, section)
@@ -83,10 +82,7 @@ type stamped struct {
 func logOf(t *testing.T, section string) (lines []stamped, kill time.Time) {
 	t.Helper()
 	clock := func(text string) time.Time {
-		at, err := time.Parse("15:04:05.999999", text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		at := must.Get(time.Parse("15:04:05.999999", text))(t)
 		return at
 	}
 	for line := range strings.Lines(section) {
@@ -155,13 +151,13 @@ func TestTheEndOfALog(t *testing.T) {
 		"a fifo without a writer": func() error { return syscall.Mkfifo(log.path, 0o600) },
 		"a folder":                func() error { return os.Mkdir(log.path, 0o700) },
 	} {
-		must(t, os.Rename(log.path, log.path+".1"))
-		must(t, make())
+		must.OK(t, os.Rename(log.path, log.path+".1"))
+		must.OK(t, make())
 		if tail := logTail(log.dir); tail != nil {
 			t.Errorf("%s: %q", name, tail)
 		}
-		must(t, os.Remove(log.path))
-		must(t, os.Rename(log.path+".1", log.path))
+		must.OK(t, os.Remove(log.path))
+		must.OK(t, os.Rename(log.path+".1", log.path))
 	}
 }
 
@@ -179,29 +175,7 @@ func newLog(t *testing.T) serverLogFile {
 func (l serverLogFile) write(text string) {
 	l.t.Helper()
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	must(l.t, err)
+	must.OK(l.t, err)
 	_, err = file.WriteString(text)
-	must(l.t, errors.Join(err, file.Close()))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// BenchmarkNoFault measures a start without a fault. The limit is 0.1 ms, with a log of the maximum length that is
-// read.
-func BenchmarkNoFault(b *testing.B) {
-	dir := b.TempDir()
-	line := []byte(stamp + "Client {PID: 957, Context ID: 1} exiting. Number of active client contexts is 1.\n")
-	if err := os.WriteFile(filepath.Join(dir, "server.log"), bytes.Repeat(line, 2*tailBytes/len(line)), 0o644); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		if f := readFault(logTail(dir)); f.server != 0 {
-			b.Fatal(f)
-		}
-	}
+	must.OK(l.t, errors.Join(err, file.Close()))
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A slot's file has one name, because root may run a rank, and a user can link to a file of root's.
@@ -21,16 +22,12 @@ func TestASlotsFileWithAnotherName(t *testing.T) {
 	folder := t.TempDir()
 	secret := filepath.Join(folder, "secret")
 	slot := (&slotTable{folder: folder}).path(0)
-	if err := errors.Join(os.WriteFile(secret, []byte("root's"), 0o600), os.Link(secret, slot)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(secret, []byte("root's"), 0o600), os.Link(secret, slot)))
 	if file, err := openSlotFile(slot); err == nil {
 		file.close()
 		t.Error("a file with two names is opened")
 	}
-	if err := errors.Join(os.Remove(slot), os.Symlink(secret, slot)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Remove(slot), os.Symlink(secret, slot)))
 	if file, err := openSlotFile(slot); err == nil {
 		file.close()
 		t.Error("a link is followed")
@@ -38,13 +35,8 @@ func TestASlotsFileWithAnotherName(t *testing.T) {
 	if content, err := os.ReadFile(secret); string(content) != "root's" {
 		t.Errorf("%q, %v", content, err)
 	}
-	if err := os.Remove(slot); err != nil {
-		t.Fatal(err)
-	}
-	file, err := openSlotFile(slot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(slot))
+	file := must.Get(openSlotFile(slot))(t)
 	file.close()
 }
 
@@ -95,8 +87,7 @@ func closeKept(folder string) {
 //
 // Contract: K6
 func TestWhoMayHaveASlot(t *testing.T) {
-	self, err := proc.Current()
-	must(t, err)
+	self := must.Get(proc.Current())(t)
 	ended := proc.Process{PID: self.PID, Start: self.Start - 1}
 	for _, c := range []struct {
 		name          string
@@ -135,20 +126,19 @@ func TestProcessesAgreeOnTheNumberOfSlots(t *testing.T) {
 	folder := t.TempDir()
 	agree := func(n int) error {
 		table := slotTable{folder: folder, gpus: make([]int, n)}
-		lock, err := table.lock(t.Context())
-		must(t, err)
+		lock := must.Get(table.lock(t.Context()))(t)
 		defer lock.close()
 		return table.agree(lock)
 	}
-	must(t, agree(4))
+	must.OK(t, agree(4))
 	held, _, err := (&slotTable{folder: folder}).try(3)
-	must(t, err)
-	must(t, agree(4))
+	must.OK(t, err)
+	must.OK(t, agree(4))
 	for _, n := range []int{1, 3, 5} {
 		if err := agree(n); err == nil || !strings.Contains(err.Error(), "other processes of this job use 4") {
 			t.Errorf("%d slots beside a process that has one of 4: %v", n, err)
 		}
 	}
 	held.close()
-	must(t, agree(2))
+	must.OK(t, agree(2))
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // members is a job on a node. Its processes have no launcher.
@@ -35,28 +36,26 @@ type members struct {
 
 func newMembers(t *testing.T, gpus int) *members {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: only root can write a ticket")
-	}
+	must.Root(t)
 	binary, err := wrapperBinary()
-	must(t, err)
+	must.OK(t, err)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	boot, err := proc.BootID()
-	must(t, err)
+	must.OK(t, err)
 	self, err := proc.Current()
-	must(t, err)
+	must.OK(t, err)
 	ticket := ticketOf(gpus, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: dir, LogDir: dir, Proc: self}
 	ticket.ExchangeDir = filepath.Join(dir, "exchange")
-	must(t, os.Mkdir(ticket.ExchangeDir, 0o700))
-	must(t, os.Mkdir(filepath.Join(dir, "used"), 0o700))
+	must.OK(t, os.Mkdir(ticket.ExchangeDir, 0o700))
+	must.OK(t, os.Mkdir(filepath.Join(dir, "used"), 0o700))
 	store, err := lease.Open(site.Paths{Root: dir}.Run(), boot)
-	must(t, err)
-	must(t, store.WriteTicket(ticket))
+	must.OK(t, err)
+	must.OK(t, store.WriteTicket(ticket))
 	listener, err := net.Listen("unixpacket", filepath.Join(dir, "control"))
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
 	m := &members{t: t, dir: dir, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
 	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASKS_PER_NODE=8",
@@ -76,12 +75,11 @@ type member struct {
 func (m *members) start(flags, script string) (member, string) {
 	m.t.Helper()
 	reads, writes, err := os.Pipe()
-	must(m.t, err)
-	said, err := os.CreateTemp(m.dir, "said")
-	must(m.t, err)
+	must.OK(m.t, err)
+	said := must.Get(os.CreateTemp(m.dir, "said"))(m.t)
 	cmd := exec.Command("/bin/sh", "-c", "exec $WRAP "+flags+` -- /bin/sh -c "$0"`, script)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = m.env, reads, said, said
-	must(m.t, cmd.Start())
+	must.OK(m.t, cmd.Start())
 	reads.Close()
 	p := member{cmd, writes, said}
 	m.t.Cleanup(func() { p.in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait(); said.Close() })
@@ -91,8 +89,7 @@ func (m *members) start(flags, script string) (member, string) {
 func (m *members) line(p member) string {
 	m.t.Helper()
 	for deadline := time.Now().Add(timeLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		content, err := os.ReadFile(p.out.Name())
-		must(m.t, err)
+		content := must.Get(os.ReadFile(p.out.Name()))(m.t)
 		if first, _, whole := strings.Cut(string(content), "\n"); whole {
 			return first
 		}
@@ -147,7 +144,7 @@ func TestSlots(t *testing.T) {
 	if got := m.run("--slots=8 --slots-wait=500ms", where); !strings.HasPrefix(got, waits) {
 		t.Errorf("a waiting process prints\n%s", got)
 	}
-	must(t, all[5].cmd.Process.Kill())
+	must.OK(t, all[5].cmd.Process.Kill())
 	if _, line := m.start("--slots", where); !strings.HasPrefix(line, "GPU-1 ") { // SLURM_TASKS_PER_NODE is 8
 		t.Errorf("the next process has %q, not the slot of the killed process", line)
 	}
@@ -205,10 +202,10 @@ func TestWhatKeepsASlot(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			m := newMembers(t, 1)
-			must(t, os.Mkdir(filepath.Join(m.dir, "dev"), 0o700))
+			must.OK(t, os.Mkdir(filepath.Join(m.dir, "dev"), 0o700))
 			m.env = append(m.env, "UVM="+filepath.Join(m.dir, "dev/nvidia-uvm"))
 			for _, name := range []string{"nvidia-uvm", "nvidia-uvm-tools"} {
-				must(t, os.WriteFile(filepath.Join(m.dir, "dev", name), nil, 0o600))
+				must.OK(t, os.WriteFile(filepath.Join(m.dir, "dev", name), nil, 0o600))
 			}
 			p, line := m.start("--slots=1", fmt.Sprintf(bash, c.script))
 			pid, err := strconv.Atoi(strings.TrimPrefix(line, "ready "))
@@ -216,7 +213,7 @@ func TestWhatKeepsASlot(t *testing.T) {
 				pid = p.cmd.Process.Pid
 			}
 			if c.ends {
-				must(t, p.cmd.Process.Kill())
+				must.OK(t, p.cmd.Process.Kill())
 				_ = p.cmd.Wait()
 			}
 			if pid != p.cmd.Process.Pid {
@@ -254,19 +251,17 @@ func TestWhatAWaitCosts(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 2)
 	other := exec.Command("sleep", "60")
-	must(t, other.Start())
+	must.OK(t, other.Start())
 	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
-	stat, err := proc.ReadStat(other.Process.Pid)
-	must(t, err)
+	stat := must.Get(proc.ReadStat(other.Process.Pid))(t)
 	taker := fmt.Sprintf("%d %d %s", stat.PID, stat.Start, namespaces())
 	for slot := range 64 {
-		must(t, os.WriteFile(filepath.Join(m.dir, "exchange", fmt.Sprintf("slot.%d", slot)), []byte(taker), 0o600))
+		must.OK(t, os.WriteFile(filepath.Join(m.dir, "exchange", fmt.Sprintf("slot.%d", slot)), []byte(taker), 0o600))
 	}
 	waiting := exec.Command("/bin/sh", "-c", "exec $WRAP --slots=64 --slots-wait=4s -- true")
 	waiting.Env = m.env
-	said, err := waiting.StderrPipe()
-	must(t, err)
-	must(t, waiting.Start())
+	said := must.Get(waiting.StderrPipe())(t)
+	must.OK(t, waiting.Start())
 	_, _ = said.Read(make([]byte, 1)) // it has the table
 	if got := m.run("--slots=64 --slots-wait=0", "true"); !strings.HasSuffix(got, "; other processes of this job wait, too") {
 		t.Errorf("the second one prints %s", got)
@@ -283,10 +278,9 @@ func TestWhatAWaitCosts(t *testing.T) {
 func TestSlotsInAPIDNamespace(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
-	content, err := os.ReadFile(m.binary)
-	must(t, err)
+	content := must.Get(os.ReadFile(m.binary))(t)
 	binary := filepath.Join(m.dir, "wrap") // a path that a pid namespace has, too
-	must(t, os.WriteFile(binary, content, 0o700))
+	must.OK(t, os.WriteFile(binary, content, 0o700))
 	in := *m
 	in.env = append(slices.Clone(m.env), "WRAP=unshare --pid --fork --mount-proc --kill-child "+binary+" --root "+m.dir)
 	const inner = "unshare --pid --fork --mount-proc --kill-child $0 --root $1 --slots=1 --slots-wait=5s echo runs; true"
@@ -304,7 +298,7 @@ func TestSlotsInAPIDNamespace(t *testing.T) {
 	if got := in.run("--slots=1 --slots-wait=0", "echo runs"); !strings.Contains(got, unseen) {
 		t.Errorf("in a container: %s", got)
 	}
-	must(t, p.cmd.Process.Kill())
+	must.OK(t, p.cmd.Process.Kill())
 	_ = p.cmd.Wait()
 	if got := in.run("--slots=1 --slots-wait=4s", "echo runs"); !strings.Contains(got, unseen) {
 		t.Errorf("in a container, after the end: %s", got)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A task prolog never fails a task. In a job that asks for MPS and has none, the first task of a node says why. In a
@@ -34,9 +35,7 @@ func TestATaskWithoutMPS(t *testing.T) {
 	} {
 		paths, store, ticket := newJob(t)
 		if c.gone {
-			if err := os.Remove(filepath.Join(ticket.Daemons[0].PipeDir, "control")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(filepath.Join(ticket.Daemons[0].PipeDir, "control")))
 		}
 		id := 1
 		if c.first {
@@ -48,9 +47,7 @@ func TestATaskWithoutMPS(t *testing.T) {
 		}
 		if c.denied {
 			ticket.Grant.Unplaced = policy.UnplacedDeny
-			if err := store.WriteTicket(ticket); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, store.WriteTicket(ticket))
 			env = slices.Delete(env, 1, 2) // a batch script has no step
 		}
 		var out, failed bytes.Buffer

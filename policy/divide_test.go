@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 var h200 = GPU{SMs: 132, SMsPerTPC: 2}
@@ -20,13 +22,9 @@ func TestSMsAtIsTheRecordedSweep(t *testing.T) {
 	for line := range lines(t, "../site/sim/conformance/testdata/sweep-h200.txt") {
 		fields := strings.Fields(line)
 		percent, err := ParsePercent(fields[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		want, err := strconv.Atoi(fields[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := h200.SMsAt(percent); got != want {
 			t.Errorf("%s %%: %d SMs, the H200 gave %d", fields[0], got, want)
 		}
@@ -51,9 +49,7 @@ func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 		if m[1] == "33.3333334" {
 			continue // seven decimals: the driver reads them, but no share needs them
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := fmt.Sprint(h200.SMsAt(percent)); got != m[2] {
 			t.Errorf("%s %%: %s SMs, the H200 gave %s", m[1], got, m[2])
 		}
@@ -90,9 +86,7 @@ func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 	for _, gpu := range []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}} {
 		for ranks := 1; ranks <= gpu.SMs/8; ranks++ {
 			shares, err := EvenShares(gpu, ranks, grant)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			sum, lowest, highest := 0, gpu.SMs, 0
 			for _, s := range shares {
 				sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
@@ -124,9 +118,7 @@ func TestDivide(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			shares, err := EvenShares(h200, c.ranks, Grant{Share: mustRule(t, c.share), Ceiling: c.ceiling})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var got []string
 			for _, s := range shares {
 				percent, _ := s.Percent.MarshalJSON()
@@ -141,9 +133,7 @@ func TestDivide(t *testing.T) {
 
 func TestManyRanksGetWhatTheDriverGives(t *testing.T) {
 	shares, err := EvenShares(h200, 48, Grant{Share: Overlap(1), Ceiling: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, s := range shares {
 		if s.SMs != MinSMs {
 			t.Errorf("rank %d has %d SMs, the driver gives %d", i, s.SMs, MinSMs)
@@ -174,9 +164,7 @@ func TestDivideRefuses(t *testing.T) {
 
 func lines(t *testing.T, path string) func(func(string) bool) {
 	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { file.Close() })
 	return func(yield func(string) bool) {
 		for scanner := bufio.NewScanner(file); scanner.Scan(); {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A grant that is written and read again is the same in each of its fields, and each field is that of an attribute.
@@ -36,9 +38,7 @@ func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 	}
 	for _, want := range grants {
 		content, err := json.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var got Grant
 		if err := json.Unmarshal(content, &got); err != nil || got != want {
 			t.Errorf("%s: %v\n%+v\nwant\n%+v", content, err, got, want)
@@ -80,9 +80,7 @@ func TestOptionsNeverWiden(t *testing.T) {
 		for i, given := range values {
 			for j, wanted := range values {
 				rule := DefaultGrant()
-				if err := a.Read(given, &rule); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, a.Read(given, &rule))
 				g := rule
 				err := a.narrow(wanted, rule, &g)
 				if wider := a.exceeds != nil && j > i; (err != nil) != wider {
@@ -119,13 +117,9 @@ func TestAListNarrows(t *testing.T) {
 	} {
 		for option, allowed := range options {
 			rule := DefaultGrant()
-			if err := readShare(given, &rule); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, readShare(given, &rule))
 			o, err := ParseOptions("share=" + option)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			got, err := o.narrow(rule, []string{"share"})
 			if (err == nil) != allowed || allowed && got.Share.String() != option {
 				t.Errorf("the rule gives %s, and the option is %s: %v, %v", given, option, got.Share, err)

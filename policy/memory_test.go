@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // ContextMiB agrees with the recorded sweep of a real H200: percent, SMs, context MiB. It must be enough, and not
@@ -16,13 +18,9 @@ func TestContextIsTheRecordedSweep(t *testing.T) {
 	for line := range lines(t, "../site/sim/conformance/testdata/sweep-h200.txt") {
 		fields := strings.Fields(line)
 		sms, err := strconv.Atoi(fields[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		recorded, err := strconv.Atoi(fields[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := ContextMiB(sms); got < recorded || got > recorded+8 {
 			t.Errorf("%d SMs: %d MiB, the H200 took %d", sms, got, recorded)
 		}
@@ -105,9 +103,7 @@ func TestMemoryEachRefuses(t *testing.T) {
 // there.
 func TestWhatIsPromisedIsThere(t *testing.T) {
 	got, err := MemoryPerRank(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got.LimitMiB != 2048 || got.UsableMiB > 1534 {
 		t.Errorf("a limit of %d MiB should leave %d MiB, the H200 left 1534 of 2048", got.LimitMiB, got.UsableMiB)
 	}
@@ -118,9 +114,7 @@ func TestEvenMemoryAddsUp(t *testing.T) {
 	for _, m := range models {
 		for ranks := 1; ranks <= m.Clients; ranks++ {
 			got, err := MemoryPerRank(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			all := m.MemoryMiB - ReserveMiB
 			if sum := got.LimitMiB * ranks; sum > all || sum <= all-ranks {
 				t.Errorf("%s, %d ranks: limits add up to %d MiB of %d", m.Name, ranks, sum, all)
@@ -135,8 +129,6 @@ func TestEvenMemoryAddsUp(t *testing.T) {
 func mustMemory(t *testing.T, s string) MemoryRule {
 	t.Helper()
 	rule, err := ParseMemory(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return rule
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestParseOptions(t *testing.T) {
@@ -103,18 +105,14 @@ func TestNarrow(t *testing.T) {
 		{"compute_mode=unchanged", Grant{}, "cannot take compute_mode=unchanged: the rule gives exclusive_process, and an option can only narrow that"},
 	} {
 		o, err := ParseOptions(c.text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got, err := o.narrow(given, OptionNames())
 		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
 			t.Errorf("%q: %+v, %v; want %+v, %s", c.text, got, err, c.want, c.err)
 		}
 	}
 	o, err := ParseOptions("share=even,scope=gpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for want, allow := range map[string][]string{
 		"cannot take share=even: this site's policy lets this job set scope alone": {"scope"},
 		"cannot take scope=gpu: this site's policy lets this job set no option":    nil,
@@ -208,9 +206,7 @@ func TestBounded(t *testing.T) {
 // Each line of testdata/options.txt is a text and the result of reading it. OPTIONS stands for the names of all options.
 func TestOptionsTable(t *testing.T) {
 	file, err := os.ReadFile("testdata/options.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rows := 0
 	for _, line := range strings.Split(strings.TrimSpace(string(file)), "\n") {
 		if strings.HasPrefix(line, "#") {

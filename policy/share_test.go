@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestParseShare(t *testing.T) {
@@ -84,9 +86,7 @@ func mustRules(t testing.TB, text string) []ShareRule {
 	var rules []ShareRule
 	for word := range strings.FieldsSeq(text) {
 		rule, err := ParseShare(word)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		rules = append(rules, rule)
 	}
 	return rules
@@ -132,9 +132,7 @@ func TestSplit(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			shares, err := SplitSMs(h200, mustRule(t, c.rule), c.ranks, c.ceiling)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			want := shortest(c.want)
 			if got := written(shares); got != want {
 				t.Errorf("got  %s\nwant %s", got, want)
@@ -220,9 +218,7 @@ func TestSplitOfOneRule(t *testing.T) {
 			for _, ceiling := range someCeilings {
 				for ranks := 1; ranks <= 64; ranks++ {
 					shares, err := SplitSMs(g, rule, ranks, ceiling)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					checkShares(t, g, rule, ranks, ceiling, shares)
 				}
 			}
@@ -279,9 +275,7 @@ func TestSplitOfLists(t *testing.T) {
 		}
 		rule := mustRule(t, strings.Join(texts, ":"))
 		shares, err := SplitSMs(g, rule, len(ratios), 100*one)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		checkShares(t, g, rule, len(ratios), 100*one, shares)
 		if !slices.IsSortedFunc(shares, func(a, b Share) int { return b.SMs - a.SMs }) {
 			t.Errorf("%v get %v", rule, shares)
@@ -314,9 +308,7 @@ func TestSplitOfLists(t *testing.T) {
 func TestTheCeilingBoundsEachRule(t *testing.T) {
 	for _, rule := range mustRules(t, "none even overlap:4 3:1:1 30% 90%") {
 		shares, err := SplitSMs(h200, rule, 3, 40*one)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got, highest := shares[0].SMs, h200.SMsAt(40*one); got > highest {
 			t.Errorf("a user who gives %s has %d SMs, the ceiling gives %d", rule, got, highest)
 		}
@@ -359,9 +351,7 @@ func TestRemark(t *testing.T) {
 	} {
 		rule := mustRule(t, c.rule)
 		shares, err := SplitSMs(h200, rule, c.ranks, c.ceiling)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := Remark(h200, rule, c.ranks, c.rank, c.ceiling, shares[c.rank]); got != c.want {
 			t.Errorf("rank %d of %d by %s under %s:\n got  %s\n want %s", c.rank, c.ranks, c.rule, c.ceiling, got, c.want)
 		}
@@ -390,9 +380,7 @@ func TestSplitSMsOfAPart(t *testing.T) {
 		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(8, 8)}, "none", []int{132}},
 	} {
 		shares, err := SplitSMs(c.gpu, mustRule(t, c.rule), len(c.want), 100*one)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for i, share := range shares {
 			made := share.SMs
 			if share.Percent != 0 {
@@ -413,9 +401,7 @@ func TestRemarkOfAPart(t *testing.T) {
 	} {
 		rule, _ := ParseShare(text)
 		shares, err := SplitSMs(half, rule, 1, 100*one)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := Remark(half, rule, 1, 0, 100*one, shares[0]); got != want {
 			t.Errorf("%s: %q, want %q", text, got, want)
 		}

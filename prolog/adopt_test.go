@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // content is the text of the files of job 7.
@@ -61,9 +62,7 @@ func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))
 	before := n.content()
-	if err := n.Store.RemoveTicket(7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Store.RemoveTicket(7))
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
@@ -148,9 +147,7 @@ func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
 		t.Errorf("with a ticket: %s, %v", outcome, err)
 	}
 	n.Did()
-	if err := n.Store.RemoveTicket(7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Store.RemoveTicket(7))
 	if outcome, err := n.open(job(0), refusing("not any more")); outcome != refused || err != nil {
 		t.Errorf("without a ticket: %s, %v", outcome, err)
 	}
@@ -180,10 +177,7 @@ func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
 // Contract: R4
 func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	n := newNode(t)
-	earlier, err := lease.Open(n.Dir, "boot-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	earlier := must.Get(lease.Open(n.Dir, "boot-0"))(t)
 	now := n.Store
 	n.Store = earlier
 	n.mustOpen(job(0, 1))
@@ -208,9 +202,7 @@ func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.OnFailure = policy.FailRunWithout
 	path := filepath.Join(n.Dir, "leases", "7.json")
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("{"), 0o600))
 	j := job(0)
 	if outcome, err := n.open(j, granting(grant)); outcome != Failed || !errors.Is(err, lease.ErrCorrupt) {
 		t.Errorf("%s, %v", outcome, err)
@@ -237,9 +229,7 @@ func TestAnEarlierLeaseOfAnotherGrant(t *testing.T) {
 			want := adopted
 			if !ticket {
 				want = opened
-				if err := n.Store.RemoveTicket(7); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, n.Store.RemoveTicket(7))
 			}
 			if outcome, err := n.open(quarter(7), granting(after)); outcome != want || err != nil {
 				t.Errorf("%s, ticket %t: %s, %v, want %s", name, ticket, outcome, err, want)

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -172,9 +173,7 @@ func made(t *testing.T, g policy.Grant) string {
 	slices.Sort(n.Events) // some steps run side by side
 	l.Request, l.CreatedAt = nil, time.Time{}
 	content, failed := json.MarshalIndent([]any{n.Events, l}, "", " ")
-	if err := errors.Join(err, failed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, failed))
 	return strings.ReplaceAll(string(content), n.Store.JobDir(l.Job.ID), "FOLDER")
 }
 
@@ -276,9 +275,7 @@ func TestASharedDaemonThatFails(t *testing.T) {
 func TestAMemberIsAdopted(t *testing.T) {
 	n := newNode(t)
 	first := n.mustOpenAs(quarter(7), together())
-	if err := n.Store.RemoveTicket(7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Store.RemoveTicket(7))
 	outcome, err := n.open(quarter(7), together())
 	if outcome != adopted || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
@@ -292,16 +289,12 @@ func TestAMemberIsAdopted(t *testing.T) {
 func TestANumberOfASharedLeaseThatNeverWas(t *testing.T) {
 	n := newNode(t)
 	id, lock, err := n.Store.NewShared(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	other, second, err := n.Store.NewShared(context.Background())
 	if err != nil || other == id {
 		t.Fatalf("%d and %d, %v", id, other, err)
 	}
-	if err := errors.Join(lock.Release(), second.Release()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(lock.Release(), second.Release()))
 	if again, lock, err := n.Store.NewShared(context.Background()); err != nil || again != id {
 		t.Errorf("%d, %v", again, err)
 	} else if err := lock.Release(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -36,9 +37,7 @@ func plain(places ...int) slurm.Job {
 func TestARecordedJobHasALeaseAlone(t *testing.T) {
 	n := newNode(t)
 	n.major, n.Modes[fakenode.GPUA] = 6, site.ModeProhibited
-	if err := n.record(plain(0, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.record(plain(0, 1)))
 	n.Did("start guard: lease opening")
 	l, err := n.Store.Read(7)
 	if err != nil || !l.NoMPS || l.Phase != lease.Opened || l.Guard != n.Self || len(l.GPUs) != 2 || l.GPUs[1].Minor != 1 {
@@ -79,18 +78,14 @@ func TestARecordedJobAgain(t *testing.T) {
 		{proc.Process{}, []string{"undo: lease open", "start guard: lease opening"}},
 	} {
 		n.guard = again.guard
-		if err := n.record(plain(0)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, n.record(plain(0)))
 		n.Did(again.did...)
 	}
 	n.mustOpen(job(0))
 	if l, err := n.Store.Read(7); err != nil || l.NoMPS || len(l.Daemons) != 1 || n.Events[0] != "undo: lease open" {
 		t.Errorf("%+v, %v: %q", l, err, n.Events)
 	}
-	if err := n.record(plain(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.record(plain(0)))
 	n.Did()
 	if l, err := n.Store.Read(7); err != nil || l.NoMPS {
 		t.Errorf("the job has lost its MPS: %+v, %v", l, err)
@@ -114,9 +109,7 @@ func TestARecorderOfAnotherRunIsReplaced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			if err := n.record(plain(0)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.record(plain(0)))
 			if c.was != nil {
 				n.rewrite(c.was)
 			}
@@ -124,9 +117,7 @@ func TestARecorderOfAnotherRunIsReplaced(t *testing.T) {
 			if c.next != nil {
 				c.next(&next)
 			}
-			if err := n.record(next); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.record(next))
 			l, err := n.Store.Read(7)
 			if err != nil || len(n.Events) == 0 != c.keep || l.Phase != lease.Opened || !l.NoMPS ||
 				l.Job.UID != next.UID || l.SLUID != next.SLUID || len(l.GPUs) != 1 || l.GPUs[0].Minor != next.GPUs[0] {
@@ -139,9 +130,7 @@ func TestARecorderOfAnotherRunIsReplaced(t *testing.T) {
 // If an earlier recorder cannot be ended, its lease stays, and no other recorder starts beside it.
 func TestARecorderThatStaysIsNotReplaced(t *testing.T) {
 	n := newNode(t)
-	if err := n.record(plain(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.record(plain(0)))
 	n.guard.PID = 0 // its lock is free, and something else of its lease cannot be undone
 	n.Fail["undo"] = errors.New("it stays")
 	if err := n.record(plain(1)); !errors.Is(err, n.Fail["undo"]) {

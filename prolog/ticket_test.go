@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -52,30 +53,19 @@ func TestATicketHasTheClientsThatMPSServes(t *testing.T) {
 // written to several times in succession is listed once.
 func watch(t *testing.T, folders ...string) func() []string {
 	t.Helper()
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK))(t)
 	t.Cleanup(func() { unix.Close(fd) })
 	names := map[int32]string{}
 	for _, folder := range folders {
-		wd, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO)
-		if err != nil {
-			t.Fatal(err)
-		}
+		wd := must.Get(unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO))(t)
 		names[int32(wd)] = filepath.Base(folder)
 	}
 	return func() (all []string) {
 		buffer := make([]byte, 64<<10)
-		size, err := unix.Read(fd, buffer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		size := must.Get(unix.Read(fd, buffer))(t)
 		for events := bytes.NewReader(buffer[:size]); events.Len() > 0; {
 			var e unix.InotifyEvent
-			if err := binary.Read(events, binary.NativeEndian, &e); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, binary.Read(events, binary.NativeEndian, &e))
 			events.Seek(int64(e.Len), 1) // the file's name
 			all = append(all, names[e.Wd])
 		}
@@ -92,10 +82,7 @@ func TestATicketHasWhatRanksNeed(t *testing.T) {
 	if outcome, err := n.open(job(1, 0), granting(grant)); outcome != opened || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
 	}
-	got, err := n.Store.ReadTicket(7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(n.Store.ReadTicket(7))(t)
 	dir := n.Store.DaemonDir(7, 0)
 	grant.MaxClients = 30 // the daemon may not open files for more
 	want := lease.Ticket{

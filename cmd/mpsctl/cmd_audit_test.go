@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
@@ -96,9 +97,7 @@ func TestAuditJSON(t *testing.T) {
 	var out bytes.Buffer
 	_ = printAudit(&command.Invocation{Process: cli.Process{Out: &out}, JSON: true}, newReport(looked(), planted))
 	var got map[string]any
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(out.Bytes(), &got))
 	want := map[string]any{
 		"node": "gpu01", "time": "2026-03-12T14:03:12Z", "complete": true, "errors": []any{},
 		"counts": map[string]any{"gpus": 2., "jobs": 1., "daemons": 1., "clients": 2., "processes": 4.},

@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -94,9 +95,7 @@ func TestTotalsOfASharedDaemon(t *testing.T) {
 // docs/reference.md has each metric.
 func TestMetricsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, f := range slices.Concat(nodeMetrics(state.Node{}, nil), runningMetrics(nil), totals{}.families()) {
 		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
 			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
@@ -107,9 +106,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 // docs/reference.md has the table of figures as the code has it.
 func TestFiguresAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var rows strings.Builder
 	for _, f := range usage.All {
 		key := "`" + f.Key + "`"

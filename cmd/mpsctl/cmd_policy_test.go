@@ -10,15 +10,14 @@ import (
 
 	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The shipped files are in HCL's own form.
 func TestFormOfTheShippedFiles(t *testing.T) {
 	for _, path := range []string{"../../site/etc/policy.hcl", "../../site/etc/policy_test.hcl", "../../site/etc/site.hcl"} {
 		source, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if formatted := hclwrite.Format(source); string(formatted) != string(source) {
 			t.Errorf("%s is not in hcl's own form:\n%s", path, formatted)
 		}
@@ -74,9 +73,7 @@ rule "rest" {
   grant { memory = gpu.model == "H200" ? "16G" : "8G" }
 }
 `
-	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(source), 0o600))
 	const others = "! node.features is taken as []: give --features\n! node.driver is taken as \"\": give --driver\n! node.gpus is taken as 1, the job's GPUs: no flag gives a number\n"
 	for _, c := range []struct {
 		args string

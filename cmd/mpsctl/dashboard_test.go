@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -27,9 +28,7 @@ import (
 func siteFile(t *testing.T, name string) string {
 	t.Helper()
 	content, err := os.ReadFile("../../site/etc/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(content)
 }
 
@@ -62,9 +61,7 @@ type datasource struct{ Type, UID string }
 func dashboard(t *testing.T) board {
 	t.Helper()
 	var d board
-	if err := json.Unmarshal([]byte(siteFile(t, "grafana.json")), &d); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(siteFile(t, "grafana.json")), &d))
 	return d
 }
 
@@ -179,9 +176,7 @@ func TestAlertRules(t *testing.T) {
 		}
 	}
 	cases, err := os.ReadFile(tests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rules := regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(siteFile(t, "alerts.yml"), -1)
 	for _, rule := range rules {
 		for _, fires := range []string{`alertname: %s, exp_alerts: \[\]`, `alertname: %s\n +exp_alerts:\n`} {
@@ -195,9 +190,7 @@ func TestAlertRules(t *testing.T) {
 // docs/operator.md has the five alerts, and names those that are critical.
 func TestTheFiveAlertsOfThePage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/operator.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rules := regexp.MustCompile(`alert: (\w+)(?s:.*?)severity: (\w+)`).FindAllStringSubmatch(siteFile(t, "alerts.yml"), -1)
 	var documented, shipped []string
 	for _, row := range regexp.MustCompile(`(?m)^\* (SlurmMPS\w+(?:, critical)?): `).FindAllStringSubmatch(string(page), -1) {
@@ -260,22 +253,16 @@ func startPrometheus(t *testing.T, metrics string) prometheus {
 	conf := fmt.Sprintf("global: {scrape_interval: 1s}\nrule_files: [%s/alerts.yml]\nscrape_configs:\n- job_name: node\n  static_configs:\n  - targets: [%q]\n",
 		dir, strings.TrimPrefix(node.URL, "http://"))
 	for name, content := range map[string]string{"prometheus.yml": conf, "alerts.yml": siteFile(t, "alerts.yml")} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	p := prometheus{freeAddress(t)}
 	server := exec.CommandContext(t.Context(), path, "--config.file="+filepath.Join(dir, "prometheus.yml"),
 		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address)
 	said, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer said.Close()
 	server.Stderr = said
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, server.Start())
 	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		if n, err := p.ask("slurm_mps_inspection_errors"); err == nil && n == 1 {
@@ -291,9 +278,7 @@ func startPrometheus(t *testing.T, metrics string) prometheus {
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer listener.Close()
 	return listener.Addr().String()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -36,9 +37,7 @@ func (p folder) Paths() site.Paths { return site.Paths{Root: p.Root} }
 
 func (p folder) Write(path, content string) {
 	p.t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)))
 }
 
 // ended is how a command ended, and what it printed.
@@ -208,9 +207,7 @@ func TestReplacedPoliciesAreKept(t *testing.T) {
 		func() error { return os.Symlink(elsewhere, old) },
 		func() error { return errors.Join(os.Remove(old), os.Mkdir(old, 0o755), os.Chmod(old, 0o777)) },
 	} {
-		if err := spoil(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, spoil())
 		if result := apply(0); result.Code != 1 || !strings.Contains(result.Output, "cannot keep the replaced policy: ") {
 			t.Errorf("%+v", result)
 		}
@@ -221,9 +218,7 @@ func TestReplacedPoliciesAreKept(t *testing.T) {
 	if names, err := os.ReadDir(elsewhere); err != nil || len(names) > 0 {
 		t.Errorf("at the target of the link: %v, %v", names, err)
 	}
-	if err := os.Remove(old); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(old))
 	back := ""
 	for n := range 8 {
 		result := apply(n)

@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -55,9 +56,8 @@ func TestReportOfNodes(t *testing.T) {
 		Clients  []usage.Client
 		usage.Totals
 	}
-	if err = errors.Join(err, json.Unmarshal(content, &got)); err != nil {
-		t.Fatal(err)
-	}
+	err = errors.Join(err, json.Unmarshal(content, &got))
+	must.OK(t, err)
 	if got.Job != 4711 || got.Node != "gpu01,gpu03" || !slices.Equal(got.Missing, []string{"gpu02", "gpu04"}) ||
 		got.GPUHours != 3.75 || got.ClientsSeen != 10 || got.BadEnds != 6 || got.EnergyJ != 4428000 || got.Pauses != 2 {
 		t.Errorf("%.300s", content)
@@ -90,9 +90,7 @@ func TestReportOfOneNodeAndOfARunningOne(t *testing.T) {
 func writeReport(t *testing.T, path string, of any) {
 	t.Helper()
 	content, err := json.Marshal(of)
-	if err := errors.Join(err, os.WriteFile(path, content, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, os.WriteFile(path, content, 0o600)))
 }
 
 // Of a folder, a job has its latest run, one report of each node, and no file that another user can write.
@@ -110,10 +108,8 @@ func TestTheLatestRun(t *testing.T) {
 	other.Job, other.Array = 4712, "4709_4"
 	writeReport(t, filepath.Join(folder, "d"), other)
 	writeReport(t, filepath.Join(folder, "e"), onNode("gpu05", 2*time.Hour))
-	if err := errors.Join(os.Chmod(filepath.Join(folder, "e"), 0o622),
-		os.WriteFile(filepath.Join(folder, "f"), []byte("{"), 0o600), os.Symlink(filepath.Join(folder, "d"), filepath.Join(folder, "g"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(filepath.Join(folder, "e"), 0o622),
+		os.WriteFile(filepath.Join(folder, "f"), []byte("{"), 0o600), os.Symlink(filepath.Join(folder, "d"), filepath.Join(folder, "g"))))
 	for job, want := range map[string]string{
 		"4711": "gpu01 gpu03", "4709_3": "gpu01 gpu03", "4709_4": "gpu04", "4712": "gpu04",
 	} {
@@ -161,17 +157,13 @@ func sharing(t *testing.T) (paths site.Paths, shared string, owner *user.User) {
 		t.Skip("needs root and the user nobody")
 	}
 	top, err := os.MkdirTemp("", "shared")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
 	paths, shared = site.Paths{Root: filepath.Join(top, "node")}, filepath.Join(top, "shared")
 	config := "shared_reports = \"" + shared + "/%u\"\n"
 	err = errors.Join(os.Chmod(top, 0o755), os.Mkdir(shared, 0o755), os.Chmod(shared, 0o777|os.ModeSticky),
 		os.MkdirAll(paths.Reports(), 0o755), os.MkdirAll(filepath.Dir(paths.ConfigFile()), 0o755), os.WriteFile(paths.ConfigFile(), []byte(config), 0o644))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	keepAgain(t, paths, time.Hour)
 	return paths, shared, owner
 }
@@ -191,13 +183,9 @@ func TestACopyIsTheUsers(t *testing.T) {
 	path := filepath.Join(shared, "nobody", "4711.gpu01.json")
 	for _, ago := range []time.Duration{time.Hour, time.Minute} { // it is requeued
 		keepAgain(t, paths, ago)
-		if err := shareReports(paths); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, shareReports(paths))
 		first, err := os.Lstat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if r, err := usage.ReadOwn(path, uint32(os.Geteuid())); err == nil {
 			t.Errorf("root has taken %+v for its own", r.Job)
 		}
@@ -207,9 +195,7 @@ func TestACopyIsTheUsers(t *testing.T) {
 				t.Errorf("%s: %v, %v", file, info.Mode(), err)
 			}
 		}
-		if err := shareReports(paths); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, shareReports(paths))
 		if again, err := os.Lstat(path); err != nil || !os.SameFile(first, again) {
 			t.Errorf("it is copied twice: %v", err)
 		}
@@ -227,15 +213,11 @@ func TestACopyHasTheUsersRights(t *testing.T) {
 	roots := filepath.Join(filepath.Dir(shared), "roots")
 	uid, _ := strconv.Atoi(owner.Uid)
 	link := filepath.Join(shared, "nobody")
-	if err := errors.Join(os.Mkdir(roots, 0o755), os.Symlink(roots, link), os.Lchown(link, uid, -1)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(roots, 0o755), os.Symlink(roots, link), os.Lchown(link, uid, -1)))
 	if err := shareReports(paths); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("a link to root's folder: %v", err)
 	}
-	if err := errors.Join(os.Remove(link), os.Mkdir(link, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Remove(link), os.Mkdir(link, 0o755)))
 	const want = "cannot share reports of nobody: "
 	if err := shareReports(paths); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), want) {
 		t.Errorf("root's folder: %v", err)
@@ -246,9 +228,7 @@ func TestACopyHasTheUsersRights(t *testing.T) {
 		}
 	}
 	probe := filepath.Join(roots, "probe") // this process is root as before
-	if err := errors.Join(os.WriteFile(probe, nil, 0o600), os.Remove(probe)); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(os.WriteFile(probe, nil, 0o600), os.Remove(probe)))
 }
 
 // Without shared_reports, nothing is copied, and old reports never are. A run beside one that hangs does nothing.
@@ -256,21 +236,15 @@ func TestWhatIsNotCopied(t *testing.T) {
 	paths, shared, _ := sharing(t)
 	day := time.Now().Add(-25 * time.Hour)
 	path := filepath.Join(paths.Reports(), "4711.json")
-	if err := errors.Join(os.Chtimes(path, day, day), shareReports(paths)); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(os.Chtimes(path, day, day), shareReports(paths)))
 	keepAgain(t, paths, time.Hour)
 	kept, err := os.OpenFile(filepath.Join(paths.Kept(), ".share"), os.O_RDWR, 0)
-	if err := errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX)))
 	if err := shareReports(paths); err == nil || !strings.Contains(err.Error(), "one process of root") {
 		t.Errorf("beside another one: %v", err)
 	}
 	kept.Close()
-	if err := errors.Join(os.WriteFile(paths.ConfigFile(), nil, 0o644), shareReports(paths)); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(os.WriteFile(paths.ConfigFile(), nil, 0o644), shareReports(paths)))
 	if entries, _ := os.ReadDir(shared); len(entries) > 0 {
 		t.Errorf("copied: %v", entries)
 	}
@@ -280,9 +254,7 @@ func TestWhatIsNotCopied(t *testing.T) {
 func TestNoUserStopsTheCopies(t *testing.T) {
 	paths, shared, _ := sharing(t)
 	kept, err := os.Open(paths.Reports())
-	if err := errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX), shareReports(paths)); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(err, syscall.Flock(int(kept.Fd()), syscall.LOCK_EX), shareReports(paths)))
 	defer kept.Close()
 	if _, err := os.Stat(filepath.Join(shared, "nobody", "4711.gpu01.json")); err != nil {
 		t.Error(err)
@@ -298,21 +270,15 @@ func TestACopyTakesNoWayThroughProc(t *testing.T) {
 	const other = 2001
 	secret := filepath.Join(filepath.Dir(shared), "secret")
 	open := filepath.Join(secret, "open")
-	if err := errors.Join(os.MkdirAll(open, 0o700), os.Chmod(open, 0o777), os.Chown(secret, other, other)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.MkdirAll(open, 0o700), os.Chmod(open, 0o777), os.Chown(secret, other, other)))
 	process := exec.Command("sleep", "600")
 	process.Dir, process.SysProcAttr = open, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: other, Gid: other}}
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, process.Start())
 	defer func() { _, _ = process.Process.Kill(), process.Wait() }()
 	uid, _ := strconv.Atoi(owner.Uid)
 	link := filepath.Join(shared, "nobody")
 	way := fmt.Sprintf("/proc/%d/cwd", process.Process.Pid)
-	if err := errors.Join(os.Symlink(way, link), os.Lchown(link, uid, -1)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Symlink(way, link), os.Lchown(link, uid, -1)))
 	if err := shareReports(paths); err == nil {
 		t.Error("another user's folder is taken")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -145,9 +146,7 @@ func crowdTable(t *testing.T) string {
 		var run struct {
 			Crowd []crowded `json:"crowd"`
 		}
-		if err := json.Unmarshal([]byte(line), &run); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &run))
 		rows = append(rows, run.Crowd...)
 	}
 	var table strings.Builder

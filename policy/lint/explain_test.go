@@ -10,14 +10,13 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func parsed(t *testing.T, source string) *policyfile.Compiled {
 	t.Helper()
 	compiled, err := policyfile.Parse([]byte(source), "policy.hcl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return compiled
 }
 

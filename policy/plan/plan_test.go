@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // For 1 to 8 GPUs, 1 to 64 ranks and every rule, each rank is placed once, and on the next GPU in the cycle. Its
@@ -16,9 +17,7 @@ func TestEachRankIsPlacedOnce(t *testing.T) {
 			for ranks := 1; ranks <= 64; ranks++ {
 				q := onH200s(t, gpus, ranks, share, "100")
 				placed, err := q.Answer()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				checkPlacements(t, placed, q)
 			}
 		}
@@ -29,9 +28,7 @@ func TestEachRankIsPlacedOnce(t *testing.T) {
 func onH200s(t *testing.T, gpus, ranks int, share, ceiling string) Request {
 	t.Helper()
 	model, err := policy.FindModel("H200")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	model.Clients = 64
 	q := Request{Model: model, GPUs: gpus, Ranks: ranks, Overcommit: 1}
 	if q.Share, err = policy.ParseShare(share); err != nil {

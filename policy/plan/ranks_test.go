@@ -3,14 +3,21 @@
 package plan
 
 import (
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
@@ -29,9 +36,7 @@ func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank 
 	t.Helper()
 	for rank := range ranks {
 		placement, err := mpirunwrap.Place(ticket, mpirunwrap.Rank{Task: launch.Task{LocalRank: rank, LocalSize: ranks}, Options: options(rank)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		sms = append(sms, placement.Share.SMs)
 	}
 	return sms
@@ -40,9 +45,7 @@ func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank 
 func byFlag(t *testing.T, share string) mpirunwrap.Options {
 	t.Helper()
 	var o mpirunwrap.Options
-	if err := o.Set("share", share); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, o.Set("share", share))
 	return o
 }
 
@@ -53,9 +56,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 		for n := 1; n <= policy.Clients; n++ {
 			for _, ceiling := range []float64{100, 25} {
 				planned, err := onH200s(t, 1, n, share, policy.PercentFrom(ceiling).String()).Answer()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				var want []int
 				for _, rank := range planned {
 					want = append(want, rank.SMs)
@@ -63,9 +64,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 				ticket := ticketOfOneH200(policy.Overlap(2), ceiling)
 				flag := byFlag(t, share)
 				variable, err := mpirunwrap.ReadOptions(slurm.Env{"SLURM_MPS_SHARE": share})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return flag }); !slices.Equal(got, want) {
 					t.Errorf("--share=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
@@ -73,9 +72,7 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 				grant, err := policy.ReadGrant(map[string]string{"share": share})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, ceiling), n,
 					func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
 					t.Errorf("the policy's %s of %d ranks: %v, the plan has %v", share, n, got, want)
@@ -107,5 +104,52 @@ func TestDifferentFlagsAddUpToNoMoreThanTheGreatest(t *testing.T) {
 		if highest := sum(smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return greatest })); got > highest {
 			t.Errorf("%v: %d SMs, and all with %s have %d", given, got, shares[slices.Max(given)], highest)
 		}
+	}
+}
+
+// sweepLine is a line of the measurements. Only some lines are points of the sweep.
+type sweepLine struct {
+	Point *struct {
+		Asked      string `json:"asked"`
+		SMs        int    `json:"sms"`
+		ContextMiB int    `json:"context_mib"`
+	} `json:"point"`
+}
+
+// For every share that the wrapper was asked for, the plan has the SMs that CUDA on a real H200 reported. The plan
+// keeps at kept as much memory for the context as the context took.
+func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
+	file, err := os.Open("../../docs/measurements/9-h200/moments.jsonl")
+	must.OK(t, err)
+	defer file.Close()
+	points := 0
+	for lines := json.NewDecoder(file); ; {
+		var line sweepLine
+		if err := lines.Decode(&line); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if line.Point == nil {
+			continue
+		}
+		points++
+		asked := line.Point.Asked
+		if _, sms := strings.CutSuffix(asked, "sm"); sms { // a form that a share had then
+			asked = policy.PercentFrom(math.Ceil(float64(line.Point.SMs)/132*1e8)/1e6).String() + "%"
+		}
+		ranks, err := onH200s(t, 1, 1, asked, "100").Answer()
+		if err != nil {
+			t.Fatalf("%s: %v", line.Point.Asked, err)
+		}
+		if got := ranks[0].SMs; got != line.Point.SMs {
+			t.Errorf("%s: the plan has %d SMs, CUDA reported %d", line.Point.Asked, got, line.Point.SMs)
+		}
+		if kept := policy.ContextMiB(line.Point.SMs); kept < line.Point.ContextMiB {
+			t.Errorf("%s: %d MiB are kept for the context, and it took %d", line.Point.Asked, kept, line.Point.ContextMiB)
+		}
+	}
+	if points != 166 {
+		t.Errorf("%d points: want every whole percentage and every number of TPCs of 132 SMs, 166", points)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 var fenced = regexp.MustCompile("(?s)```hcl\n(.*?)```")
@@ -24,15 +25,11 @@ var fenced = regexp.MustCompile("(?s)```hcl\n(.*?)```")
 // Every fenced block of HCL in the documents parses, as a policy or as what its first line names.
 func TestTheDocumentsParse(t *testing.T) {
 	paths, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	found := 0
 	for _, path := range append(paths, "../../README.md") {
 		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, m := range fenced.FindAllSubmatch(content, -1) {
 			found++
 			switch first, _, _ := strings.Cut(string(m[1]), "\n"); first {
@@ -56,9 +53,7 @@ func TestTheDocumentsParse(t *testing.T) {
 // The table of docs/policy.md has every attribute of a grant and no other.
 func TestThePolicyTableIsWhole(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rows := map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllSubmatch(content, -1) {
 		rows[string(m[1])] = true
@@ -105,9 +100,7 @@ var madeTable = regexp.MustCompile(`(?s)<!-- made: ([a-z]+) -->\n(.*?)<!-- made 
 func TestTheTablesAreMadeFromTheCode(t *testing.T) {
 	const page = "../../docs/policy.md"
 	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tables := Tables()
 	want := madeTable.ReplaceAllStringFunc(string(content), func(old string) string {
 		parts := madeTable.FindStringSubmatch(old)
@@ -148,9 +141,7 @@ func made(t *testing.T, rows []string, old string) string {
 // docs/policy.md has the defaults, variables, functions and options of the code, and no others.
 func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defaults := map[string]string{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| `([^`]+)` \\|").FindAllSubmatch(content, -1) {
 		defaults[string(m[1])] = strings.Trim(string(m[2]), `"`)
@@ -180,17 +171,13 @@ func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 // The table of shares in docs/policy.md shows what four ranks on an H200 get.
 func TestTheSharesOfTheDocument(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rows := regexp.MustCompile("(?m)^\\* `(share|ceiling) = \"?([^`\"]+)\"?`[^:]*: ([^:]+) a rank, (\\d+) in all").FindAllStringSubmatch(string(content), -1)
 	if len(rows) != 5 {
 		t.Fatalf("%d rows of shares, want 5", len(rows))
 	}
 	h200, err := policy.FindModel("H200")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, row := range rows {
 		share, ceiling := row[2], "100"
 		if row[1] == "ceiling" {
@@ -199,9 +186,7 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 		rule, err := policy.ParseShare(share)
 		limit, err2 := policy.ParsePercent(ceiling)
 		shares, err3 := policy.SplitSMs(h200.GPU, rule, 4, limit)
-		if err := errors.Join(err, err2, err3); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err, err2, err3))
 		lowest, highest, sum := shares[0].SMs, shares[0].SMs, 0
 		for _, s := range shares {
 			lowest, highest, sum = min(lowest, s.SMs), max(highest, s.SMs), sum+s.SMs
@@ -220,9 +205,7 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 // of these policies has a warning.
 func TestTheCasesOfTheDocumentHold(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var compiled *Compiled
 	passed := 0
 	for _, m := range fenced.FindAllSubmatch(content, -1) {
@@ -240,9 +223,7 @@ func TestTheCasesOfTheDocumentHold(t *testing.T) {
 	for _, path := range copied {
 		policy, err := os.ReadFile(strings.TrimSuffix(path, "_test.hcl") + ".hcl")
 		cases, err2 := os.ReadFile(path)
-		if err := errors.Join(err, err2); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err, err2))
 		casesHold(t, withoutWarnings(t, string(policy)), cases)
 	}
 }

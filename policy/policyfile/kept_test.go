@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 const usablePolicy = `version = 1
@@ -29,15 +30,12 @@ rule "mps" {
 // keptNode is a node that has kept a policy and a site.hcl, and whose files cannot be used any more.
 func keptNode(t *testing.T) site.Paths {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	must.Root(t)
 	paths := site.Paths{Root: t.TempDir()}
 	write := func(path, content string) {
 		err := os.MkdirAll(filepath.Dir(path), 0o755)
-		if err = errors.Join(err, os.WriteFile(path, []byte(content), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		err = errors.Join(err, os.WriteFile(path, []byte(content), 0o644))
+		must.OK(t, err)
 	}
 	write(paths.Policy(), usablePolicy)
 	write(paths.ConfigFile(), `usage_interval = "7s"`+"\n")
@@ -45,9 +43,7 @@ func keptNode(t *testing.T) site.Paths {
 	if compiled == nil || status.Err != nil {
 		t.Fatal(status.Err)
 	}
-	if err := errors.Join(KeepPolicy(paths, compiled), KeepConfig(paths)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(KeepPolicy(paths, compiled), KeepConfig(paths)))
 	write(paths.Policy(), "broken {")
 	write(paths.ConfigFile(), "broken {")
 	return paths
@@ -72,9 +68,7 @@ func TestACopyThatRootDidNotWrite(t *testing.T) {
 	} {
 		paths := keptNode(t)
 		for _, name := range []string{keptPolicy, keptConfig} {
-			if err := c.change(filepath.Join(paths.Kept(), name)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.change(filepath.Join(paths.Kept(), name)))
 		}
 		compiled, status := ReadPolicy(paths)
 		if (compiled != nil) != c.want || status.Err == nil || status.Kept.IsZero() == c.want {
@@ -94,13 +88,9 @@ func TestACopyIsWrittenOnce(t *testing.T) {
 	paths := keptNode(t)
 	path := filepath.Join(paths.Kept(), keptPolicy)
 	before, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	compiled, _ := ReadPolicy(paths)
-	if err := KeepPolicy(paths, compiled); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, KeepPolicy(paths, compiled))
 	after, err := os.Lstat(path)
 	if err != nil || !os.SameFile(before, after) {
 		t.Errorf("the copy was written again: %v", err)

@@ -16,24 +16,21 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/zclconf/go-cty/cty"
 )
 
 func parsed(t *testing.T, source string) *Compiled {
 	t.Helper()
 	compiled, err := Parse([]byte(source), "policy.hcl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return compiled
 }
 
 func shipped(t *testing.T) *Compiled {
 	t.Helper()
 	compiled, err := LoadFiles("../../site/etc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return compiled
 }
 
@@ -60,9 +57,7 @@ func TestADefaultWrittenDownChangesNothing(t *testing.T) {
 		policies = append(policies, fmt.Sprintf(source, s.Name+" = "+value))
 	}
 	content, err := os.ReadFile("../../site/etc/policy.hcl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	start, grant, _ := strings.Cut(string(content), "  grant {\n")
 	grant, end, _ := strings.Cut(grant, "  }\n")
 	lines := strings.SplitAfter(strings.TrimSuffix(grant, "\n"), "\n")
@@ -89,9 +84,7 @@ func TestTheShippedPolicyPassesItsOwnCases(t *testing.T) {
 	const file = "../../site/etc/policy_test.hcl"
 	text, _ := ReadAny(file) // without the text there is no case, which is an error
 	cases, err := lint.ParseCases(text, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	results := lint.Run(shipped(t), cases)
 	if len(results) < 6 {
 		t.Errorf("only %d cases", len(results))
@@ -157,9 +150,7 @@ case "another grant" {
   }
 }
 `), "p_test.hcl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []string{
 		"asked: asked is false, expected true",
 		`rule: the rule that decides is "all", expected "big"`,
@@ -203,9 +194,7 @@ func TestBadCases(t *testing.T) {
 
 func TestTheShippedFactsAreTheDefaults(t *testing.T) {
 	source, err := os.ReadFile("../../site/etc/site.hcl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	facts, err := ParseConfig(source, "site.hcl", site.DefaultConfig())
 	if err != nil || facts != site.DefaultConfig() {
 		t.Fatalf("%+v, %v", facts, err)
@@ -236,9 +225,7 @@ func TestBadFacts(t *testing.T) {
 
 // A policy is policy.hcl and the files of policy.d, in the order of their names.
 func TestLoad(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("policies are root's own: run as root")
-	}
+	must.Root(t)
 	rule := func(name, when string) string {
 		return "version = 1\nrule \"" + name + "\" {\n  when = " + when + "\n  grant {}\n}\n"
 	}
@@ -246,9 +233,7 @@ func TestLoad(t *testing.T) {
 		t.Helper()
 		for name, content := range files {
 			path := filepath.Join(dir, name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)))
 		}
 	}
 	good := map[string]string{
@@ -268,9 +253,7 @@ func TestLoad(t *testing.T) {
 			func() (*Compiled, error) { return LoadFiles(dir) },
 		} {
 			compiled, err := load()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var names []string
 			for _, r := range compiled.Rules() {
 				names = append(names, r.Name)
@@ -312,9 +295,7 @@ func TestLoad(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, good)
-			if err := c.make(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.make(dir))
 			_, err := Load(filepath.Join(dir, "policy.hcl"))
 			if err == nil || strings.ReplaceAll(err.Error(), dir, "DIR") != c.want {
 				t.Errorf("got  %v\nwant %s", err, c.want)
@@ -370,9 +351,7 @@ func TestComplaints(t *testing.T) {
 		"b.hcl": "version = 1\nrule \"r\" {\n  when = user\n  grant {\n    ceiling = 999\n  }\n}\n",
 		"a.hcl": "version = 1\nlocals {\n  x = local.y\n}\nquota {}\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(source), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(source), 0o644))
 	}
 	_, err := LoadFiles(filepath.Join(dir, "b.hcl"), filepath.Join(dir, "a.hcl"))
 	var wrong *Error
@@ -416,9 +395,8 @@ func TestRecord(t *testing.T) {
 	} {
 		path := filepath.Join(dir, name)
 		err := os.MkdirAll(filepath.Dir(path), 0o755)
-		if err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644))
+		must.OK(t, err)
 	}
 	_, err := LoadFiles(dir)
 	want := "Duplicate record: a policy has one record, in whichever file: it stands at " + dir + "/policy.hcl:2 "

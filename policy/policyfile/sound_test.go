@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	. "github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // kind is a type of an expression that the author writes.
@@ -267,9 +268,7 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 		}
 	}
 	shipped, err := os.ReadFile("../../site/etc/policy.hcl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	take(string(shipped))
 	const tried = 500
 	for range tried {

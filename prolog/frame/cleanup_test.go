@@ -10,19 +10,16 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // While mpsctl reap closes a job, the job's epilog waits for it and does not take it for a prolog, which it would kill.
 func TestAnEpilogWaitsForACleanup(t *testing.T) {
 	c, err := OpenCleanup(site.Paths{Root: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	release, err := c.Lock(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

@@ -17,15 +17,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/prolog"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // emptyNode is a node without any file of ours, with these files below its root.
 func emptyNode(t *testing.T, files map[string]string) site.Paths {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: the files are root's own")
-	}
+	must.Root(t)
 	paths := site.Paths{Root: t.TempDir()}
 	for path, content := range files {
 		write(t, filepath.Join(paths.Root, path), content)
@@ -35,12 +34,8 @@ func emptyNode(t *testing.T, files map[string]string) site.Paths {
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.OK(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 const (
@@ -83,9 +78,7 @@ func TestAJobThatAsksWithoutAPolicy(t *testing.T) {
 // Contract: R11
 func TestTheLastUsablePolicy(t *testing.T) {
 	paths := emptyNode(t, map[string]string{policyPath: goodPolicy})
-	if _, err := readPolicy(paths, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(readPolicy(paths, zerolog.Nop()))(t)
 	write(t, paths.Policy(), "rule {")
 	var log bytes.Buffer
 	rules, err := readPolicy(paths, zerolog.New(&log))

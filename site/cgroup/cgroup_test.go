@@ -4,24 +4,26 @@ package cgroup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/wait"
+	"golang.org/x/sys/unix"
 )
 
 // hierarchies are the mounts on this machine in which groups can be made, each with the function that ends a group.
 func hierarchies(t *testing.T) map[string]func(string) error {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root makes control groups")
-	}
+	must.Root(t)
 	each := map[string]func(string) error{}
 	if mount, err := Mount(); err == nil {
 		each[mount] = end
@@ -40,22 +42,14 @@ func hierarchies(t *testing.T) map[string]func(string) error {
 func begin(t *testing.T, dir, script string) *exec.Cmd {
 	t.Helper()
 	file, err := Join(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	cmd := exec.Command("/bin/sh", "-c", "echo 0 >&3 && exec 3>&- && "+script)
 	cmd.ExtraFiles = []*os.File{file}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := fmt.Fscanln(out, new(string)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
+	must.Get(fmt.Fscanln(out, new(string)))(t)
 	go cmd.Wait()
 	return cmd
 }
@@ -68,9 +62,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-test-%d", os.Getpid()))
-			if err := (Tree{}).Make(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, (Tree{}).Make(dir))
 			begin(t, dir, "trap '' TERM INT HUP; echo in; while :; do setsid sleep 60 & sleep 0.02; done")
 			t.Cleanup(func() { _, _ = (Tree{}).Empty(context.Background(), dir) })
 			before, err := Members(dir)
@@ -80,9 +72,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 			if err != nil || len(before) < 5 {
 				t.Fatalf("the group has the processes %v: %v", before, err)
 			}
-			if err := end(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, end(dir))
 			if ended, err := (Tree{}).Empty(ctx, dir); err != nil {
 				t.Fatalf("%d ended: %v", ended, err)
 			}
@@ -117,9 +107,7 @@ func TestAGroupThatStays(t *testing.T) {
 	for mount := range hierarchies(t) {
 		dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-stays-%d", os.Getpid()))
 		below := filepath.Join(dir, "below")
-		if err := os.MkdirAll(below, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(below, 0o755))
 		t.Cleanup(func() { _, _ = os.Remove(below), os.Remove(dir) })
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		_, err := (Tree{}).Empty(ctx, dir)
@@ -145,6 +133,88 @@ func TestOf(t *testing.T) {
 				}
 				seen[dir] = true
 			}
+		}
+	}
+}
+
+// A process that is in the first list of a group and not in the second one gets no signal, because its pid may be
+// another process's by now.
+//
+// Contract: I2, D5
+func TestAProcessThatLeftTheGroup(t *testing.T) {
+	start := func() *exec.Cmd {
+		cmd := exec.Command("/bin/sleep", "60")
+		must.OK(t, cmd.Start())
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	stays, left := start(), start()
+	dir := t.TempDir()
+	list := filepath.Join(dir, procs)
+	if err := unix.Mkfifo(list, 0o600); err != nil { // so that the first read gets another list than the second
+		t.Fatal(err)
+	}
+	second := filepath.Join(dir, "second")
+	must.OK(t, os.WriteFile(second, fmt.Appendf(nil, "%d\n", stays.Process.Pid), 0o600))
+	listed := make(chan error, 1)
+	go func() {
+		first, err := os.OpenFile(list, os.O_WRONLY, 0) // when the first read has begun
+		if err == nil {
+			_, err = fmt.Fprintf(first, "%d\n%d\n", stays.Process.Pid, left.Process.Pid)
+			err = errors.Join(err, os.Rename(second, list), first.Close())
+		}
+		listed <- err
+	}()
+	must.OK(t, signalAll(dir))
+	must.OK(t, <-listed)
+	if err := stays.Wait(); err == nil || stays.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		t.Errorf("the process of the group: %v", err)
+	}
+	_ = left.Process.Signal(unix.SIGTERM) // later than a SIGKILL
+	if _ = left.Wait(); left.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGTERM {
+		t.Errorf("the process that left the group: %v", left.ProcessState)
+	}
+}
+
+// A group that cannot hold a daemon's processes together is refused and removed.
+//
+// Contract: D5
+func TestAThreadedGroupIsNotUsed(t *testing.T) {
+	kinds := map[string]bool{"domain": true, "threaded": false, "domain invalid": false, "domain threaded": false}
+	for kind, want := range kinds {
+		dir := filepath.Join(t.TempDir(), "group")
+		must.OK(t, os.Mkdir(dir, 0o755))
+		must.OK(t, os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte(kind+"\n"), 0o644))
+		if err := (Tree{}).Make(dir); (err == nil) != want {
+			t.Errorf("%q: %v", kind, err)
+		}
+	}
+}
+
+// A group has used what the kernel cannot reclaim, in both versions of control groups.
+func TestMemory(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		files       map[string]string
+		limit, used uint64
+		ok          bool
+	}{
+		{"version 2", map[string]string{"memory.max": "1000\n", "memory.current": "900\n", "memory.stat": "anon 600\nfile 300\nshmem 100\n"}, 1000, 700, true},
+		{"version 2 without a limit", map[string]string{"memory.max": "max\n", "memory.current": "900\n"}, 0, 900, false},
+		{"version 1", map[string]string{"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "900\n",
+			"memory.stat": "cache 1\ntotal_cache 300\ntotal_shmem 300\n"}, 1000, 900, true},
+		{"version 1 without a limit", map[string]string{"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "900\n"}, 0, 900, false},
+		{"without statistics", map[string]string{"memory.max": "1000", "memory.current": "900"}, 1000, 900, true},
+		{"more cache than used", map[string]string{"memory.max": "1000", "memory.current": "10", "memory.stat": "file 300\n"}, 1000, 0, true},
+		{"empty", nil, 0, 0, false},
+		{"no numbers", map[string]string{"memory.max": "x", "memory.current": "-1"}, 0, 0, false},
+	} {
+		folder := t.TempDir()
+		for name, content := range c.files {
+			must.OK(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644))
+		}
+		if limit, used, ok := Memory(folder); ok && limit != c.limit || used != c.used || ok != c.ok {
+			t.Errorf("%s: %d, %d, %v", c.name, limit, used, ok)
 		}
 	}
 }

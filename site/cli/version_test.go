@@ -9,6 +9,8 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestCommitOf(t *testing.T) {
@@ -42,9 +44,7 @@ func TestPlainBuild(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for _, part := range []string{"cmd", "mpirun-wrap", "policy", "site"} {
-		if err := os.CopyFS(filepath.Join(dir, part), os.DirFS("../../"+part)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.CopyFS(filepath.Join(dir, part), os.DirFS("../../"+part)))
 	}
 	run := func(name string, args ...string) string {
 		t.Helper()
@@ -72,8 +72,6 @@ func TestPlainBuild(t *testing.T) {
 func abs(t *testing.T, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return path
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // newNode writes the driver's files for GPUs of these models. GPU n has the minor 7-n.
@@ -19,9 +20,7 @@ func newNode(t *testing.T, models ...string) Node {
 	put := func(path, text string) {
 		t.Helper()
 		path = filepath.Join(n.Root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)))
 	}
 	put("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (u@h)\nGCC version:  gcc 12.2.0\n")
 	for i, model := range models {
@@ -39,9 +38,7 @@ func TestGPUs(t *testing.T) {
 	if err := os.Remove(filepath.Join(n.Root, "dev/nvidia5")); err != nil { // the third is another job's
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(n.Root, "proc/driver/nvidia/capabilities/gpu6/mig/gi3"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(n.Root, "proc/driver/nvidia/capabilities/gpu6/mig/gi3"), 0o755))
 	got, err := n.GPUs()
 	want := []site.Device{
 		{UUID: "GPU-00", Name: "NVIDIA H200", Minor: 7, BusID: "00000000:10:00.0", SMs: 132, TPC: 2, MemoryMiB: 143771},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -67,9 +68,7 @@ func setModeIn(library string, uuid site.UUID, mode site.Mode) error {
 func created(t *testing.T, models ...node.Model) sim.Sim {
 	t.Helper()
 	made, err := sim.New(place, built, models...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return made
 }
 
@@ -77,9 +76,7 @@ func opened(t *testing.T, models ...node.Model) (sim.Sim, *NVML) {
 	t.Helper()
 	made := created(t, models...)
 	nvml, err := Open(made.NVML())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := nvml.Close(); err != nil && !errors.Is(err, ErrHung) {
 			t.Error(err)
@@ -91,17 +88,8 @@ func opened(t *testing.T, models ...node.Model) (sim.Sim, *NVML) {
 func uuidOf(t *testing.T, gpu node.GPU, attribute string) site.UUID {
 	t.Helper()
 	text, err := gpu.Text(attribute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return site.UUID(text)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // refused checks an error's cause and its text.
@@ -120,9 +108,7 @@ func refused(t *testing.T, err, cause error, words string) {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("NVML sets compute modes for root only; run this as root or below `unshare -r`")
-	}
+	must.Root(t)
 }
 
 // The SMs are those of NVIDIA's data sheets, repeated here. The models contain cores, too, so a wrong table is
@@ -144,7 +130,7 @@ func TestDevicesKnowsEveryModel(t *testing.T) {
 	}
 	made, nvml := opened(t, models...)
 	devices, err := nvml.Devices()
-	must(t, err)
+	must.OK(t, err)
 	if len(devices) != len(cases) {
 		t.Fatalf("%d devices, want %d", len(devices), len(cases))
 	}
@@ -163,17 +149,17 @@ func TestDevicesKnowsEveryModel(t *testing.T) {
 func TestOneDeviceIsFoundInEveryWay(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.L40S, node.T4)
 	for i, minor := range []string{"2", "0", "1"} {
-		must(t, made.Node.GPU(i).Set("minor", minor))
+		must.OK(t, made.Node.GPU(i).Set("minor", minor))
 	}
 	all, err := nvml.Devices()
-	must(t, err)
+	must.OK(t, err)
 	for position, minor := range []int{2, 0, 1} {
 		byUUID, err := nvml.Find(all[position].UUID)
-		must(t, err)
+		must.OK(t, err)
 		byPCI, err := nvml.byPCI(position)
-		must(t, err)
+		must.OK(t, err)
 		byMinor, err := nvml.ByMinor(minor)
-		must(t, err)
+		must.OK(t, err)
 		if index, err := nvml.Index(all[position].UUID); err != nil || index != position {
 			t.Errorf("index %d, %v, want %d", index, err, position)
 		}
@@ -202,7 +188,7 @@ func TestWhatIsNotThereIsNotFound(t *testing.T) {
 	refused(t, err, errNotFound, "cannot find GPU /dev/nvidia7: not found")
 	_, err = nvml.Mode(none)
 	refused(t, err, errNotFound, "cannot find "+string(none)+" on this node: not found")
-	must(t, made.Node.GPU(1).Fail("nvmlDeviceGetHandleByIndex_v2", 15, 0))
+	must.OK(t, made.Node.GPU(1).Fail("nvmlDeviceGetHandleByIndex_v2", 15, 0))
 	_, err = nvml.ByMinor(1)
 	refused(t, err, nil, "cannot find GPU /dev/nvidia1: not found; cannot open GPU at PCI position 1: GPU is lost")
 }
@@ -212,7 +198,7 @@ func TestOneDeviceIsFoundBesideLostOnes(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200, node.H200)
 	for _, i := range []int{0, 2} {
 		for _, function := range []string{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMinorNumber"} {
-			must(t, made.Node.GPU(i).Fail(function, 15, 0))
+			must.OK(t, made.Node.GPU(i).Fail(function, 15, 0))
 		}
 	}
 	uuid := uuidOf(t, made.Node.GPU(1), "uuid")
@@ -237,7 +223,7 @@ func TestMIG(t *testing.T) {
 	made, nvml := opened(t, node.H100SXM, node.A100SXM40.Cut(node.A100Slice3, node.A100Slice1))
 	cut := made.Node.GPU(1)
 	devices, err := nvml.Devices()
-	must(t, err)
+	must.OK(t, err)
 	if len(devices) != 2 || !devices[1].MIGMode || devices[1].SMs != 0 || devices[0].MIGMode {
 		t.Errorf("whole GPUs %+v", devices)
 	}
@@ -248,7 +234,7 @@ func TestMIG(t *testing.T) {
 		expected.UUID, expected.TPC = uuidOf(t, cut, fmt.Sprintf("mig/%d/uuid", k)), 2
 		expected.Minor, expected.BusID = 1, "00000000:20:00.0"
 		found, err := nvml.Find(expected.UUID)
-		must(t, err)
+		must.OK(t, err)
 		if found != expected {
 			t.Errorf("instance %d\n got %+v\nwant %+v", k, found, expected)
 		}
@@ -277,7 +263,7 @@ func TestModeIsSharedBetweenProcesses(t *testing.T) {
 	expectMode(t, nvml, first, site.ModeExclusiveProcess)
 	expectMode(t, nvml, second, site.ModeDefault)
 	for _, mode := range []site.Mode{site.ModeProhibited, site.ModeExclusiveThread, site.ModeExclusiveProcess, site.ModeDefault} {
-		must(t, nvml.SetMode(second, mode))
+		must.OK(t, nvml.SetMode(second, mode))
 		expectMode(t, nvml, second, mode)
 	}
 	expectMode(t, nvml, first, site.ModeExclusiveProcess)
@@ -296,11 +282,11 @@ func TestSetModeIsRefused(t *testing.T) {
 	uuid := uuidOf(t, made.Node.GPU(0), "uuid")
 	act := fmt.Sprintf("cannot set compute mode of %s", uuid)
 	refused(t, nvml.SetMode(uuid, "shared"), nil, act+`: "shared" is not a compute mode`)
-	must(t, syscall.Seteuid(65534))
+	must.OK(t, syscall.Seteuid(65534))
 	err := nvml.SetMode(uuid, site.ModeExclusiveProcess)
-	must(t, syscall.Seteuid(0))
+	must.OK(t, syscall.Seteuid(0))
 	refused(t, err, nil, act+" to exclusive_process: Insufficient Permissions")
-	must(t, made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode", 15, 1))
+	must.OK(t, made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode", 15, 1))
 	err = nvml.SetMode(uuid, site.ModeExclusiveProcess)
 	refused(t, err, nil, act+" to exclusive_process: GPU is lost")
 	expectMode(t, nvml, uuid, site.ModeDefault)
@@ -333,9 +319,9 @@ func TestEveryCallNamesItsDevice(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.function, func(t *testing.T) {
-			must(t, gpu.Fail(c.function, 16, 1))
+			must.OK(t, gpu.Fail(c.function, 16, 1))
 			refused(t, c.call(), nil, fmt.Sprintf(c.words, uuid))
-			must(t, c.call())
+			must.OK(t, c.call())
 		})
 	}
 }
@@ -346,7 +332,7 @@ func TestNearestNUMANodeMayBeUnknown(t *testing.T) {
 		attribute string
 		numa      int
 	}{{"0", 0}, {"3", 3}, {"64", 64}, {"-1", -1}} {
-		must(t, made.Node.GPU(0).Set("numa", c.attribute))
+		must.OK(t, made.Node.GPU(0).Set("numa", c.attribute))
 		if found, err := nvml.byPCI(0); err != nil || found.NUMA != c.numa {
 			t.Errorf("NUMA node %d, %v, want %d", found.NUMA, err, c.numa)
 		}
@@ -357,7 +343,7 @@ func TestCapability(t *testing.T) {
 	made, nvml := opened(t, node.P100, node.B200)
 	for i, expected := range []string{"6.0", "10.0"} {
 		major, minor, err := nvml.Capability(uuidOf(t, made.Node.GPU(i), "uuid"))
-		must(t, err)
+		must.OK(t, err)
 		if got := fmt.Sprintf("%d.%d", major, minor); got != expected {
 			t.Errorf("capability %s, want %s", got, expected)
 		}
@@ -366,7 +352,7 @@ func TestCapability(t *testing.T) {
 
 func TestUnknownCapabilityIsSaid(t *testing.T) {
 	made, nvml := opened(t, node.B200)
-	must(t, made.Node.GPU(0).Set("cc_major", "15"))
+	must.OK(t, made.Node.GPU(0).Set("cc_major", "15"))
 	_, err := nvml.byPCI(0)
 	refused(t, err, nil, "cannot count SMs of GPU at PCI position 0: compute capability 15.0 is not known to this program, add its cores per SM to site/gpu")
 }
@@ -407,11 +393,11 @@ func TestProcesses(t *testing.T) {
 	for _, kind := range []string{node.Server, node.Client, node.Client} {
 		pid := sleeper(t)
 		start, _ := node.Start(pid)
-		must(t, gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: 100, Instance: node.Whole}))
+		must.OK(t, gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: 100, Instance: node.Whole}))
 		expected = append(expected, Process{PID: pid, MPS: kind == node.Client, MiB: 100})
 	}
 	found, err := nvml.Processes(uuid)
-	must(t, err)
+	must.OK(t, err)
 	byPID := func(a, b Process) int { return a.PID - b.PID }
 	slices.SortFunc(found, byPID)
 	slices.SortFunc(expected, byPID)
@@ -423,7 +409,7 @@ func TestProcesses(t *testing.T) {
 func sleeper(t *testing.T) int {
 	t.Helper()
 	sleeping := exec.Command("sleep", "60")
-	must(t, sleeping.Start())
+	must.OK(t, sleeping.Start())
 	t.Cleanup(func() {
 		sleeping.Process.Kill()
 		sleeping.Wait()
@@ -433,7 +419,7 @@ func sleeper(t *testing.T) int {
 
 func TestDriver(t *testing.T) {
 	made, nvml := opened(t, node.H200)
-	must(t, made.Node.Set("driver_version", "535.104.05"))
+	must.OK(t, made.Node.Set("driver_version", "535.104.05"))
 	if version, err := nvml.Driver(); err != nil || version != "535.104.05" {
 		t.Errorf("driver %q, %v", version, err)
 	}
@@ -441,15 +427,15 @@ func TestDriver(t *testing.T) {
 
 func TestOpenSaysWhy(t *testing.T) {
 	made := created(t, node.H200)
-	must(t, made.Node.Fail("nvmlInit_v2", 9, 1))
+	must.OK(t, made.Node.Fail("nvmlInit_v2", 9, 1))
 	_, err := Open(made.NVML())
 	refused(t, err, nil, "cannot initialise NVML: Driver Not Loaded")
 	absent := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
 	_, err = Open(absent)
 	refused(t, err, nil, fmt.Sprintf("cannot open NVML library %s: this process uses %s already", absent, made.NVML()))
 	again, err := Open(made.NVML())
-	must(t, err)
-	must(t, again.Close())
+	must.OK(t, err)
+	must.OK(t, again.Close())
 }
 
 // Without the check, the loader would use the first library without notice.
@@ -474,11 +460,11 @@ func TestOpenOfABadLibrary(t *testing.T) {
 func TestCloseShutsDownOnce(t *testing.T) {
 	made := created(t, node.H200)
 	nvml, err := Open(made.NVML())
-	must(t, err)
-	must(t, made.Node.Fail("nvmlShutdown", 999, 1))
+	must.OK(t, err)
+	must.OK(t, made.Node.Fail("nvmlShutdown", 999, 1))
 	refused(t, nvml.Close(), nil, "cannot shut NVML down: Unknown Error")
-	must(t, made.Node.Fail("nvmlShutdown", 999, 1)) // a second call would fail with this number
-	must(t, nvml.Close())
+	must.OK(t, made.Node.Fail("nvmlShutdown", 999, 1)) // a second call would fail with this number
+	must.OK(t, nvml.Close())
 	if _, err := made.Node.Text("errors/nvmlShutdown"); err != nil {
 		t.Errorf("the second Close called NVML: %v", err)
 	}
@@ -487,9 +473,9 @@ func TestCloseShutsDownOnce(t *testing.T) {
 func TestAHangEnds(t *testing.T) {
 	made := created(t, node.H200)
 	nvml, err := OpenTimeout(made.NVML(), 100*time.Millisecond)
-	must(t, err)
+	must.OK(t, err)
 	uuid := uuidOf(t, made.Node.GPU(0), "uuid")
-	must(t, made.Node.Delay("nvmlDeviceGetComputeMode", 1000000))
+	must.OK(t, made.Node.Delay("nvmlDeviceGetComputeMode", 1000000))
 	began := time.Now()
 	_, err = nvml.Mode(uuid)
 	refused(t, err, ErrHung, fmt.Sprintf("cannot read compute mode of %s: NVML does not answer (waited 100ms)", uuid))
@@ -504,7 +490,7 @@ func TestAHangEnds(t *testing.T) {
 
 func hungInit(t *testing.T, made sim.Sim) {
 	t.Helper()
-	must(t, made.Node.Delay("nvmlInit_v2", 1000000))
+	must.OK(t, made.Node.Delay("nvmlInit_v2", 1000000))
 	_, err := OpenTimeout(made.NVML(), 50*time.Millisecond)
 	refused(t, err, ErrHung, "cannot initialise NVML: NVML does not answer (waited 50ms)")
 }
@@ -513,7 +499,7 @@ func hungInit(t *testing.T, made sim.Sim) {
 func TestRequiredFunctionsAreSpelledRight(t *testing.T) {
 	made := created(t, node.H200)
 	exported, err := exec.Command("nm", "-D", "--defined-only", made.NVML()).Output()
-	must(t, err)
+	must.OK(t, err)
 	for _, function := range required {
 		if !strings.Contains(string(exported), " "+function+"\n") {
 			t.Errorf("%s is not exported", function)
@@ -525,7 +511,7 @@ func TestRequiredFunctionsAreSpelledRight(t *testing.T) {
 // looked for before.
 func TestFunctionsThatAreCalledAreRequired(t *testing.T) {
 	sources, err := filepath.Glob("*.go")
-	must(t, err)
+	must.OK(t, err)
 	call := regexp.MustCompile(`\b(?:d|whole|gpu|library)\.((?:Device)?(?:Get|Set|Gpm|System)\w+)`)
 	versions := regexp.MustCompile(`_v\d$`)
 	known := map[string]bool{}
@@ -538,7 +524,7 @@ func TestFunctionsThatAreCalledAreRequired(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(source)
-		must(t, err)
+		must.OK(t, err)
 		for _, found := range call.FindAllSubmatch(text, -1) {
 			if calls++; !known[strings.TrimPrefix(string(found[1]), "Device")] {
 				t.Errorf("%s calls %s, which is not required", source, found[1])

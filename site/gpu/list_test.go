@@ -6,19 +6,20 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // A lost GPU is reported with its error, and the others are listed with their positions.
 func TestListGoesPastALostGPU(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200, node.L4)
-	must(t, made.Node.GPU(1).Fail("nvmlDeviceGetUUID", 15, 0))
-	must(t, made.Node.GPU(2).SetMode(node.ExclusiveProcess))
+	must.OK(t, made.Node.GPU(1).Fail("nvmlDeviceGetUUID", 15, 0))
+	must.OK(t, made.Node.GPU(2).SetMode(node.ExclusiveProcess))
 	pid := sleeper(t)
 	start, _ := node.Start(pid)
-	must(t, made.Node.GPU(2).AddContext(node.Context{PID: pid, Start: start, Type: node.Compute, MemoryMiB: 100, Instance: node.Whole}))
+	must.OK(t, made.Node.GPU(2).AddContext(node.Context{PID: pid, Start: start, Type: node.Compute, MemoryMiB: 100, Instance: node.Whole}))
 	seen, err := nvml.List()
-	must(t, err)
+	must.OK(t, err)
 	if len(seen) != 3 {
 		t.Fatalf("%d GPUs are seen, want 3", len(seen))
 	}
@@ -36,9 +37,9 @@ func TestListGoesPastALostGPU(t *testing.T) {
 // If one property cannot be read, the properties that were read are kept.
 func TestListKeepsWhatItRead(t *testing.T) {
 	made, nvml := opened(t, node.H200)
-	must(t, made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", 4, 0))
+	must.OK(t, made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", 4, 0))
 	seen, err := nvml.List()
-	must(t, err)
+	must.OK(t, err)
 	if s := seen[0]; s.Err == nil || s.Device.SMs != 132 || s.Mode != "" {
 		t.Errorf("seen %+v", s)
 	}
@@ -49,7 +50,7 @@ func TestListOfAnInstance(t *testing.T) {
 	uuid := uuidOf(t, made.Node.GPU(0), "mig/0/uuid")
 	pid := sleeper(t)
 	start, _ := node.Start(pid)
-	must(t, made.Node.GPU(0).AddContext(node.Context{PID: pid, Start: start, Type: node.Client, MemoryMiB: 100, Instance: 0}))
+	must.OK(t, made.Node.GPU(0).AddContext(node.Context{PID: pid, Start: start, Type: node.Client, MemoryMiB: 100, Instance: 0}))
 	s := nvml.Instance(uuid)
 	if s.Err != nil || s.Index != -1 || s.Device.SMs == 0 || s.Mode != "" || len(s.Processes) != 1 || s.Processes[0].PID != pid || !s.Processes[0].MPS {
 		t.Errorf("seen %+v", s)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // real reports whether this test program runs with -test.run=TestReal on a machine with NVIDIA's own library.
@@ -22,10 +23,10 @@ func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 		t.Skip("runs on a machine with GPUs, with CONFORMANCE_TARGET=real")
 	}
 	nvml, err := Open("")
-	must(t, err)
+	must.OK(t, err)
 	defer nvml.Close()
 	devices, err := nvml.Devices()
-	must(t, err)
+	must.OK(t, err)
 	lines := querySMI(t)
 	if len(lines) != len(devices) || len(devices) == 0 {
 		t.Fatalf("%d devices, nvidia-smi lists %d", len(devices), len(lines))
@@ -33,7 +34,7 @@ func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 	for i, device := range devices {
 		t.Logf("%+v", device)
 		mode, err := nvml.Mode(device.UUID)
-		must(t, err)
+		must.OK(t, err)
 		if got := describedAsSMI(device, mode); got != lines[i] {
 			t.Errorf("device %d\n got %s\nwant %s", i, got, lines[i])
 		}
@@ -52,16 +53,16 @@ func TestRealEnergy(t *testing.T) {
 		t.Skip("runs on a machine with GPUs, with CONFORMANCE_TARGET=real")
 	}
 	nvml, err := Open("")
-	must(t, err)
+	must.OK(t, err)
 	defer nvml.Close()
 	devices, err := nvml.Devices()
-	must(t, err)
+	must.OK(t, err)
 	for _, device := range devices {
 		s, err := nvml.NewSampler(device.UUID)
-		must(t, err)
+		must.OK(t, err)
 		time.Sleep(2 * time.Second)
 		a, err := s.Read()
-		must(t, err)
+		must.OK(t, err)
 		if t.Logf("%s: %d J in 2 s", device.UUID, a.EnergyJ); a.EnergyJ < 10 || a.EnergyJ > 4000 {
 			t.Errorf("%s: %d J in 2 s, want 10 to 4000", device.UUID, a.EnergyJ)
 		}
@@ -72,18 +73,18 @@ func TestRealEnergy(t *testing.T) {
 func expectSame(t *testing.T, nvml *NVML, position int, device site.Device) {
 	t.Helper()
 	byUUID, err := nvml.Find(device.UUID)
-	must(t, err)
+	must.OK(t, err)
 	byPCI, err := nvml.byPCI(position)
-	must(t, err)
+	must.OK(t, err)
 	byMinor, err := nvml.ByMinor(device.Minor)
-	must(t, err)
+	must.OK(t, err)
 	if byUUID != device || byPCI != device || byMinor != device {
 		t.Errorf("by UUID %+v\nby PCI %+v\nby minor %+v\nwant %+v", byUUID, byPCI, byMinor, device)
 	}
 	processes, err := nvml.Processes(device.UUID)
-	must(t, err)
+	must.OK(t, err)
 	major, minor, err := nvml.Capability(device.UUID)
-	must(t, err)
+	must.OK(t, err)
 	t.Logf("capability %d.%d, processes %v", major, minor, processes)
 }
 
@@ -91,7 +92,7 @@ func querySMI(t *testing.T) []string {
 	t.Helper()
 	answer, err := exec.Command("nvidia-smi",
 		"--query-gpu=uuid,name,pci.bus_id,memory.total,compute_mode,mig.mode.current", "--format=csv,noheader,nounits").Output()
-	must(t, err)
+	must.OK(t, err)
 	return strings.Split(strings.TrimSpace(string(answer)), "\n")
 }
 

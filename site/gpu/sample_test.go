@@ -16,6 +16,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -26,9 +27,7 @@ func sampled(t *testing.T, model node.Model) (node.GPU, *sampler) {
 	made, opened := opened(t, model)
 	gpu := made.Node.GPU(0)
 	s, err := opened.NewSampler(uuidOf(t, gpu, "uuid"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	holdContext(t, gpu, os.Getpid(), "S", 30)
 	holdContext(t, gpu, os.Getppid(), "M+C", 824)
 	return gpu, s
@@ -37,33 +36,25 @@ func sampled(t *testing.T, model node.Model) (node.GPU, *sampler) {
 func holdContext(t *testing.T, gpu node.GPU, pid int, kind string, mib int) {
 	t.Helper()
 	start, _ := node.Start(pid)
-	if err := gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: mib, Instance: node.Whole}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: mib, Instance: node.Whole}))
 }
 
 func setGPU(t *testing.T, gpu node.GPU, name, value string) {
 	t.Helper()
-	if err := gpu.Set(name, value); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.Set(name, value))
 }
 
 // serverSample sets what the driver samples of the server now.
 func serverSample(t *testing.T, gpu node.GPU, percent int) {
 	t.Helper()
 	line := fmt.Sprintf("%d %d\n", time.Now().UnixMicro(), percent)
-	if err := os.WriteFile(filepath.Join(gpu.Dir, "samples", fmt.Sprint(os.Getpid())), []byte(line), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(gpu.Dir, "samples", fmt.Sprint(os.Getpid())), []byte(line), 0o644))
 }
 
 func read(t *testing.T, s *sampler) Activity {
 	t.Helper()
 	a, err := s.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return a
 }
 
@@ -112,9 +103,7 @@ func TestSampleWithoutGPM(t *testing.T) {
 func TestSampleWhenGPMFails(t *testing.T) {
 	gpu, s := sampled(t, node.H200)
 	serverSample(t, gpu, 70)
-	if err := gpu.Fail("nvmlGpmSampleGet", int(nvml.ERROR_UNKNOWN), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.Fail("nvmlGpmSampleGet", int(nvml.ERROR_UNKNOWN), 1))
 	if a := read(t, s); a.Source != fromProcesses || a.SMUtil != 70 {
 		t.Errorf("%+v", a)
 	}
@@ -126,9 +115,7 @@ func TestSampleWhenGPMFails(t *testing.T) {
 func TestSampleOfAnInstance(t *testing.T) {
 	made, opened := opened(t, node.H100SXM.Cut(node.H100Slice1))
 	s, err := opened.NewSampler(uuidOf(t, made.Node.GPU(0), "mig/0/uuid"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if a := read(t, s); a.Source != "" || a.SMUtil != usage.Unknown {
 		t.Errorf("%+v, want no percentage", a)
 	}
@@ -136,9 +123,7 @@ func TestSampleOfAnInstance(t *testing.T) {
 
 func TestSampleOfALostGPU(t *testing.T) {
 	gpu, s := sampled(t, node.H200)
-	if err := gpu.Fail("nvmlDeviceGetMemoryInfo", int(nvml.ERROR_GPU_IS_LOST), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.Fail("nvmlDeviceGetMemoryInfo", int(nvml.ERROR_GPU_IS_LOST), 1))
 	if _, err := s.Read(); err == nil || !strings.HasSuffix(err.Error(), "GPU is lost") {
 		t.Errorf("%v, want that the GPU is lost", err)
 	}
@@ -154,9 +139,7 @@ func TestEnergy(t *testing.T) {
 	uuid := uuidOf(t, gpu, "uuid")
 	setGPU(t, gpu, "energy_mj", "5000000")
 	s, err := opened.NewSampler(uuid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, c := range []struct {
 		count string
 		want  int
@@ -167,9 +150,7 @@ func TestEnergy(t *testing.T) {
 		}
 	}
 	setGPU(t, gpu, "energy_mj", "9000000")
-	if err := gpu.Fail("nvmlDeviceGetTotalEnergyConsumption", int(nvml.ERROR_NOT_SUPPORTED), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.Fail("nvmlDeviceGetTotalEnergyConsumption", int(nvml.ERROR_NOT_SUPPORTED), 1))
 	if a := read(t, s); a.EnergyJ != 0 {
 		t.Errorf("refused: %d J", a.EnergyJ)
 	}
@@ -207,9 +188,7 @@ func TestUsageOfProcesses(t *testing.T) {
 		t.Errorf("the same samples again: %+v", u)
 	}
 	for _, failure := range []nvml.Return{nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_SUPPORTED} {
-		if err := gpu.Fail("nvmlDeviceGetProcessUtilization", int(failure), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, gpu.Fail("nvmlDeviceGetProcessUtilization", int(failure), 0))
 		if u := usage(); u.WorkKnown || len(u.Work) > 0 {
 			t.Errorf("with %v: %+v", failure, u)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,9 +55,7 @@ func testAskingASilentProcess(t *testing.T) {
 	if err := a.answers(1); !errors.Is(err, proc.ErrSilent) || errors.Is(err, errCrowd) {
 		t.Errorf("a silent process is asked again: %v", err)
 	}
-	if err := a.answers(2); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, a.answers(2))
 	if a.unanswered() != 1 || a.returned.Load() || nudges.Load() != 0 {
 		t.Errorf("%d silent, returned %v, %d nudges", a.unanswered(), a.returned.Load(), nudges.Load())
 	}
@@ -72,9 +71,7 @@ func TestAskingManySilentProcesses(t *testing.T) {
 	a, until := newAsker(), make(chan struct{})
 	began := time.Now()
 	fds := []int{0, 0}
-	if err := unix.Pipe(fds); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Pipe(fds))
 	for pid := range maxSilent {
 		_, err := ask(a, pid, func(func()) (int, error) { // waits in a system call, as for a process
 			<-readOne(fds[0])
@@ -95,9 +92,7 @@ func TestAskingManySilentProcesses(t *testing.T) {
 	unix.Close(fds[1])
 	a.becomes(t, 0)
 	a.begin()
-	if err := a.answers(maxSilent); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, a.answers(maxSilent))
 	unix.Close(fds[0])
 }
 
@@ -109,22 +104,15 @@ func TestALateAnswerEndsNoThread(t *testing.T) {
 	var children []proc.Process
 	for range 10 {
 		var fds [2]int
-		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Pipe2(fds[:], unix.O_CLOEXEC))
 		if _, err := ask(a, 1, func(func()) (int, error) { <-readOne(fds[0]); return 0, nil }); !errors.Is(err, proc.ErrSilent) {
 			t.Fatal(err)
 		}
 		child := exec.Command("/bin/sleep", "60")
 		child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, child.Start())
 		defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
-		stat, err := proc.ReadStat(child.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stat := must.Get(proc.ReadStat(child.Process.Pid))(t)
 		children = append(children, stat.Process)
 		unix.Close(fds[1])
 		for began := time.Now(); a.unanswered() > 0; { // without a sleep, which would let another thread continue
@@ -180,8 +168,7 @@ func TestAskingForALongAnswer(t *testing.T) {
 
 // A process that cannot be watched is counted once, and each cause has one line. Those that have ended do not count.
 func TestProcessesThatCannotBeWatched(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	for range 3 {
 		r.noteUnguarded(11, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE), false)
 		r.noteUnguarded(12, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE), false)
@@ -211,27 +198,17 @@ func TestProcessesThatCannotBeWatched(t *testing.T) {
 
 // A guard keeps descriptors for its own work.
 func TestPidfdsAtTheLimit(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
-	first, err := r.kernel.pidfd(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	first := must.Get(r.kernel.pidfd(os.Getpid()))(t)
 	unix.Close(first)
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(first) * 4 / 3, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(first) * 4 / 3, Max: old.Max}))
 	if fd, err := r.kernel.pidfd(os.Getpid()); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("%d, %v", fd, err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	again, err := r.kernel.pidfd(os.Getpid())
 	if err != nil || again != first {
 		t.Errorf("%d, %v: want %d, because none is left open", again, err, first)
@@ -265,12 +242,8 @@ func TestPromises(t *testing.T) {
 
 // A dismissed process that has ended is forgotten, and one that runs is not.
 func TestEnded(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, 0)
+	self := must.Get(proc.Current())(t)
 	reused, none := proc.Process{PID: self.PID, Start: 1}, proc.Process{PID: 1 << 22, Start: 1}
 	if r.kernel.ended(self) || !r.kernel.ended(reused) || !r.kernel.ended(none) {
 		t.Error("wrong")

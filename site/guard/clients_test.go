@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,10 +41,7 @@ func TestJobsOf(t *testing.T) {
 // files.
 func TestAboveControl(t *testing.T) {
 	open := func() int {
-		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fd := must.Get(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 		return fd
 	}
 	low, control, high := open(), open(), open()
@@ -68,14 +66,10 @@ func TestAboveControl(t *testing.T) {
 
 // A client's control file lies below its memory files, even if low descriptors are free.
 func TestTheOrderOfDuplicates(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	var gaps []int
 	for range 8 {
-		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fd := must.Get(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 		gaps = append(gaps, fd)
 	}
 	c := r.child("exec 5<nvidia-uvm 6<nvidia-uvm 7<nvidiactl 8<nvidiactl; " + waits)
@@ -136,13 +130,9 @@ func TestShortMemory(t *testing.T) {
 // group makes the folder of a control group with files in it.
 func group(t *testing.T, folder string, files map[string]string) {
 	t.Helper()
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(folder, 0o755))
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644))
 	}
 }
 
@@ -195,8 +185,7 @@ func TestHostShort(t *testing.T) {
 // A scan notes what is charged to the group of a client that it admits, and a full scan notes it again. So what others
 // have taken until then is not the client's.
 func TestAScanNotesTheMemoryOfTheGroup(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	r.kernel.groups = t.TempDir()
 	c := r.child(opens + waits)
 	own := proc.Resident(c.Process.Pid)

@@ -14,19 +14,15 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // A guard that is not ready is killed, and its end is awaited for a time only: a process may hang in the kernel. Here it
 // has a tracer that does not wait for it, so its parent is not told of its end.
 func TestTheStartOfAGuardThatDoesNotEnd(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
-	store, err := lease.Open(filepath.Join(t.TempDir(), "run"), "a boot")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Root(t)
+	store := must.Get(lease.Open(filepath.Join(t.TempDir(), "run"), "a boot"))(t)
 	started := make(chan error, 1)
 	go func() {
 		_, err := Control{Path: "/proc/self/exe", Store: store}.Start(t.Context(), 7)
@@ -44,8 +40,7 @@ func TestTheStartOfAGuardThatDoesNotEnd(t *testing.T) {
 
 // If the servers' pipes cannot be read, no client is taken for one outside of MPS.
 func TestPipesThatCannotBeRead(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	mayOpen(t, 0)
 	if pipes, err := r.serverPipes(); err == nil {
 		t.Errorf("%v, and no error", pipes)

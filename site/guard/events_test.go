@@ -5,21 +5,20 @@ package guard
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // newEvents opens events until the end of a test.
 func newEvents(t *testing.T) *events {
 	t.Helper()
-	e, err := openEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(openEvents())(t)
 	t.Cleanup(e.close)
 	return e
 }
@@ -47,9 +46,7 @@ func mayOpen(t *testing.T, more int) int {
 	err2 := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
 	err3 := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next + more), Max: limit.Max})
-	if err := errors.Join(err1, err2, err3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, err3))
 	return next
 }
 
@@ -57,14 +54,9 @@ func mayOpen(t *testing.T, more int) int {
 func TestOpeningsWakeOnce(t *testing.T) {
 	e := newEvents(t)
 	path := filepath.Join(devices(t), "nvidia-uvm")
-	if err := e.watch(path, unix.IN_OPEN); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.watch(path, unix.IN_OPEN))
 	opens := func() {
-		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Open(path))(t)
 		file.Close()
 	}
 	for round := range 2 {
@@ -145,10 +137,7 @@ func TestLinesAreTold(t *testing.T) {
 		path string
 		line bool
 	}{{path, false}, {filepath.Join(logs, "a-long-name-of-a-log"), true}, {path, false}} {
-		file, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600))(t)
 		file.Close()
 		if s := e.wait(time.Now().Add(soon)); !s.opened || s.line != c.line {
 			t.Errorf("%s: %+v", c.path, s)
@@ -170,10 +159,7 @@ func TestALineEndsARest(t *testing.T) {
 	r.budget.free = time.Time{}
 	r.scans.next, r.scans.rested = began.Add(time.Hour), began.Add(time.Minute) // the account of strangers is used up
 	writes := func(path string) {
-		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600))(t)
 		file.Close()
 		now := time.Now()
 		r.scanIsDue(r.events.wait(now.Add(soon/10)), now)
@@ -217,9 +203,7 @@ func TestAScanEndsWhenAClientDies(t *testing.T) {
 func TestEventsDuringAScanAreNotLost(t *testing.T) {
 	e := newEvents(t)
 	path := filepath.Join(devices(t), "nvidia-uvm")
-	if err := e.watch(path, unix.IN_OPEN); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, e.watch(path, unix.IN_OPEN))
 	for _, happen := range []func(){e.nudge, func() {
 		if file, err := os.Open(path); err == nil {
 			file.Close()
@@ -232,5 +216,110 @@ func TestEventsDuringAScanAreNotLost(t *testing.T) {
 		if s := e.wait(began.Add(soon)); !s.any || time.Since(began) > soon/2 {
 			t.Errorf("%+v after %v", s, time.Since(began))
 		}
+	}
+}
+
+// spins counts the waits of 100 ms that an event ends at once. The first ones may be due.
+func spins(e *events, due int) (turns int) {
+	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end) && turns <= due; {
+		if s := e.wait(end); s.any {
+			turns++
+		}
+	}
+	return turns
+}
+
+// A taker, or a notice that waits, may have a duplicate of a client's pidfd for as long as a file system of the user's
+// likes. The kernel keeps the event of an open file, not of a number. So the death of a client must end one wait.
+func TestADuplicateOfADeadClientsPidfdEndsNoWait(t *testing.T) {
+	for name, forgotten := range map[string]bool{"the client is forgotten": true, "its death is not taken": false} {
+		t.Run(name, func(t *testing.T) {
+			e := newEvents(t)
+			child := exec.Command("sleep", "1000")
+			must.OK(t, child.Start())
+			pid := child.Process.Pid
+			pidfd := must.Get(unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK))(t)
+			must.OK(t, e.follow(pidfd, pid))
+			duplicate := must.Get(unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0))(t)
+			defer unix.Close(duplicate)
+			_ = child.Process.Kill()
+			_ = child.Wait()
+			if s := e.wait(time.Now().Add(time.Minute)); !slices.Equal(s.died, []int{pid}) {
+				t.Fatalf("the death is not seen: %+v", s)
+			}
+			if forgotten {
+				e.unfollow(pidfd)
+			} else {
+				defer e.unfollow(pidfd)
+			}
+			if turns := spins(e, 0); turns > 0 || e.anyDied() {
+				t.Errorf("the death ends further waits")
+			}
+		})
+	}
+}
+
+// A pidfd that is given up while its process lives reports nothing when the process dies.
+func TestAPidfdThatIsGivenUpReportsNoDeath(t *testing.T) {
+	e := newEvents(t)
+	child := exec.Command("sleep", "1000")
+	must.OK(t, child.Start())
+	pidfd, err1 := unix.PidfdOpen(child.Process.Pid, unix.PIDFD_NONBLOCK)
+	duplicate, err2 := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	defer unix.Close(duplicate)
+	must.OK(t, e.follow(pidfd, child.Process.Pid))
+	e.unfollow(pidfd)
+	_ = child.Process.Kill()
+	_ = child.Wait()
+	if turns := spins(e, 0); turns > 0 {
+		t.Error("the death of a process that is no client ends a wait")
+	}
+}
+
+// Whatever makes a descriptor ready, and however long it stays so, it ends one wait until the guard asks again.
+func TestEachEventEndsOneWait(t *testing.T) {
+	overflow := func(t *testing.T, e *events, path string) {
+		t.Helper()
+		data := make([]byte, 0)
+		for range 40_000 { // more than fs.inotify.max_queued_events; two kinds in turns, because equal lines are merged
+			fd := must.Get(unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
+			_, _ = unix.Read(fd, data)
+			unix.Close(fd)
+		}
+	}
+	cases := map[string]func(t *testing.T, e *events){
+		"a queue of openings that overflows": func(t *testing.T, e *events) {
+			path := t.TempDir()
+			must.OK(t, e.watch(path, unix.IN_OPEN|unix.IN_CLOSE))
+			overflow(t, e, path)
+		},
+		"a queue of lines that overflows": func(t *testing.T, e *events) {
+			path := t.TempDir()
+			must.OK(t, e.watch(path, unix.IN_OPEN|unix.IN_CLOSE|unix.IN_ONLYDIR))
+			overflow(t, e, path)
+		},
+		"a nudge": func(_ *testing.T, e *events) { e.nudge() },
+		"a thousand nudges": func(_ *testing.T, e *events) {
+			for range 1000 {
+				e.nudge()
+			}
+		},
+		"a watched folder that goes": func(t *testing.T, e *events) {
+			path := t.TempDir()
+			must.OK(t, e.watch(path, unix.IN_MODIFY|unix.IN_CREATE|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW))
+			must.OK(t, unix.Rmdir(path))
+		},
+	}
+	for name, cause := range cases {
+		t.Run(name, func(t *testing.T) {
+			e := newEvents(t)
+			cause(t, e)
+			if turns := spins(e, 1); turns != 1 {
+				t.Errorf("%d waits have ended, want 1", turns)
+			}
+		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
@@ -30,9 +31,7 @@ func devices(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"} {
-		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(folder, name), nil, 0o644))
 	}
 	return folder
 }
@@ -86,9 +85,7 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 		Job: 7, UID: uint32(os.Geteuid()), GuardSettings: lease.GuardSettings{Hold: lease.Duration(hold), Pause: lease.Duration(5 * time.Second), Clients: 48}, Devices: r.folder,
 		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []proc.Process { return nil }, Record: &r.notes,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	g.Raised, g.takers.Wait = true, soon // a busy machine is no hostile process
 	r.Guard = g
 	return r
@@ -106,6 +103,14 @@ func (r *testGuard) runs() {
 			r.t.Errorf("open after the end: %q", left)
 		}
 	})
+}
+
+// stillGuard makes a guard that never runs.
+func stillGuard(t *testing.T, hold time.Duration) *testGuard {
+	t.Helper()
+	r := newTestGuard(t, hold)
+	r.still()
+	return r
 }
 
 // still closes the files of a guard that never runs.
@@ -167,9 +172,7 @@ func (r *testGuard) starts(cmd *exec.Cmd) *child {
 	if err1 != nil || err2 != nil {
 		r.t.Fatal(err1, err2)
 	}
-	if err := cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, cmd.Start())
 	c := &child{cmd, r.t, bufio.NewReader(out), func() { fmt.Fprintln(in) }}
 	r.t.Cleanup(c.kill)
 	c.says("ready")
@@ -219,18 +222,14 @@ func TestADeviceThatComesLate(t *testing.T) {
 	logs := t.TempDir()
 	r.Logs = []string{logs}
 	device := filepath.Join(r.folder, "nvidia-uvm")
-	if err := os.Remove(device); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(device))
 	delete(r.events.watched, device) // as if the file had never existed
 	r.kernel.findDevices()
 	r.watch()
 	r.still()
 	r.scan(time.Now())
 	for _, path := range []string{device, filepath.Join(logs, "server.log")} {
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, nil, 0o644))
 	}
 	r.isWoken("the server's log does not wake the guard")
 	r.scan(time.Now())
@@ -278,8 +277,7 @@ func TestAStateThatIsNotSaved(t *testing.T) {
 // Beside a neighbour, the files are held for the policy's time, and not longer than the neighbour lives.
 func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	const hold = 500 * time.Millisecond
-	r := newTestGuard(t, hold)
-	r.still()
+	r := stillGuard(t, hold)
 	neighbour, victim := r.child(opens+waits), r.child(opens+waits)
 	r.scanOne(neighbour.Process.Pid)
 	r.scanOne(victim.Process.Pid)
@@ -302,23 +300,10 @@ func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	r.becomes(0, soon)
 }
 
-// A client of the other GPU is no neighbour.
-func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.runs()
-	r.child("exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm 8<nvidia1; " + waits)
-	victim := r.child(opens + waits)
-	r.becomes(6, soon)
-	victim.kill()
-	r.becomes(3, soon)
-	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
-}
-
 // The GPU of a client may be opened long after its memory device. Then it is known after verifyAfter, not after
 // rareScan.
 func TestAGPUThatIsOpenedLate(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	victim := r.child(opens + waits)
 	const script = "exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm; echo ready; read x; exec 8<nvidia1; echo open; read x; "
 	late := r.child(script)
@@ -407,8 +392,7 @@ func forks(folder string, but int) map[int]*os.Process {
 
 // A fork that is found before its parent does not count as a neighbour in the parent's place.
 func TestAForkThatIsFoundFirst(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	parent := r.child("sleep 0.2; " + opens + "sleep 60 & echo ready; read x; ")
 	for pid, p := range forks(r.folder, parent.Process.Pid) {
 		defer func() { _ = p.Kill() }()
@@ -422,12 +406,8 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 
 // What one of the guard's own programs starts is not a client.
 func TestWhatAHelperStartsIsNoClient(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	helper, err := proc.StartPiped("/bin/sh", "-c", "cd "+r.folder+"; ("+opens+waits+"); exit")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, time.Minute)
+	helper := must.Get(proc.StartPiped("/bin/sh", "-c", "cd "+r.folder+"; ("+opens+waits+"); exit"))(t)
 	defer func() { helper.In.Close(); <-helper.Ended }()
 	if line, err := bufio.NewReader(helper.Out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("it prints %q, %v", line, err)
@@ -444,8 +424,7 @@ func TestWhatAHelperStartsIsNoClient(t *testing.T) {
 // A scan may come while a client opens its files. Before the next scan, the client may fork, and the fork may be
 // scanned first. The new file still belongs to the client.
 func TestAForkThatIsFoundWithANewFile(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	parent := r.child("sleep 0.2; exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 7<nvidia-uvm; sleep 60 & echo forked; read x; ")
 	r.scanOne(parent.Process.Pid)
 	parent.enter()
@@ -462,8 +441,7 @@ func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 
 // A process that closes a file and opens it again takes only one place on the GPU. PyTorch does so while it starts.
 func TestAClientThatReopensTakesOnePlace(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	c := r.child("exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 6<&-; exec 7<nvidia-uvm; echo again; read x; ")
 	r.scanOne(c.Process.Pid)
 	c.enter()
@@ -545,8 +523,7 @@ func (r *testGuard) answered(ask func()) {
 // A process that closes its files, or execs another program, is no longer a client. Its closed files are held like a
 // dead client's.
 func TestAClientThatClosesItsFiles(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	c := r.child(opens + waits + "exec 5<&- 6<&- 7<&- 8<&-; echo closed; read x; ")
 	r.scanOne(c.Process.Pid)
 	r.findClosed(time.Now())
@@ -563,8 +540,7 @@ func TestAClientThatClosesItsFiles(t *testing.T) {
 
 // If a client opens other files at the same numbers, the guard holds both files, until it closes the first files.
 func TestAClientThatOpensItsFilesAgain(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	c := r.child(opens + waits + opens + "echo again; read x; ")
 	r.scanOne(c.Process.Pid)
 	c.enter()
@@ -577,15 +553,11 @@ func TestAClientThatOpensItsFilesAgain(t *testing.T) {
 
 // A client that ends during its admission leaves no descriptor that wakes the guard for ever.
 func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	before := descriptors(t)
 	for range 20 {
 		c := r.child(opens + waits)
-		opened, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
-		if err != nil {
-			t.Fatal(err)
-		}
+		opened := must.Get(r.kernel.openedBy(c.Process.Pid, maxDescriptors))(t)
 		killed := make(chan struct{})
 		go func() { _ = c.Process.Kill(); close(killed) }()
 		r.take(c.Process.Pid, opened, false)
@@ -630,20 +602,14 @@ func descriptors(t *testing.T) (count int) {
 func TestAGuardIsNoClient(t *testing.T) {
 	if os.Getenv("GUARD_TEST_OPENS") != "" {
 		for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm", "nvidia0"} {
-			if _, err := unix.Open(name, unix.O_RDONLY, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(unix.Open(name, unix.O_RDONLY, 0))(t)
 		}
 		fmt.Println("ready")
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		os.Exit(0)
 	}
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, time.Minute)
+	self := must.Get(os.Executable())(t)
 	c := r.child("GUARD_TEST_OPENS=1 exec " + self + " -test.run=TestAGuardIsNoClient")
 	r.scanOne(c.Process.Pid)
 	if len(r.living) != 0 {
@@ -651,18 +617,18 @@ func TestAGuardIsNoClient(t *testing.T) {
 	}
 }
 
-// A server is a child of one of the job's daemons.
+// A server is a child of one of the job's daemons. A process of another user does not belong to the job.
 func TestAServerIsNoClient(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Daemons = func() []proc.Process { return []proc.Process{self} }
-	r.scanOne(r.child(opens + waits).Process.Pid)
-	if len(r.living) != 0 {
-		t.Errorf("taken: %+v", r.living)
+	self := must.Get(proc.Current())(t)
+	for what, change := range map[string]func(*Options){
+		"a server":       func(o *Options) { o.Daemons = func() []proc.Process { return []proc.Process{self} } },
+		"another user's": func(o *Options) { o.UID++ },
+	} {
+		r := stillGuard(t, time.Minute)
+		change(&r.Options)
+		if r.scanOne(r.child(opens + waits).Process.Pid); len(r.living) != 0 {
+			t.Errorf("%s: taken: %+v", what, r.living)
+		}
 	}
 }
 
@@ -671,16 +637,9 @@ func TestAServerIsNoClient(t *testing.T) {
 //
 // Contract: K4
 func TestAServerThatIsKnownLate(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	early, err := proc.ReadStat(r.child(waits).Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, time.Minute)
+	self := must.Get(proc.Current())(t)
+	early := must.Get(proc.ReadStat(r.child(waits).Process.Pid))(t)
 	r.Daemons = func() []proc.Process { return []proc.Process{early.Process} }
 	server := r.child(opens + waits).Process.Pid
 	r.scanOne(server)
@@ -698,22 +657,10 @@ func TestAServerThatIsKnownLate(t *testing.T) {
 	}
 }
 
-// A process of another user does not belong to the job.
-func TestAnotherUsersProcessIsNoClient(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	r.UID++
-	r.scanOne(r.child(opens + waits).Process.Pid)
-	if len(r.living) != 0 {
-		t.Errorf("taken: %+v", r.living)
-	}
-}
-
 // At the limit of files, the oldest dead clients are released for files of the living. If there is no dead client,
 // files are not held and are counted.
 func TestTheBoundOfFiles(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	first := r.child(opens + waits)
 	for began := time.Now(); r.living[first.Process.Pid] == nil && time.Since(began) < soon; { // an answer may be late
 		r.kernel.asks.begin()
@@ -740,8 +687,7 @@ func TestTheBoundOfFiles(t *testing.T) {
 
 // The number of log lines about single clients is limited.
 func TestTheLogIsBounded(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	lines := 0
 	r.Log = func(Line) { lines++ }
 	for range 10 * maxLines {

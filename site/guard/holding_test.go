@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -174,8 +175,7 @@ func TestHowAClientEnded(t *testing.T) {
 		well bool
 	}{{"exit 0", "status 0", true}, {"exit 3", "status 3", false}, {"kill -9 $$", "signal 9", false}} {
 		for _, older := range []bool{false, true} {
-			r := newTestGuard(t, time.Minute)
-			r.still()
+			r := stillGuard(t, time.Minute)
 			if r.exits.whole = true; older {
 				r.exits = *olderExits(t)
 			}
@@ -184,9 +184,7 @@ func TestHowAClientEnded(t *testing.T) {
 			r.exits.follow(r.living, nil)
 			pid := child.Process.Pid
 			child.enter()
-			if err := wait.Readable(r.living[pid].pidfd, soon); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, wait.Readable(r.living[pid].pidfd, soon))
 			if older {
 				r.exits.noted(t, pid, c.want)
 			}
@@ -332,8 +330,7 @@ func TestFilesThatTheDriverDoesNotClose(t *testing.T) {
 
 // At the end, the files of the living and of the dead are closed.
 func TestAllFilesAreClosedAtTheEnd(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	dead, living := r.child(opens+waits), r.child(opens+waits)
 	r.scanOne(dead.Process.Pid)
 	r.scanOne(living.Process.Pid)
@@ -368,8 +365,7 @@ func TestAGuardWithoutALeaseEnds(t *testing.T) {
 // After a scan, the guard rests twice as long as the scan used the processor.
 func TestAScanThatTakesLong(t *testing.T) {
 	const work = 50 * time.Millisecond
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	r.scans.nextFull = time.Now().Add(time.Hour)
 	r.Daemons = func() []proc.Process { // called in each scan for each new process
 		for before := computed(unix.RUSAGE_SELF); computed(unix.RUSAGE_SELF)-before < work; {
@@ -412,12 +408,8 @@ func TestWhoIsAdmitted(t *testing.T) {
 //
 // Contract: G2
 func TestAServerIsNotAdmitted(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, time.Minute)
+	self := must.Get(proc.Current())(t)
 	child := r.child(waits)
 	r.Daemons = func() []proc.Process { return []proc.Process{self} }
 	if c, err := r.admit(child.Process.Pid); err == nil {
@@ -429,14 +421,10 @@ func TestAServerIsNotAdmitted(t *testing.T) {
 //
 // Contract: I2
 func TestAProcessThatEndsIsNotAdmitted(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	child := r.child(waits)
 	_ = child.Process.Kill()
-	pidfd, err := unix.PidfdOpen(child.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pidfd := must.Get(unix.PidfdOpen(child.Process.Pid, 0))(t)
 	defer unix.Close(pidfd)
 	if err := wait.Readable(pidfd, soon); err != nil { // it is a zombie, which has all that a scan reads
 		t.Fatal(err)
@@ -448,11 +436,8 @@ func TestAProcessThatEndsIsNotAdmitted(t *testing.T) {
 
 // Root's processes are no candidates, if the job's user is not root.
 func TestRootsProcessesAreNoCandidates(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	must.Root(t)
+	r := stillGuard(t, time.Minute)
 	child := r.child(opens + waits)
 	for uid, want := range map[uint32]bool{0: true, 2001: false} {
 		r.UID, r.ofRoot = uid, nil
@@ -467,16 +452,11 @@ func TestRootsProcessesAreNoCandidates(t *testing.T) {
 
 // The kernel's threads are read once, and all other processes of root at each full scan: one may become the user's.
 func TestTheKernelsThreadsAreReadOnce(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	must.Root(t)
+	r := stillGuard(t, time.Minute)
 	child := r.child(opens + waits)
 	r.UID = 2001
-	if _, err := r.candidates(true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.candidates(true))(t)
 	threads := 0
 	for pid, thread := range r.ofRoot {
 		switch line, err := os.ReadFile(proc.Folder(pid) + "/cmdline"); {
@@ -502,29 +482,21 @@ func TestAProcessOutsideOfMPS(t *testing.T) {
 		pipes int
 		want  bool
 	}{{0, true}, {clientPipes - 1, true}, {clientPipes, false}} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
+		r := stillGuard(t, time.Minute)
 		cmd := exec.Command("/bin/sleep", "60")
 		servers := map[string]bool{}
 		for range clientPipes {
 			reads, writes, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer reads.Close()
 			defer writes.Close()
-			link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(reads.Fd())))
-			if err != nil {
-				t.Fatal(err)
-			}
+			link := must.Get(os.Readlink("/proc/self/fd/" + strconv.Itoa(int(reads.Fd()))))(t)
 			servers[link] = true
 			if cmd.ExtraFiles = append(cmd.ExtraFiles, reads); len(cmd.ExtraFiles) > c.pipes {
 				cmd.ExtraFiles = cmd.ExtraFiles[:c.pipes]
 			}
 		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		now := time.Now()
 		is := clientOf(cmd.Process.Pid, 1)
@@ -546,8 +518,7 @@ func TestAProcessOutsideOfMPS(t *testing.T) {
 
 // The list of processes outside of MPS is bounded, and their number is not.
 func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	for range maxOutside + 5 {
 		r.noteOutside(lease.Outside{}, "")
 	}

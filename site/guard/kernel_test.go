@@ -10,23 +10,19 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
 
 // openedBy finds the driver's files by their identity, not by their paths or numbers.
 func TestOpenedBy(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	elsewhere := t.TempDir()
 	for link, name := range map[string]string{"hard": "nvidia-uvm", "nvidiactl": "nvidia0"} {
-		if err := os.Link(filepath.Join(r.folder, name), filepath.Join(elsewhere, link)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Link(filepath.Join(r.folder, name), filepath.Join(elsewhere, link)))
 	}
-	if err := os.WriteFile(filepath.Join(elsewhere, "nvidia-uvm"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(elsewhere, "nvidia-uvm"), nil, 0o600))
 	c := r.child("exec 3<nvidia1 4<nvidiactl 5<" + elsewhere + "/hard 6<" + elsewhere + "/nvidia-uvm 7<" + elsewhere + "/nvidiactl 8<nvidia-uvm; " + waits)
 	got, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
 	if err != nil || !slices.Equal(got.control, []int{4}) || !slices.Equal(got.memory, []int{5, 8}) || got.gpus != 1<<0|1<<1 {
@@ -43,8 +39,7 @@ func TestOpenedBy(t *testing.T) {
 
 // A character device is identified by its number and not by its folder, because a container has its own files.
 func TestADeviceIsKnownByItsNumber(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	const full, zero = 1<<8 | 7, 1<<8 | 5 // /dev/full and /dev/zero
 	elsewhere := t.TempDir()
 	for path, number := range map[string]int{
@@ -74,12 +69,9 @@ func TestADeviceIsKnownByItsNumber(t *testing.T) {
 
 // A descriptor that has become another file when it is duplicated is closed and not held.
 func TestADescriptorThatChanges(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	other := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(other, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(other, nil, 0o600))
 	c := r.child("exec 5<nvidiactl 6<" + other + " 7<nvidia-uvm; " + waits)
 	r.take(c.Process.Pid, opened{thread: c.Process.Pid, control: []int{5, 7}, memory: []int{5, 6, 7, 99}}, false)
 	held := r.living[c.Process.Pid]
@@ -93,8 +85,7 @@ func TestADescriptorThatChanges(t *testing.T) {
 
 // Files that do not close are limited: after maxStuck of them, no more are taken.
 func TestFilesThatDoNotClose(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
+	r := stillGuard(t, 0)
 	r.takers.Place = func() (*lease.TakerPlace, error) { return nil, lease.ErrTakers }
 	c := r.child(opens + waits)
 	r.scanOne(c.Process.Pid)
@@ -105,18 +96,11 @@ func TestFilesThatDoNotClose(t *testing.T) {
 
 // The same open files compare as the same, other files as different, and closed files as EBADF.
 func TestCompare(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
-	file, err := os.Open(filepath.Join(r.folder, "nvidia-uvm"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, 0)
+	file := must.Get(os.Open(filepath.Join(r.folder, "nvidia-uvm")))(t)
 	defer file.Close()
 	fd, self := int(file.Fd()), os.Getpid()
-	dup, err := unix.Dup(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dup := must.Get(unix.Dup(fd))(t)
 	defer unix.Close(dup)
 	for _, c := range []struct {
 		number int
@@ -146,9 +130,7 @@ func TestMembersOfManyGroups(t *testing.T) {
 			if n < 100 && err == nil {
 				err = os.WriteFile(filepath.Join(usual, fmt.Sprint("memory.", n)), nil, 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 		}
 	}
 	if pids := slices.Compact(slices.Sorted(members(usual))); len(pids) != maxGroups-1 {

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard/pause"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
@@ -230,8 +231,7 @@ func TestWhenAPauseBegins(t *testing.T) {
 		{"the last one has cost little", false, 0, 1, time.Second / share, true},
 		{"the last one has cost too much", false, 0, 1, time.Second/share + 1, false},
 	} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
+		r := stillGuard(t, time.Minute)
 		r.pauses.never, r.pauses.next = c.never, now.Add(c.next)
 		r.pauses.began, r.pauses.failed = now.Add(-time.Second), now.Add(-time.Millisecond)
 		r.pauses.before = r.budget.children - c.cost
@@ -273,9 +273,7 @@ func TestAPauseWhoseProcessIsKilled(t *testing.T) {
 	needing := []*client{{gpus: 1}}
 	r.pauseFor(needing, time.Now())
 	p := r.pauses.now
-	if err := <-p.Answers; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-p.Answers)
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", is.PID))
 	_, rest, _ := strings.Cut(string(status), "\nTracerPid:")
 	pauser := 0
@@ -303,9 +301,7 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
 	dead := &client{gpus: 1}
 	r.pauseFor([]*client{dead}, time.Now())
-	if err := <-r.pauses.now.Answers; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-r.pauses.now.Answers)
 	if neighbour.Counts() {
 		t.Error("a paused process counts")
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -25,10 +26,7 @@ func TestTheRecordersLastReport(t *testing.T) {
 		"it hangs before": {"exec /bin/sleep 1000", "", time.Millisecond},
 	} {
 		report := filepath.Join(t.TempDir(), "report")
-		p, err := proc.StartPiped("/bin/sh", "-c", c.script, report)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(proc.StartPiped("/bin/sh", "-c", c.script, report))(t)
 		r := &recorder{make(chan usage.Event, 1), make(chan *proc.Child, 1), c.limit}
 		r.started <- p
 		go r.send(p.In)

@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -138,17 +139,12 @@ func TestShareGPU(t *testing.T) {
 
 // The memory files are closed before the control files. inotify reports the closes in their order.
 func TestMemoryFilesCloseFirst(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	folder := t.TempDir()
 	closes, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(closes)
-	if _, err := unix.InotifyAddWatch(closes, folder, unix.IN_CLOSE); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(unix.InotifyAddWatch(closes, folder, unix.IN_CLOSE))(t)
 	const files = 40
 	c := &client{died: time.Now()}
 	for i := range files {
@@ -170,9 +166,7 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 	}
 	var buffer [8192]byte
 	n, err := unix.Read(closes, buffer[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	order := ""
 	for rest := buffer[:n]; len(rest) > 0; {
 		name := int(binary.NativeEndian.Uint32(rest[12:]))
@@ -186,8 +180,7 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 
 // A process of another job counts until it is recognised.
 func TestADismissedProcessDoesNotCount(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	for _, c := range []struct {
 		seen bool
 		want int
@@ -204,8 +197,7 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 // The maximum is that of the clients, whatever the order in which processes of other jobs are recognised.
 func TestADismissedProcessLowersThePeak(t *testing.T) {
 	for _, order := range [][]int{{1, 2}, {2, 1}} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
+		r := stillGuard(t, time.Minute)
 		var all []*client
 		for n := range 3 { // the first is a client
 			p := proc.Process{PID: 1<<30 + n, Start: 1}
@@ -228,12 +220,8 @@ func TestADismissedProcessLowersThePeak(t *testing.T) {
 
 // Files that another client also has are not closed with the first client.
 func TestSharedFilesStay(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, time.Minute)
+	fd := must.Get(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	f := &file{fd: fd, kind: memoryFile, number: 5, users: 2}
 	r.files = 1
 	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
@@ -252,8 +240,7 @@ func TestSharedFilesStay(t *testing.T) {
 // While the host's memory is short, the files of a client that may have work in flight are held, and its neighbours
 // are to be paused. The files of a client that ended in order are closed.
 func TestShortHostMemory(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
+	r := stillGuard(t, time.Minute)
 	r.kernel.groups = t.TempDir()
 	full := r.kernel.groups + "/full"
 	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})

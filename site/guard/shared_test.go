@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // By chance, work in flight is absent from enough samples once in a million times, whatever the number of others, and
@@ -201,12 +202,8 @@ func TestWhetherAPauseIsHopeless(t *testing.T) {
 // A process is a server of the job if its parent is one of the job's daemons that run. The answer is kept until the
 // next full scan.
 func TestWhichServersAreOurs(t *testing.T) {
-	r := newTestGuard(t, time.Minute)
-	r.still()
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := stillGuard(t, time.Minute)
+	self := must.Get(proc.Current())(t)
 	child := r.child("echo ready; sleep 60").Process.Pid
 	r.Daemons = func() []proc.Process { return []proc.Process{{}} }
 	if r.isOurServer(child) || r.isOurServer(1) { // the parent of 1 is 0

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The samples of a GPU prove whether a client that died at second 10 has left work.
@@ -50,9 +51,7 @@ func TestIdle(t *testing.T) {
 func TestALineWithoutAllGPUs(t *testing.T) {
 	for _, line := range []string{"[]", "null", `[{"known":true,"total_mib":1000,"free_mib":900}]`} {
 		var usage []gauge.Usage
-		if err := json.Unmarshal([]byte(line), &usage); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &usage))
 		now := time.Now()
 		lines := make(chan []gauge.Usage, 1)
 		g := Guard{Options: Options{Minors: []int{3, 5}}, usage: usages{gauge: &gauge.Gauge{Lines: lines}, asked: now}}
@@ -121,9 +120,7 @@ func TestShortOfGPUMemory(t *testing.T) {
 // gpu-usage is asked at once after a death, every 100 ms, and again if no answer comes.
 func TestWhenUsageIsAsked(t *testing.T) {
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reads.Close()
 	defer writes.Close()
 	now := time.Now()
@@ -150,5 +147,22 @@ func TestWhenUsageIsAsked(t *testing.T) {
 		if u.ask(death, at); (u.asked != before) != c.want {
 			t.Errorf("%d: asked %v", i, !c.want)
 		}
+	}
+}
+
+// When the wall clock is set back, samples of 0 from before are later than each death, so they would prove an idle GPU.
+// gpu-usage then reports one sample that is not 0, which may have an earlier time. The guard forgets the samples of 0.
+//
+// Contract: G2
+func TestSamplesFromBeforeTheClockWasSetBack(t *testing.T) {
+	const hour = 3_600_000_000
+	var u usages
+	u.take([]gauge.Usage{{Known: true, Samples: []gauge.Sample{{Micros: 2 * hour}, {Micros: 2*hour + 200_000}}}})
+	if u.idle[0] != (span{2 * hour, 2*hour + 200_000}) {
+		t.Fatalf("idle is %+v", u.idle[0])
+	}
+	u.take([]gauge.Usage{{Known: true, Samples: []gauge.Sample{{Micros: hour, Percent: 100}}}})
+	if u.idle[0] != (span{}) {
+		t.Errorf("after the clock was set back, the GPU is idle in %+v", u.idle[0])
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,14 +17,8 @@ import (
 func neighbourGuard(t *testing.T) *Guard {
 	t.Helper()
 	g := newTestGuard(t, time.Minute)
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd, err := unix.PidfdOpen(self.PID, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(proc.Current())(t)
+	pidfd := must.Get(unix.PidfdOpen(self.PID, 0))(t)
 	t.Cleanup(func() { unix.Close(pidfd) })
 	g.living[self.PID] = &client{proc: self, pidfd: pidfd, thread: self.PID, files: []*file{{owner: self}}}
 	return g.Guard

@@ -22,6 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,21 +33,14 @@ const (
 
 func newStore(t *testing.T) *Store {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("records are root's own: run as root")
-	}
-	j, err := Open(filepath.Join(t.TempDir(), "run"), "boot-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Root(t)
+	j := must.Get(Open(filepath.Join(t.TempDir(), "run"), "boot-1"))(t)
 	t.Cleanup(func() { // a job may have its own file system, which must be unmounted first
 		jobs, err := j.Dirs()
 		for _, job := range jobs {
 			err = errors.Join(err, j.RemoveDirs(Job{ID: job}))
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		must.Note(t, err)
 	})
 	return j
 }
@@ -76,9 +70,7 @@ func everything(t *testing.T, j *Store) string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strings.Join(list, " ")
 }
 
@@ -87,9 +79,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	l := leaseOf(7, gpuA, gpuB)
-	if err := j.Create(ctx, l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.Create(ctx, l))
 	if got, want := everything(t, j), fmt.Sprintf("claims/%s claims/%s leases/7.json lock", gpuA, gpuB); got != want {
 		t.Errorf("after Begin: %s, want %s", got, want)
 	}
@@ -97,9 +87,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 	if err != nil || read.Phase != Opening || len(read.GPUs) != 2 || read.GPUs[0] != l.GPUs[0] || time.Duration(read.DrainGrace) != 10*time.Second {
 		t.Errorf("read %+v, %v", read, err)
 	}
-	if err := j.WriteTicket(Ticket{Job: l.Job, Rule: "mps"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.WriteTicket(Ticket{Job: l.Job, Rule: "mps"}))
 	info, err := os.Stat(j.TicketPath(7))
 	if err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("ticket: mode %v, %v", info.Mode(), err)
@@ -119,9 +107,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 func TestADeviceHasOneHolder(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.Create(ctx, leaseOf(7, gpuA)))
 	err := j.Create(ctx, leaseOf(8, gpuB, gpuA))
 	const repair = "; if squeue -j 7 shows that the job is gone: mpsctl reap --job 7"
 	if !inUse(err, gpuA, "job 7") || !strings.Contains(err.Error(), repair) {
@@ -164,9 +150,7 @@ func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
 func TestARecordIsWholeOrAbsent(t *testing.T) {
 	j, l := newStore(t), leaseOf(7)
 	written := make(chan error, 1)
-	if err := j.Save(l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.Save(l))
 	go func() {
 		var failed error
 		for i := range 200 {
@@ -221,9 +205,7 @@ func TestBadRecords(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newStore(t)
-			if err := c.damage(j.leasePath(7)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.damage(j.leasePath(7)))
 			_, err := j.Read(7)
 			if !errors.Is(err, c.is) || !strings.HasSuffix(strings.SplitN(err.Error(), "\n", 2)[0], c.says) && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %q", err, c.says)
@@ -242,19 +224,12 @@ func write(content string, mode fs.FileMode) func(string) error {
 func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
-		t.Fatal(err)
-	}
-	later, err := Open(j.dir, "boot-2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.Create(ctx, leaseOf(7, gpuA)))
+	later := must.Get(Open(j.dir, "boot-2"))(t)
 	if err := later.Create(ctx, leaseOf(8, gpuA)); err != nil {
 		t.Fatalf("a device that a job of an earlier boot held: %v", err)
 	}
-	if err := later.PurgeStale(ctx, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, later.PurgeStale(ctx, 7))
 	if got, want := everything(t, j), fmt.Sprintf("claims/%s leases/8.json lock", gpuA); got != want {
 		t.Errorf("left: %s, want %s", got, want)
 	}
@@ -264,21 +239,15 @@ func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.Remove(j.leasePath(7))); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Create(ctx, leaseOf(8, gpuA)); err != nil {
-		t.Error(err)
-	}
+	must.OK(t, errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.Remove(j.leasePath(7))))
+	must.Note(t, j.Create(ctx, leaseOf(8, gpuA)))
 }
 
 // Contract: R6
 func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.WriteFile(j.leasePath(7), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.WriteFile(j.leasePath(7), nil, 0o600)))
 	if err := j.Create(ctx, leaseOf(8, gpuA)); !inUse(err, gpuA, "job 7") {
 		t.Errorf("got %v", err)
 	}
@@ -293,9 +262,7 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	seven := leaseOf(7, gpuA)
-	if err := errors.Join(j.Create(ctx, seven), os.Remove(j.claimFile(string(gpuA))), j.Create(ctx, leaseOf(8, gpuA)), j.Delete(ctx, seven)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(j.Create(ctx, seven), os.Remove(j.claimFile(string(gpuA))), j.Create(ctx, leaseOf(8, gpuA)), j.Delete(ctx, seven)))
 	if holder, ok, err := j.Owner(gpuA); holder != 8 || !ok || err != nil {
 		t.Errorf("holder %d, %v, %v", holder, ok, err)
 	}
@@ -308,10 +275,7 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 func TestOneHolderOfALockWhoseFileIsRemoved(t *testing.T) {
 	j := newStore(t)
 	for range 5 {
-		first, err := j.Lock(deadline(t, time.Second), 7)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := must.Get(j.Lock(deadline(t, time.Second), 7))(t)
 		var having atomic.Int32
 		take := func() error {
 			lock, err := j.Lock(deadline(t, 5*time.Second), 7)
@@ -328,27 +292,17 @@ func TestOneHolderOfALockWhoseFileIsRemoved(t *testing.T) {
 		taken := make(chan error, 2)
 		go func() { taken <- take() }()
 		time.Sleep(50 * time.Millisecond) // the other process waits for the lock
-		if err := first.Release(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, first.Release())
 		go func() { taken <- take() }()
-		if err := errors.Join(<-taken, <-taken); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, errors.Join(<-taken, <-taken))
 	}
 }
 
 // Contract: R7
 func TestALockIsTakenByOneAfterTheOther(t *testing.T) {
 	j := newStore(t)
-	first, err := j.Lock(deadline(t, time.Second), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(j.Lock(deadline(t, time.Second), 7))(t)
+	self := must.Get(proc.Current())(t)
 	var busy *BusyError
 	if _, err := j.Lock(deadline(t, 30*time.Millisecond), 7); !errors.As(err, &busy) || busy.Holder != self {
 		t.Fatalf("a second lock: %v", err)
@@ -367,9 +321,7 @@ func TestALockIsTakenByOneAfterTheOther(t *testing.T) {
 		waiting <- err
 	}()
 	time.Sleep(10 * time.Millisecond) // so that the waiter has the old file open; the result is right without this too
-	if err := errors.Join(first.Release(), <-waiting); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, errors.Join(first.Release(), <-waiting))
 	if got := everything(t, j); got != "" {
 		t.Errorf("left behind: %s", got)
 	}
@@ -379,9 +331,7 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	j := newStore(t)
 	l := leaseOf(7, gpuA)
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
-	if err := errors.Join(j.MakeDirs(l), j.MakeDirs(l)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(j.MakeDirs(l), j.MakeDirs(l)))
 	info, err := os.Stat(l.Daemons[0].PipeDir)
 	if err != nil || info.Mode().Perm() != 0o700 {
 		t.Fatalf("%v, %v", info, err)
@@ -389,12 +339,8 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	outside := t.TempDir()
 	precious := filepath.Join(outside, "precious")
 	deep := filepath.Join(l.Daemons[0].LogDir, "a", "b")
-	if err := errors.Join(os.WriteFile(precious, nil, 0o644), os.Symlink(outside, filepath.Join(l.Daemons[0].PipeDir, "out")), os.MkdirAll(deep, 0o700), os.Symlink(outside, filepath.Join(deep, "out"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(j.RemoveDirs(Job{ID: 7, UID: 2001}), j.RemoveDirs(Job{ID: 7, UID: 2001})); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(precious, nil, 0o644), os.Symlink(outside, filepath.Join(l.Daemons[0].PipeDir, "out")), os.MkdirAll(deep, 0o700), os.Symlink(outside, filepath.Join(deep, "out"))))
+	must.OK(t, errors.Join(j.RemoveDirs(Job{ID: 7, UID: 2001}), j.RemoveDirs(Job{ID: 7, UID: 2001})))
 	if _, err := os.Stat(precious); err != nil {
 		t.Errorf("the removal followed a link: %v", err)
 	}
@@ -410,29 +356,19 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	l := leaseOf(7, gpuA)
 	l.Job.UID, l.Job.GID = 2001, 2001
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
-	if err := errors.Join(j.MakeDirs(l), j.unmountJobDir(Job{ID: 7}), j.makeFolders(l)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(j.MakeDirs(l), j.unmountJobDir(Job{ID: 7}), j.makeFolders(l)))
 	outside := t.TempDir()
 	for n := range 50 {
 		path := filepath.Join(l.Daemons[0].LogDir, fmt.Sprint(n))
-		if err := errors.Join(os.MkdirAll(filepath.Join(path, "x"), 0o700), os.WriteFile(filepath.Join(path, "y"), nil, 0), os.Symlink(outside, filepath.Join(path, "z"))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Join(path, "x"), 0o700), os.WriteFile(filepath.Join(path, "y"), nil, 0), os.Symlink(outside, filepath.Join(path, "z"))))
 	}
-	if err := deep(j.ExchangeDir(7), 200); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, deep(j.ExchangeDir(7), 200))
 	for _, path := range []string{filepath.Join(j.JobDir(7), ".raised-1", "left"), filepath.Join(outside, "precious")} {
-		if err := os.MkdirAll(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(path, 0o700))
 	}
 	filler := exec.Command("/bin/sh", "-c", `cd $1 && while mkdir a$n && echo >a$n/b; do n=$((n+1)); done`, "sh", l.Daemons[0].PipeDir)
 	filler.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 2001, Gid: 2001}}
-	if err := errors.Join(os.Chmod(filepath.Dir(filepath.Dir(j.dir)), 0o755), filler.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(filepath.Dir(filepath.Dir(j.dir)), 0o755), filler.Start()))
 	for entries := 0; entries < 5; { // wait until the filler writes
 		found, err := os.ReadDir(l.Daemons[0].PipeDir)
 		if err != nil || filler.ProcessState != nil {
@@ -490,9 +426,7 @@ func FuzzRecord(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, content []byte) {
 		path := filepath.Join(dir, fmt.Sprint(os.Getpid()))
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, content, 0o600))
 		var l Lease
 		if err := readRecord(path, "boot-1", &l); err == nil && l.Schema != Schema {
 			t.Errorf("a lease of schema %d is taken", l.Schema)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The lists contain exactly the records, whatever other files are in the folders. Listing makes no file.
@@ -21,14 +22,10 @@ func TestList(t *testing.T) {
 	ctx := deadline(t, 5*time.Second)
 	for job, device := range map[uint32]site.UUID{7: gpuA, 100: gpuB} {
 		l := leaseOf(job, device)
-		if err := errors.Join(j.Create(ctx, l), j.WriteTicket(Ticket{Job: l.Job}), j.MakeDirs(l)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(j.Create(ctx, l), j.WriteTicket(Ticket{Job: l.Job}), j.MakeDirs(l)))
 	}
 	for _, name := range []string{"leases/.8.json.new", "leases/x.json", "leases/08.json", "leases/9", "tickets/-1.json", "tickets/4294967296.json", "jobs/lock", "claims/.7.new", "claims/lock"} {
-		if err := os.WriteFile(filepath.Join(j.dir, name), []byte("{}"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(j.dir, name), []byte("{}"), 0o600))
 	}
 	before := everything(t, j)
 	for what, list := range map[string]func() ([]uint32, error){"jobs": j.Jobs, "tickets": j.Tickets, "dirs": j.Dirs} {
@@ -49,12 +46,8 @@ func TestList(t *testing.T) {
 func TestListOfClaimsThatNameNoJob(t *testing.T) {
 	j := newStore(t)
 	earlier := &Store{dir: j.dir, boot: "boot-0"}
-	if err := earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(j.claimFile(string(gpuB)), []byte(`{"schema":1,`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)))
+	must.OK(t, os.WriteFile(j.claimFile(string(gpuB)), []byte(`{"schema":1,`), 0o600))
 	claims, err := j.Claims()
 	if err != nil || len(claims) != 2 || claims[0].Job != 7 || !errors.Is(claims[0].Err, ErrStaleBoot) || !errors.Is(claims[1].Err, ErrCorrupt) {
 		t.Errorf("claims %+v, %v", claims, err)
@@ -82,27 +75,17 @@ func TestActing(t *testing.T) {
 	if proc, acting := j.LockHolder(7); acting {
 		t.Errorf("%v holds a lock that is free", proc)
 	}
-	lock, err := j.Lock(deadline(t, 5*time.Second), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(j.Lock(deadline(t, 5*time.Second), 7))(t)
+	self := must.Get(proc.Current())(t)
 	if proc, acting := j.LockHolder(7); !acting || proc != self {
 		t.Errorf("%v, %v, want %v", proc, acting, self)
 	}
 	if locked, err := j.LockedJobs(); err != nil || !slices.Equal(locked, []uint32{7}) {
 		t.Errorf("locked jobs %v, %v", locked, err)
 	}
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lock.Release())
 	// A killed prolog has left its pid, which belongs to another process now.
-	if err := os.WriteFile(filepath.Join(j.dir, "locks", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(j.dir, "locks", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600))
 	if proc, acting := j.LockHolder(7); acting {
 		t.Errorf("%v has the lock, although its start time differs", proc)
 	}

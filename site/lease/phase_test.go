@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
@@ -32,9 +33,7 @@ func TestAPhaseFollowsOnlyWhatItMay(t *testing.T) {
 		for _, to := range phases {
 			l := leaseOf(7, gpuA)
 			l.Phase = from
-			if err := j.Save(l); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, j.Save(l))
 			err := j.SetPhase(&l, to)
 			want, text := from, fmt.Sprintf("cannot change phase of lease of job 7: %q may not follow %q", to, from)
 			if allowed[[2]Phase{from, to}] {
@@ -69,9 +68,7 @@ func TestEachPhaseLeadsToClosing(t *testing.T) {
 func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
 	j := newStore(t)
 	l := leaseOf(7, gpuA)
-	if err := j.Create(context.Background(), l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.Create(context.Background(), l))
 	if err := os.Mkdir(osfile.Temporary(j.leasePath(7)), 0o755); err != nil { // no file can be made there
 		t.Fatal(err)
 	}
@@ -112,18 +109,13 @@ func TestFailuresOfAStoreCloseTheirFiles(t *testing.T) {
 	if err == nil {
 		err = os.MkdirAll(filepath.Join(s.heldDir(), "1"), 0o700)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer lock.Release()
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	var places []*TakerPlace
 	for range maxTakers {
-		place, err := s.TakerPlace(Taker{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		place := must.Get(s.TakerPlace(Taker{}))(t)
 		places = append(places, place)
 	}
 	fails := func(what string, call func() error) {
@@ -139,9 +131,7 @@ func TestFailuresOfAStoreCloseTheirFiles(t *testing.T) {
 	fails("a lock that is held", func() error { _, err := s.Lock(over, 7); return err })
 	fails("no place left", func() error { _, err := s.TakerPlace(Taker{}); return err })
 	for _, place := range places {
-		if err := place.Leave(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, place.Leave())
 	}
 	fails("an emptier that does not start", func() error { return s.empty(Held{dir: filepath.Join(s.heldDir(), "1")}) })
 }

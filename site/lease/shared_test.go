@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // After a boot, no lease names a shared lease of the boot before. The purge of any job removes it with its claims.
@@ -14,19 +16,13 @@ func TestASharedLeaseOfAnEarlierBootGoes(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	id, lock, err := j.NewShared(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	shared, member := leaseOf(id, gpuA), leaseOf(7, gpuA)
 	shared.Part, member.Part, member.Joined = Part{Gres: GresMPS, Count: 100}, Part{Gres: GresMPS, Count: 100}, id
 	for _, l := range []Lease{member, shared} {
-		if err := j.Create(ctx, l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, j.Create(ctx, l))
 	}
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lock.Release())
 	later, err := Open(j.dir, "boot-2")
 	if err == nil {
 		err = later.PurgeStale(ctx, 7)
@@ -42,30 +38,20 @@ func TestOnlyUnusedSharedLeasesGo(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	id, dead, err := j.NewShared(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.PurgeStale(ctx, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, j.PurgeStale(ctx, 7))
 	if got, want := everything(t, j), "lock locks/4026531840"; got != want {
 		t.Errorf("beside a prolog that runs: left %s, want %s", got, want)
 	}
 	if err := dead.file.Close(); err != nil { // as if the process were killed
 		t.Fatal(err)
 	}
-	if err := j.PurgeStale(ctx, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.PurgeStale(ctx, 7))
 	if got := everything(t, j); got != "lock" {
 		t.Errorf("left: %s", got)
 	}
-	if err := j.Create(ctx, leaseOf(id, gpuA)); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.PurgeStale(ctx, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.Create(ctx, leaseOf(id, gpuA)))
+	must.OK(t, j.PurgeStale(ctx, 7))
 	if _, err := j.Read(id); err != nil {
 		t.Errorf("an open shared lease: %v", err)
 	}
@@ -77,9 +63,7 @@ func toCome(t *testing.T, j *Store) (id uint32) {
 	member := leaseOf(8, gpuA)
 	member.Part, member.Joined = Part{Gres: GresMPS, Count: 100}, firstShared
 	err := j.Create(deadline(t, 5*time.Second), member)
-	if err := errors.Join(err, os.Mkdir(j.JobDir(firstShared), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, os.Mkdir(j.JobDir(firstShared), 0o755)))
 	if err := os.WriteFile(j.jobLockPath(firstShared), nil, 0o600); err != nil { // as of a process that was killed
 		t.Fatal(err)
 	}
@@ -100,9 +84,7 @@ func TestASharedLeaseToComeStays(t *testing.T) {
 		if j.void(id) {
 			t.Errorf("%s: a shared lease with a member is void", name)
 		}
-		if err := purge(j); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, purge(j))
 		if _, err := os.Lstat(j.JobDir(id)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -114,9 +96,7 @@ func TestANumberThatAMemberNamesIsNotGivenAgain(t *testing.T) {
 	j := newStore(t)
 	taken := toCome(t, j)
 	id, lock, err := j.NewShared(deadline(t, 5*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := lock.Release(); err != nil || id == taken {
 		t.Errorf("number %d, %v", id, err)
 	}
@@ -128,9 +108,7 @@ func TestASharerWhoseLeaseCannotBeReadHoldsItsDevice(t *testing.T) {
 	ctx := deadline(t, 5*time.Second)
 	sharer := leaseOf(8, gpuA)
 	sharer.Part = Part{Gres: GresMPS, Count: 100}
-	if err := errors.Join(j.Create(ctx, sharer), os.WriteFile(j.leasePath(8), []byte("{"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(j.Create(ctx, sharer), os.WriteFile(j.leasePath(8), []byte("{"), 0o600)))
 	if err := j.Create(ctx, leaseOf(9, gpuA)); !inUse(err, gpuA, "job 8 holds") {
 		t.Errorf("a job with the whole GPU: %v", err)
 	}

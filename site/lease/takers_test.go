@@ -10,26 +10,19 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // takes takes a place and starts a process that keeps it, as a guard does.
 func takes(t *testing.T, j *Store, of Taker) (*TakerPlace, *os.Process) {
 	t.Helper()
-	place, err := j.TakerPlace(of)
-	if err != nil {
-		t.Fatal(err)
-	}
+	place := must.Get(j.TakerPlace(of))(t)
 	taker := exec.Command("/bin/sleep", "100")
 	taker.Stdout = place.Descriptor()
-	if err := taker.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taker.Start())
 	t.Cleanup(func() { _ = taker.Process.Kill(); _ = taker.Wait() })
-	stat, err := proc.ReadStat(taker.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat := must.Get(proc.ReadStat(taker.Process.Pid))(t)
 	place.Started(stat.Process)
 	return place, taker.Process
 }
@@ -37,10 +30,7 @@ func takes(t *testing.T, j *Store, of Taker) (*TakerPlace, *os.Process) {
 // left returns how many takers are left.
 func left(t *testing.T, j *Store) int {
 	t.Helper()
-	all, err := j.TakersLeft()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(j.TakersLeft())(t)
 	return len(all)
 }
 
@@ -51,10 +41,7 @@ func TestTakersThatAreLeft(t *testing.T) {
 	if left(t, j) != 0 {
 		t.Error("takers without a file")
 	}
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(proc.Current())(t)
 	mine := Taker{Job: 7, UID: 2001, Guard: self}
 	ofEnded := Taker{Job: 8, UID: 2001, Guard: proc.Process{PID: 1 << 22, Start: 1}}
 	used, _ := takes(t, j, mine)
@@ -87,18 +74,13 @@ func TestTakersThatAreLeft(t *testing.T) {
 		t.Fatalf("another user gets no place: %v", err)
 	}
 	_ = other.Leave()
-	if err := processes[3].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, processes[3].Kill())
 	for began := time.Now(); left(t, j) == maxTakersLeft; time.Sleep(time.Millisecond) {
 		if time.Since(began) > 10*time.Second {
 			t.Fatal("one that has ended keeps its place")
 		}
 	}
-	again, err := j.TakerPlace(mine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(j.TakerPlace(mine))(t)
 	_ = again.Leave()
 }
 
@@ -109,10 +91,7 @@ func TestPlacesOfTakers(t *testing.T) {
 		t.Skipf("this process may open %d files: %v", files.Cur, err)
 	}
 	j := OpenReadOnly(t.TempDir(), "boot")
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(proc.Current())(t)
 	for user := range uint32(maxTakers) {
 		place, err := j.TakerPlace(Taker{Job: user, UID: user, Guard: self})
 		if err != nil {
@@ -132,14 +111,9 @@ func TestPlacesOfTakers(t *testing.T) {
 // A guard's promise is read as it was written.
 func TestAGuardsPromise(t *testing.T) {
 	s := newStore(t)
-	lock, err := s.LockGuard(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(s.LockGuard(t.Context(), 7))(t)
 	by := time.Now().Add(7 * time.Second)
-	if err := lock.Promise(by); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lock.Promise(by))
 	if got, err := s.GuardPromise(7); err != nil || got.Sub(by).Abs() > time.Millisecond {
 		t.Errorf("%v, %v: want %v", got, err, by)
 	}

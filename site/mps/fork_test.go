@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
@@ -25,9 +26,7 @@ func TestWhatAControlProgramHas(t *testing.T) {
 	t.Chdir(t.TempDir())
 	program := filepath.Join(t.TempDir(), "control")
 	script := "#!/bin/sh\nreadlink /proc/$$/cwd; cut -d' ' -f6 /proc/$$/stat; echo $$\n"
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(program, []byte(script), 0o700))
 	signal.Ignore(unix.SIGUSR2)
 	defer signal.Reset(unix.SIGUSR2)
 	runtime.LockOSThread() // never unlocked: this thread ends with the test, with the signals that it blocks
@@ -35,9 +34,7 @@ func TestWhatAControlProgramHas(t *testing.T) {
 	for i := range blocked.Val {
 		blocked.Val[i] = ^blocked.Val[i]
 	}
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &blocked, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.PthreadSigmask(unix.SIG_SETMASK, &blocked, nil))
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	daemon := lease.Daemon{PipeDir: "/nowhere"}
 	said, err := ControlProgram{Path: program}.run(t.Context(), job, daemon, "")
@@ -65,9 +62,7 @@ func TestWhatAControlProgramHas(t *testing.T) {
 //
 // Contract: D5
 func TestTheControlGroupOfAControlProgram(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	must.Root(t)
 	tree := cgroup.Tree{Run: t.TempDir()}
 	group, err := tree.Of(7, 0)
 	if err == nil {
@@ -76,26 +71,18 @@ func TestTheControlGroupOfAControlProgram(t *testing.T) {
 	if errors.Is(err, cgroup.ErrNone) || group == "" {
 		t.Skipf("this machine has no control groups: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer os.Remove(group)
 	for _, way := range []struct {
 		name   string
 		folder uint64 // replaces the descriptor of the group's folder, if it is not 0
 	}{{"the kernel puts it there", 0}, {"it moves itself", 1 << 20}} {
 		output, theirs, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		im, err := newImage(lease.Job{UID: 65534, GID: 65534}, "/bin/cat", []string{"cat", "/proc/self/cgroup"}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		leave, err := im.join(group)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if way.folder != 0 {
 			im.clone.group = way.folder
 		}
@@ -122,16 +109,12 @@ func TestTheControlGroupOfAControlProgram(t *testing.T) {
 // Contract: D1
 func TestAControlProgramHasThreeFiles(t *testing.T) {
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer null.Close()
 	var inherited []int
 	for len(inherited) < 40 {
 		fd, err := unix.Dup(int(null.Fd()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		inherited = append(inherited, fd)
 	}
 	for i, fd := range inherited {
@@ -144,9 +127,7 @@ func TestAControlProgramHasThreeFiles(t *testing.T) {
 	if err == nil {
 		_, err = unix.FcntlInt(3, unix.F_SETFD, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() { _, _ = unix.FcntlInt(3, unix.F_SETFD, last) }()
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	said, err := ControlProgram{Path: "/bin/ls"}.run(t.Context(), job, lease.Daemon{}, "", "/proc/self/fd")

@@ -4,6 +4,7 @@ package mps
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,9 +53,7 @@ func TestAReaderThatWaits(t *testing.T) {
 	program, pipe := filepath.Join(dir, "control"), filepath.Join(dir, "pipe")
 	lock, err1 := os.Create(filepath.Join(dir, "lock"))
 	err2 := os.WriteFile(program, []byte("#!/bin/sh\necho 100.0\n"), 0o700)
-	if err := errors.Join(err1, err2, unix.Flock(int(lock.Fd()), unix.LOCK_EX)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, unix.Flock(int(lock.Fd()), unix.LOCK_EX)))
 	defer lock.Close()
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	state, err := ControlProgram{Path: program}.State(t.Context(), job, lease.Daemon{PipeDir: pipe})
@@ -79,9 +79,7 @@ func TestBoundsOfAQuestion(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			program, asked := filepath.Join(dir, "control"), filepath.Join(dir, "asked")
-			if err := os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"+c.script+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"+c.script+"\n"), 0o700))
 			job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 			began := time.Now()
 			_, err := ControlProgram{Path: program}.ask(t.Context(), job, lease.Daemon{PipeDir: filepath.Join(dir, "0", "pipe")}, "get_server_list")
@@ -100,14 +98,10 @@ func TestBoundsOfAQuestion(t *testing.T) {
 // Contract: D1
 func TestNoFileIsInherited(t *testing.T) {
 	fd, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // not close-on-exec
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fd)
 	program := filepath.Join(t.TempDir(), "control")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700))
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	said, err := ControlProgram{Path: program}.run(t.Context(), job, lease.Daemon{PipeDir: "/nowhere"}, "")
 	if err != nil || strings.Count(said, "pipe:") != 3 || strings.Contains(said, os.DevNull) {
@@ -212,9 +206,7 @@ func TestLimitsOfMemory(t *testing.T) {
 // Contract: D2
 func TestCheckPath(t *testing.T) {
 	longest := "/" + strings.Repeat("p", 107-len("/control_privileged")-1)
-	if err := CheckPath(longest); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, CheckPath(longest))
 	if err := CheckPath(longest + "p"); err == nil || !strings.Contains(err.Error(), "has 108 bytes, and a socket's path has at most 107: use a shorter root") {
 		t.Error(err)
 	}
@@ -253,8 +245,35 @@ func FuzzAnswers(f *testing.F) {
 func mustPercent(t *testing.T, s string) policy.Percent {
 	t.Helper()
 	p, err := policy.ParsePercent(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return p
+}
+
+// A daemon that names more clients than any node has is not believed.
+func TestTooManyClients(t *testing.T) {
+	var table []string
+	for pid := range maxRows + 1 {
+		table = append(table, fmt.Sprintf("%d 2 624 GPU-5c872127 4026531836 x", pid+1))
+	}
+	if clients, err := parseRows(table[1:]); err != nil || len(clients) != maxRows {
+		t.Errorf("%d clients, %v", len(clients), err)
+	}
+	if clients, err := parseRows(table); err == nil {
+		t.Errorf("%d clients are believed", len(clients))
+	}
+}
+
+func TestClients(t *testing.T) {
+	for _, c := range []struct {
+		files   uint64
+		devices int
+		want    int
+	}{
+		{1 << 20, 8, 60}, {16384, 16, 60}, {16383, 1, 60}, {4096, 1, 50}, {1024, 1, 12}, {1024, 4, 3}, {1024, 16, 0}, {120,
+			1, 1}, {119, 1, 0}, {64, 1, 0}, {12, 1, 0},
+	} {
+		if got := Clients(c.files, c.devices); got != c.want {
+			t.Errorf("%d files, %d devices: %d clients, want %d", c.files, c.devices, got, c.want)
+		}
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The recorded answers of an H200 to one sequence of questions.
@@ -116,13 +117,9 @@ func TestRoleOf(t *testing.T) {
 // FindAll lists a process that only has the name of a server, and IsServerOf refuses it.
 func TestCensusOfAnImpostor(t *testing.T) {
 	all, err := FindAll(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if slices.ContainsFunc(all, func(p Process) bool { return p.Process == self }) {
 		t.Error("FindAll lists this process, which is not of MPS")
 	}

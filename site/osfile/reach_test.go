@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestMayOpen(t *testing.T) {
@@ -15,9 +16,7 @@ func TestMayOpen(t *testing.T) {
 	if osfile.CanOpen(path) {
 		t.Error("a device that does not exist may be opened")
 	}
-	if err := os.WriteFile(path, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, nil, 0o666))
 	if !osfile.CanOpen(path) {
 		t.Error("a device that exists may not be opened")
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
@@ -39,10 +40,8 @@ func TestWhatIsSynced(t *testing.T) {
 func TestFailuresCloseTheirFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	if err := errors.Join(os.Mkdir(path("open"), 0o700), os.Chmod(path("open"), 0o777), os.Mkdir(path("full"), 0o700),
-		os.WriteFile(path("open/file"), nil, 0o666), os.Mkdir(path("full/file"), 0o700), os.Symlink("open", path("link"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(path("open"), 0o700), os.Chmod(path("open"), 0o777), os.Mkdir(path("full"), 0o700),
+		os.WriteFile(path("open/file"), nil, 0o666), os.Mkdir(path("full/file"), 0o700), os.Symlink("open", path("link"))))
 	list := func(open func(string) (*os.File, error)) func(string) error {
 		return func(path string) error { _, err := open(path); return err }
 	}
@@ -70,16 +69,12 @@ func TestFailuresCloseTheirFiles(t *testing.T) {
 // A folder is opened if only root can change it. A file in it is replaced as a whole. A link with the file's name is
 // replaced and not followed.
 func TestReplace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the folders must be owned by root")
-	}
+	must.Root(t)
 	top := t.TempDir()
 	dir, victim := filepath.Join(top, "dir"), filepath.Join(top, "victim")
 	for _, err := range []error{os.Mkdir(dir, 0o755), os.WriteFile(victim, []byte("precious"), 0o600),
 		os.Symlink(victim, filepath.Join(dir, "file")), os.Symlink(dir, filepath.Join(top, "link"))} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	if _, err := OpenFolder(filepath.Join(top, "link")); !errors.Is(err, ErrNotRootOwned) {
 		t.Errorf("a link: %v", err)
@@ -88,14 +83,10 @@ func TestReplace(t *testing.T) {
 		t.Errorf("a folder below a folder that every user may write: %v", err)
 	}
 	folder, err := OpenFolder(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer folder.Close()
 	for _, content := range []string{"first", "2"} {
-		if err := (File{Content: []byte(content), Mode: 0o640, Sync: true}).Write(folder, "file"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, (File{Content: []byte(content), Mode: 0o640, Sync: true}).Write(folder, "file"))
 		info, err := os.Lstat(filepath.Join(dir, "file"))
 		if got, _ := os.ReadFile(filepath.Join(dir, "file")); err != nil || info.Mode() != 0o640 || string(got) != content {
 			t.Errorf("%v, %v: %q", info, err, got)
@@ -107,9 +98,7 @@ func TestReplace(t *testing.T) {
 	if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
 		t.Errorf("the folder contains: %v, %v", names, err)
 	}
-	if err := os.Chown(dir, 2001, 2001); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chown(dir, 2001, 2001))
 	if _, err := OpenFolder(dir); !errors.Is(err, ErrNotRootOwned) {
 		t.Errorf("another user's folder: %v", err)
 	}
@@ -117,9 +106,7 @@ func TestReplace(t *testing.T) {
 
 // The error of a write names the file system and what it lacks: blocks, inodes or write access.
 func TestExplainFull(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("file systems are mounted by root")
-	}
+	must.Root(t)
 	for name, c := range map[string]struct {
 		options string
 		flags   uintptr
@@ -159,9 +146,7 @@ func TestExplainFull(t *testing.T) {
 // the user the keyboard of this process.
 func TestWriteToOpensFoldersAlone(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mkfifo(fifo, 0o600))
 	result := make(chan error, 1)
 	go func() { result <- File{Mode: 0o600}.WriteTo(filepath.Join(fifo, "file")) }()
 	select {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,9 +20,7 @@ import (
 func TestIsTerminal(t *testing.T) {
 	for path, want := range map[string]bool{"/dev/ptmx": true, "/dev/null": false} {
 		file, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := IsTerminal(file); got != want {
 			t.Errorf("%s: %v", path, got)
 		}
@@ -46,9 +45,7 @@ func TestATerminalIsNotTaken(t *testing.T) {
 	master, err1 := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	err2 := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0)
 	number, err3 := unix.IoctlGetInt(master, unix.TIOCGPTN)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, err3))
 	if _, _, err := ReadAny("/dev/pts/" + strconv.Itoa(number)); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the terminal is read: %v", err)
 	}

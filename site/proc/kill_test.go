@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,21 +17,15 @@ import (
 // Contract: I2
 func TestKillOfAnotherProcess(t *testing.T) {
 	cmd := exec.Command("/bin/sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	stat, err := ReadStat(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, start := range []uint64{stat.Start - 1, stat.Start + 1} {
 		if err := (Process{PID: cmd.Process.Pid, Start: start}).Kill(unix.SIGTERM); err != nil {
 			t.Errorf("a later process with its pid: %v", err)
 		}
 	}
-	if err := stat.Kill(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, stat.Kill(unix.SIGKILL))
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	select {
@@ -59,9 +54,7 @@ func TestAChildThatDoesNotAnswer(t *testing.T) {
 	count(all)
 	c, err := StartPiped("/bin/cat")
 	count(-all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Out.Close()
 	if comm, err := Name(c.PID); err != nil || comm != "cat" {
 		t.Errorf("pid %d is %q, %v", c.PID, comm, err)

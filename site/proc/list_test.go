@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestParseNumber(t *testing.T) {
@@ -38,9 +40,7 @@ func TestEachNumber(t *testing.T) {
 		} else {
 			want[i] = true
 		}
-		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(folder, name), nil, 0o600))
 	}
 	got := map[int]bool{}
 	if err := eachNumber(folder, func(_, n int) bool {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestSearch(t *testing.T) {
@@ -93,14 +95,10 @@ func (s short) Read(b []byte) (int, error) { return s.Reader.Read(b[:min(len(b),
 func TestVariables(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	cmd.Env = []string{"X=" + string(bytes.Repeat([]byte("x"), 100_000)), "A=here"}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	stat, err := ReadStat(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for Variables(ctx, stat.Process, "A").Values["A"] != "here" { // between fork and exec the child has this process's environment

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,9 +26,7 @@ func shell(t *testing.T, library string) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "OF_A_THREAD=seen", "LD_PRELOAD="+library)
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, cmd.Start()))
 	t.Cleanup(func() {
 		for _, child := range Children(cmd.Process.Pid) {
 			_ = unix.Kill(child, unix.SIGKILL)
@@ -82,14 +81,10 @@ var reads = []struct {
 // A process whose first thread has ended reads like any other, while other threads live.
 func TestAProcessWithoutItsFirstThread(t *testing.T) {
 	library, err := firstthread.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	identify := func(cmd *exec.Cmd) Process {
 		stat, err := ReadStat(cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return stat.Process
 	}
 	headless := shell(t, library)
@@ -121,9 +116,7 @@ func TestAProcessWithoutItsFirstThread(t *testing.T) {
 			t.Fatal("a stopped process does not count as stopped")
 		}
 	}
-	if err := part.Kill(unix.SIGKILL); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, part.Kill(unix.SIGKILL))
 	for began := time.Now(); part.Running(); time.Sleep(time.Millisecond) {
 		if time.Since(began) > 5*time.Second {
 			t.Fatal("it lives on")

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func TestParse(t *testing.T) {
@@ -53,9 +55,7 @@ func TestParse(t *testing.T) {
 func TestOpenRefusesWhatIsNotTheUsersOwnFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "log", Name)
-	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("said\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("said\n"), 0o600)))
 	file, size, err := Open(filepath.Dir(path), Name, uint32(os.Getuid()))
 	if err != nil || size != 5 {
 		t.Fatalf("%d bytes, %v", size, err)
@@ -64,9 +64,7 @@ func TestOpenRefusesWhatIsNotTheUsersOwnFile(t *testing.T) {
 	if _, _, err := Open(filepath.Dir(path), Name, uint32(os.Getuid())+1); !errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("another user's file: %v", err)
 	}
-	if err := errors.Join(os.Rename(path, path+".x"), os.Symlink(path+".x", path)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Rename(path, path+".x"), os.Symlink(path+".x", path)))
 	if _, _, err := Open(filepath.Dir(path), Name, uint32(os.Getuid())); err == nil {
 		t.Error("a link was followed")
 	}

@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // keyValue reads the same from a text as Slurm's own pattern.
@@ -47,9 +49,7 @@ func TestSettings(t *testing.T) {
 		"/e/more.conf": "Prolog=/b\n",
 	}
 	s, err := readSettings(f.open, "/e/slurm.conf", "n2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := map[string][]ConfValue{
 		"PrologFlags": {{"Alloc,", "/e/slurm.conf:1"}},
 		"prolog":      {{"/a", "/e/slurm.conf:2"}, {"/b", "/e/more.conf:1"}},

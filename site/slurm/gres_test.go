@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -85,9 +86,7 @@ func TestReadGres(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			all := files{"/etc/slurm/gres.conf": tt.text, "/etc/slurm/more.conf": "Name=gpu File=/dev/nvidia0\n", "/abs/gres.conf": "Name=gpu File=/dev/nvidia1"}
 			got, err := readGres(all.open, "/etc/slurm/gres.conf", "n1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if show(got) != tt.want {
 				t.Errorf("got %s, want %s", show(got), tt.want)
 			}
@@ -98,9 +97,7 @@ func TestReadGres(t *testing.T) {
 func TestReadGresSaysWhere(t *testing.T) {
 	all := files{"/e/g": "# x\nName=gpu \\\n File=/dev/nvidia0\nInclude h\n", "/e/h": "\nName=gpu File=/dev/nvidia1"}
 	got, err := readGres(all.open, "/e/g", "n1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []GresEntry{{Minor: 0, From: "/e/g:2"}, {Minor: 1, From: "/e/h:2"}}
 	if !reflect.DeepEqual(got.Entries, want) {
 		t.Errorf("got %+v, want %+v", got.Entries, want)
@@ -149,9 +146,7 @@ func TestReadGresFile(t *testing.T) {
 	if _, err := ReadGres(path, "n1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}
-	if err := os.WriteFile(path, []byte("Name=gpu File=/dev/nvidia[0-1]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("Name=gpu File=/dev/nvidia[0-1]\n"), 0o600))
 	got, err := ReadGres(path, "n1")
 	if err != nil || show(got) != "[0 1]" || got.Path != path || got.Node != "n1" {
 		t.Errorf("got %+v, %v", got, err)

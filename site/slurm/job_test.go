@@ -5,11 +5,13 @@ package slurm
 import (
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -56,14 +58,10 @@ func TestReadJobRecorded(t *testing.T) {
 			t.Run(folder+"/"+filepath.Base(path), func(t *testing.T) {
 				env := recording(t, path)
 				got, err := ReadJob(env, context)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				id, _, _ := strings.Cut(filepath.Base(path), ".")
 				number, err := Digits(id)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				want := wantJob(folder, uint32(number))
 				if len(want.GPUs) > 0 {
 					want.Visible = strings.Split(env["CUDA_VISIBLE_DEVICES"], ",")
@@ -120,9 +118,7 @@ func TestReadJobValues(t *testing.T) {
 			want := Job{Job: policy.Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}}
 			tt.want(&want)
 			got, err := ReadJob(recorded.With(prologEnv(), tt.set), Prolog)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
@@ -189,9 +185,7 @@ func TestReadJobRefuses(t *testing.T) {
 func TestReadJobEpilogIsLenient(t *testing.T) {
 	env := Env{"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "x", "SLURM_JOB_GPUS": "y", "CUDA_VISIBLE_DEVICES": "z", "SLURM_JOB_USER": "a\nb"}
 	job, err := ReadJob(env, Epilog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if want := (Job{Job: policy.Job{ID: 7}}); !reflect.DeepEqual(job, want) {
 		t.Errorf("got %+v, want %+v", job, want)
 	}
@@ -286,5 +280,37 @@ func TestNoAmbientState(t *testing.T) {
 	t.Setenv("SLURM_SCRIPT_CONTEXT", string(Prolog))
 	if _, err := ReadJob(Env{}, Prolog); err == nil {
 		t.Errorf("a job was read from the process's own environment")
+	}
+}
+
+// recording reads an environment that Slurm passed to one of its scripts.
+func recording(t *testing.T, path string) Env { return NewEnv(recorded.Lines(t, path)) }
+
+// recordings lists the recordings that match.
+func recordings(t *testing.T, pattern string, atLeast int) []string {
+	return recorded.Paths(t, pattern, atLeast)
+}
+
+func TestRankOf(t *testing.T) {
+	for name, c := range map[string]struct {
+		env  Env
+		rank int
+		step string
+	}{
+		"outside of Slurm":      {Env{}, -1, ""},
+		"a batch script":        {Env{"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, -1, "batch"},
+		"an interactive step":   {Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}, -1, "batch"},
+		"srun":                  {Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": "12"}, 12, "3"},
+		"mpirun in a script":    {Env{"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "5"}, 5, "batch"},
+		"torchrun below srun":   {Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "RANK": "2"}, 2, "3"},
+		"what is not a number":  {Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": "-1"}, -1, "3"},
+		"a step that is no one": {Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "x", "SLURM_PROCID": "1"}, -1, ""},
+	} {
+		if rank, step := RankOf(c.env); rank != c.rank || step != c.step {
+			t.Errorf("%s: rank %d of step %q, want %d of %q", name, rank, step, c.rank, c.step)
+		}
+	}
+	if names := RankVariables(); !slices.Contains(names, "PMI_RANK") || slices.Contains(names, "") {
+		t.Errorf("variables %q", names)
 	}
 }

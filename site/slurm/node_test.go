@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -29,9 +30,7 @@ NodeName=n7 Features="x,y"
 `,
 		"nodes.conf": "NodeName=n5\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644))
 	}
 	path := filepath.Join(dir, "slurm.conf")
 	for node, want := range map[string][]string{
@@ -44,9 +43,7 @@ NodeName=n7 Features="x,y"
 	if _, err := ReadNode(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(recorded.Message(err), "cannot read node n9 in "+path) {
 		t.Errorf("a node that is not there: %v", err)
 	}
-	if err := os.WriteFile(more, []byte("NodeName=n[5 Features=x\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(more, []byte("NodeName=n[5 Features=x\n"), 0o644))
 	if _, err := ReadNode(path, "n7"); err == nil || !strings.Contains(err.Error(), more+":1") {
 		t.Errorf("a line that cannot be read: %v", err)
 	}

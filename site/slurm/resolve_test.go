@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -18,14 +19,10 @@ func gresOf(t *testing.T, text, inSlurmConf string) Gres {
 	t.Helper()
 	all := files{"/e/gres.conf": text, "/e/slurm.conf": "NodeName=n1 Gres=" + inSlurmConf}
 	gres, err := readGres(all.open, "/e/gres.conf", "n1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if inSlurmConf != "-" {
 		node, err := readNode(all.open, "/e/slurm.conf", "n1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		gres.Configured = node.GPUs
 	}
 	return gres
@@ -167,9 +164,7 @@ func TestPickPlaces(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			gres := gresOf(t, tt.gres, tt.conf)
 			by, err := gres.order()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			devices := gpus(tt.devices...)
 			devices[0], devices[len(devices)-1] = devices[len(devices)-1], devices[0] // their order must not matter
 			var got []string

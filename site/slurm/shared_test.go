@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -109,14 +110,10 @@ func sharedGres(t *testing.T, text, conf string) Gres {
 	t.Helper()
 	all := files{"/g": text, "/s": conf}
 	gres, err := readGres(all.open, "/g", "n1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if conf != "" {
 		node, err := readNode(all.open, "/s", "n1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		gres.Add(node)
 	}
 	return gres
@@ -141,13 +138,9 @@ func TestSharedCountAgainstSlurmd(t *testing.T) {
 			labConf(t, dir, "Name=gpu File="+dev+"[0-3]\n"+strings.ReplaceAll(c.lines, "DEV", dev), "", c.conf)
 			path := filepath.Join(dir, "slurm.conf")
 			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			typed := strings.Replace(string(text), "GresTypes=gpu", "GresTypes=gpu,"+name, 1)
-			if err := os.WriteFile(path, []byte(typed), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(path, []byte(typed), 0o644))
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, slurmd, "-G", "-N", "n1")

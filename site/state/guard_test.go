@@ -4,13 +4,13 @@ package state
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A guard that does not look, processes that it cannot watch, and takers that no signal ends are findings. They are
@@ -53,21 +53,13 @@ func TestFindingsOfAGuard(t *testing.T) {
 
 // A guard is stalled if it runs and has not acted by the time that it has promised, and some time more.
 func TestWhetherAGuardIsStalled(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: the store's folders are root's")
-	}
+	must.Root(t)
 	store, err := lease.Open(t.TempDir(), "boot")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lock, err := store.LockGuard(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	now := time.Now()
 	r := Reader{Store: store, Clock: func() time.Time { return now }}
 	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{GuardSettings: lease.GuardSettings{Hold: lease.Duration(time.Second)}}}
@@ -80,9 +72,7 @@ func TestWhetherAGuardIsStalled(t *testing.T) {
 		{-lateGuard + time.Second, self, false}, {-lateGuard - time.Second, self, true},
 		{-time.Hour, proc.Process{PID: 1 << 22, Start: 1}, false}, // it has ended
 	} {
-		if err := lock.Promise(now.Add(c.by)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, lock.Promise(now.Add(c.by)))
 		l.Guard = c.process
 		if g := r.guardOf(l); (g.Stalled != nil) != c.stalled {
 			t.Errorf("%+v: stalled since %v", c, g.Stalled)

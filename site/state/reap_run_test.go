@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
@@ -89,9 +90,7 @@ func (n reaped) drive(m modes) { n.reader.Driver = func() (Driver, error) { retu
 
 func (n reaped) do(err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 }
 
 func (n reaped) lease(job uint32, phase lease.Phase, uuids ...site.UUID) {
@@ -246,20 +245,14 @@ func TestANamedJob(t *testing.T) {
 func TestASharedDaemon(t *testing.T) {
 	r := newReaper(t, 0)
 	id, lock, err := r.reader.Store.NewShared(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	shared := lease.Lease{Job: lease.Job{ID: id, UID: 2001}, Phase: lease.Opened}
 	member := lease.Lease{Job: lease.Job{ID: 7, UID: 2001}, Phase: lease.Opened, Joined: id}
-	if err := errors.Join(lock.Release(), r.reader.Store.Save(shared), r.reader.Store.Save(member)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(lock.Release(), r.reader.Store.Save(shared), r.reader.Store.Save(member)))
 	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != keep || result.Where != "shared daemon 1" {
 		t.Errorf("with a job: %+v", result)
 	}
-	if err := r.reader.Store.Delete(t.Context(), member); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.reader.Store.Delete(t.Context(), member))
 	if result := r.withLease(resultOf(id), shared, steps.Steps{}); result.Action != Close {
 		t.Errorf("without a job: %+v", result)
 	}

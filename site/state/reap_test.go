@@ -16,28 +16,21 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
 // newReaper is a reaper of a node that has run nothing yet.
 func newReaper(t *testing.T, only uint32) *reaper {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	must.Root(t)
 	paths := site.Paths{Root: t.TempDir()}
 	boot, err := proc.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	store, err := lease.Open(paths.Run(), boot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, err := NewReaper(paths, only)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.self = proc.Process{}
 	r.reader.Store, r.reader.Driver = store, func() (Driver, error) { return bare{}, nil }
 	return r
@@ -50,9 +43,7 @@ func newReaper(t *testing.T, only uint32) *reaper {
 func TestWhoseProcessItIs(t *testing.T) {
 	r := newReaper(t, 0)
 	pipe := filepath.Join(r.reader.Store.DaemonDir(7, 0), "pipe")
-	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.Chown(pipe, 2001, 2001)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.MkdirAll(pipe, 0o755), os.Chown(pipe, 2001, 2001)))
 	for _, c := range []struct {
 		name string
 		uid  uint32
@@ -83,9 +74,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 	newReaper(t, 0)
 	const job = 3_999_999_901
 	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), fmt.Sprintf("n1_%d.0", job))) // as slurmstepd does
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer listener.Close()
 	withStep, err := steps.Find()
 	if err != nil || withStep.Sign(job, "") == "" {
@@ -129,9 +118,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 	r := newReaper(t, 7)
 	lock, err := r.reader.Store.Lock(t.Context(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer lock.Release()
 	if line, left := r.judge(7, steps.Steps{}); line.Action != Leave || left.lease != nil {
 		t.Errorf("%+v", line)
@@ -154,22 +141,14 @@ func TestTakersThatAreLeft(t *testing.T) {
 		t.Errorf("of none: %s", got)
 	}
 	place, err := r.reader.Store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	taker := exec.Command("/bin/sleep", "100")
 	taker.Stdout = place.Descriptor()
-	if err := taker.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taker.Start())
 	stat, err := proc.ReadStat(taker.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	place.Started(stat.Process)
-	if err := place.Leave(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, place.Leave())
 	got := lines()
 	_ = taker.Process.Kill()
 	_ = taker.Wait()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
@@ -34,13 +35,9 @@ func TestTheLineOfALargeNode(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(path, append(line, '\n'), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	g, err := Start([]string{"/bin/cat", path}, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer g.Stop()
 	select {
 	case got := <-g.Lines:

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -58,9 +59,7 @@ func alone(tb testing.TB, part lease.Part, gpus int, list func(site.UUID) ([]gpu
 func TestProcessesOfAJobWithoutMPS(t *testing.T) {
 	for _, part := range []lease.Part{{}, {Gres: lease.GresShard, Count: 4}} {
 		other := exec.Command("sleep", "1000")
-		if err := other.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, other.Start())
 		listed := []gpu.Process{{PID: os.Getpid(), MiB: 500}, {PID: other.Process.Pid, MiB: 300}, {PID: 1 << 30, MiB: 9}}
 		r := alone(t, part, 2, func(uuid site.UUID) ([]gpu.Process, error) {
 			if uuid == "GPU-1" {
@@ -92,28 +91,6 @@ func TestProcessesOfAJobWithoutMPS(t *testing.T) {
 		if active := got.Mean().SMActive; part.Shared() != (active < 0) {
 			t.Errorf("part %v: SM active %v", part, active)
 		}
-	}
-}
-
-// What a sample of a long job costs: the report is full. With an interval of 10 s, 10 ms a sample are 0.1 % of a core.
-func BenchmarkSampleWithoutMPS(b *testing.B) {
-	for _, gpus := range []int{1, 8} {
-		b.Run(fmt.Sprintf("gpus=%d", gpus), func(b *testing.B) {
-			r := alone(b, lease.Part{}, gpus, func(site.UUID) ([]gpu.Process, error) { return nil, nil })
-			now := time.Now()
-			next := func() {
-				now = now.Add(time.Second)
-				r.sample(now)
-			}
-			for range usage.MaxSamples {
-				now = now.Add(time.Second)
-				r.sampleAll(now)
-			}
-			b.ResetTimer()
-			for range b.N {
-				next()
-			}
-		})
 	}
 }
 

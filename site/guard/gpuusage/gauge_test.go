@@ -9,17 +9,14 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // The recorder gives up the guard's priority, in all of its threads, and the protection when memory runs out.
 func TestTheRecorderIsModest(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("10"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Root(t)
+	must.OK(t, os.WriteFile("/proc/self/oom_score_adj", []byte("10"), 0))
 	beModest()
 	if score, err := os.ReadFile("/proc/self/oom_score_adj"); err != nil || string(score) != "0\n" {
 		t.Errorf("oom_score_adj is %s, %v", score, err)

@@ -3,6 +3,7 @@
 package gpuusage
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -39,9 +42,7 @@ const sharedID = 0xf0000000
 func partOf(t *testing.T, id uint32, part lease.Part, shards int, g *ticking) *recorder {
 	t.Helper()
 	folder, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { folder.Close() })
 	return newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: id}, Part: part, CreatedAt: time.Now()},
@@ -170,5 +171,44 @@ func TestCountsOfAJobsClients(t *testing.T) {
 	}
 	if len(all.gone) != maxTallies {
 		t.Errorf("%d jobs are told apart", len(all.gone))
+	}
+}
+
+// serverLog makes the folder of a daemon's log.
+func serverLog(t *testing.T, content []byte) *log {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "log")
+	path := filepath.Join(dir, serverlog.Name)
+	must.OK(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, content, 0o600)))
+	return &log{dir: dir, uid: uint32(os.Getuid())}
+}
+
+// A report has at most 64 faults, because the job's user can write the server's log.
+//
+// Contract: U2
+func TestFaultsAreBounded(t *testing.T) {
+	const line = "[2026-11-21 05:26:29.822 Server   829] Server is handling a fatal GPU error.\n"
+	ticket := lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-1"}}}}
+	r := newRecorder(options{ticket: ticket, read: nothing, interval: time.Second})
+	r.logs = []*log{serverLog(t, bytes.Repeat([]byte(line), 3*usage.MaxFaults))}
+	r.readLogs()
+	if len(r.report.Faults) != usage.MaxFaults || usage.MaxFaults != 64 {
+		t.Errorf("%d faults, want %d", len(r.report.Faults), usage.MaxFaults)
+	}
+}
+
+// A sample reads a piece of the log, also if the job's user has filled the log with one line.
+//
+// Contract: U1
+func TestAPieceOfTheLog(t *testing.T) {
+	lines := serverLog(t, bytes.Repeat([]byte("a line\n"), 3<<20/7))
+	one := serverLog(t, bytes.Repeat([]byte{'x'}, 3<<20))
+	for range 2 {
+		for name, l := range map[string]*log{"lines": lines, "one line": one} {
+			before := l.offset
+			if l.read(); l.offset-before > 1<<20 || l.offset == before {
+				t.Errorf("%s: %d bytes are read at once", name, l.offset-before)
+			}
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -121,9 +122,7 @@ func TestWhoBeganAFault(t *testing.T) {
 [2026-11-21 05:26:41.822 Server   829] Server is hand`
 	dir := filepath.Join(t.TempDir(), "log")
 	path := filepath.Join(dir, serverlog.Name)
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, []byte(killed+alone), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, []byte(killed+alone), 0o600)))
 	l := &log{dir: dir, uid: uint32(os.Getuid())}
 	var pids []int
 	for _, f := range l.read() {
@@ -144,9 +143,7 @@ func (broken) Read() (gpu.Activity, error) { return gpu.Activity{}, gpu.ErrHung 
 // If a GPU does not answer, its report has a gap. The recorder ends when the events end.
 func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	folder, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer folder.Close()
 	r := newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now()},
@@ -154,9 +151,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	})
 	events := make(chan usage.Event, 1)
 	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now(), Counts: lease.Counts{ClientsSeen: 1}}
 	r.sample(time.Now())
 	close(events)
@@ -177,9 +172,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 // latest sample is counted, not reckoned by the power until then.
 func TestAnEndThatTheWatchHasMissed(t *testing.T) {
 	folder, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer folder.Close()
 	r := newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now().Add(-time.Hour)},

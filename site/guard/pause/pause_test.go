@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"golang.org/x/sys/unix"
 )
@@ -67,9 +68,7 @@ func newPauser(t *testing.T, limit string) *pauser {
 	if err1 != nil || err2 != nil {
 		t.Fatal(err1, err2)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return &pauser{cmd, in, bufio.NewReader(out)}
 }
@@ -84,9 +83,7 @@ func (p *pauser) asksOf(t *testing.T, of proc.Process, uid int) string {
 	t.Helper()
 	fmt.Fprintln(p.in, of.PID, of.Start, uid)
 	line, err := p.out.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strings.TrimSpace(line)
 }
 
@@ -173,12 +170,8 @@ func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
 	runtime.LockOSThread() // one thread must do all that follows
 	defer runtime.UnlockOSThread()
 	first, second := tracer{stopped: map[int]bool{}}, tracer{stopped: map[int]bool{}}
-	if err := first.seizeAll(c.Process.Pid, time.Now().Add(soon)); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.seizeAll(c.Process.Pid, time.Now().Add(soon)); err != nil {
-		t.Error(err)
-	}
+	must.OK(t, first.seizeAll(c.Process.Pid, time.Now().Add(soon)))
+	must.Note(t, second.seizeAll(c.Process.Pid, time.Now().Add(soon)))
 	stopped := func() bool { return !slices.Contains(slices.Collect(maps.Values(first.stopped)), false) }
 	for began := time.Now(); !stopped() && time.Since(began) < soon; {
 		first.wait()
@@ -221,9 +214,7 @@ func TestWhatIsNotPaused(t *testing.T) {
 //
 // Contract: G3
 func TestAClientThatBecomesAnotherUsersDuringThePause(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
+	must.Root(t)
 	c := newTestProgram(t, "--flip")
 	noticed := false
 	for began := time.Now(); !noticed && time.Since(began) < 6*soon; {
@@ -281,9 +272,7 @@ func churn() {
 func newTestProgram(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", name)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return cmd
 }
@@ -291,9 +280,7 @@ func newTestProgram(t *testing.T, name string) *exec.Cmd {
 func processOf(t *testing.T, pid int) proc.Process {
 	t.Helper()
 	stat, err := proc.ReadStat(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return stat.Process
 }
 
@@ -376,9 +363,7 @@ func TestAProcessThatCannotBeChecked(t *testing.T) {
 		t.Errorf("a process that has ended: %v", err)
 	}
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	p.PID = os.Getpid()
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}) // no file can be opened
 	err := p.check()
@@ -401,9 +386,7 @@ func TestAPauseEndsWithTheGuard(t *testing.T) {
 	defer in.Close() // this test is the other process
 	guard := exec.Command("/bin/sh", "-c", `/proc/$PPID/exe --pause 1m <&3 & wait`)
 	guard.Stdout, guard.ExtraFiles = stdout, []*os.File{stdin}
-	if err := guard.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, guard.Start())
 	stdin.Close()
 	stdout.Close()
 	p := &pauser{guard, in, bufio.NewReader(out)}

@@ -14,31 +14,24 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
 // newStore is the store of a node with a lease of job 7, whose daemon has not started.
 func newStore(t *testing.T) (*lease.Store, string, lease.Lease) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	must.Root(t)
 	boot, err := proc.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	folder := filepath.Join(t.TempDir(), "run")
 	store, err := lease.Open(folder, boot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := lease.Lease{
 		Job: lease.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1"}, Phase: lease.Opening,
 		Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},
 	}
-	if err := store.Create(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.Create(t.Context(), l))
 	return store, folder, l
 }
 
@@ -72,19 +65,13 @@ func TestWhichJobsAreGuarded(t *testing.T) {
 	} {
 		store, folder, l := newStore(t)
 		lock, err := lockFor(store, 7)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.change(store, folder, l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, c.change(store, folder, l))
 		_, err = leaseFor(store, lock, 7)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
-		if err := lock.Release(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, lock.Release())
 	}
 }
 
@@ -94,9 +81,7 @@ func TestWhichJobsAreGuarded(t *testing.T) {
 func TestOneGuardOfAJob(t *testing.T) {
 	store, _, _ := newStore(t)
 	lock, err := lockFor(store, 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer lock.Release()
 	began := time.Now()
 	_, err = lockFor(store, 7)
@@ -126,22 +111,16 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 	}
 	started := proc.Process{PID: 42, Start: 1}
 	l.Daemons = []lease.Daemon{{PipeDir: "/p", LogDir: "/l", Proc: started}}
-	if err := store.Save(l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.Save(l))
 	if all := r.daemons(); len(all) != 1 || all[0] != started {
 		t.Errorf("after its start: %v", all)
 	}
 	path := filepath.Join(folder, "leases", "7.json")
-	if err := os.Truncate(path, 10); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(path, 10))
 	if all := r.daemons(); !r.Leased() || len(all) != 1 || all[0] != started {
 		t.Errorf("a lease that cannot be read: leased %v, daemons %v", r.Leased(), all)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(path))
 	if r.Leased() {
 		t.Error("a lease that is gone exists")
 	}
@@ -174,9 +153,7 @@ func (s stuck) Write([]byte) (int, error) { close(s.reached); select {} }
 func TestALogThatDoesNotClose(t *testing.T) {
 	log, closed := stuck{make(chan struct{})}, make(chan struct{})
 	lines := diode.NewWriter(log, maxLines, 0, nil)
-	if _, err := lines.Write([]byte("line\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(lines.Write([]byte("line\n")))(t)
 	<-log.reached
 	go func() { closeLines(lines); close(closed) }()
 	select {

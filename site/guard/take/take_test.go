@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -43,9 +44,7 @@ func uncounted() (*lease.TakerPlace, error) { return nil, nil }
 func takes(t *testing.T) (taken *Takers, pidfd int, file *os.File) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { file.Close() })
 	if pidfd, err = unix.PidfdOpen(os.Getpid(), 0); err != nil {
 		t.Fatal(err)
@@ -58,9 +57,7 @@ func takes(t *testing.T) (taken *Takers, pidfd int, file *os.File) {
 func identityAt(t *testing.T, fd int) Identity {
 	t.Helper()
 	var st unix.Statx_t
-	if err := Statx(fd, "", unix.AT_EMPTY_PATH, &st); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Statx(fd, "", unix.AT_EMPTY_PATH, &st))
 	return IdentityOf(&st)
 }
 
@@ -71,9 +68,7 @@ func TestTakers(t *testing.T) {
 	wanted := identityAt(t, number)
 	for range 20 {
 		fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if target, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); target != file.Name() {
 			t.Fatalf("%q, %v", target, err)
 		}
@@ -101,12 +96,8 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	wanted := identityAt(t, number)
 	taken.Wait = 50 * time.Millisecond
 	for range maxStuck + 1 {
-		if err := taken.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if err := taken.current.process.Kill(unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, taken.Start())
+		must.OK(t, taken.current.process.Kill(unix.SIGSTOP))
 		if _, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, ErrChanged) {
 			t.Fatal(err)
 		}
@@ -117,18 +108,12 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 		}
 	}
 	taken.Wait = soon
-	if err := taken.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taken.Start())
 	ended, err := unix.PidfdOpen(taken.current.process.PID, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(ended)
 	taken.current.process.End()
-	if err := wait.Readable(ended, soon); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, wait.Readable(ended, soon))
 	if fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); fd != -1 || err == nil {
 		t.Errorf("%d, %v", fd, err)
 	}
@@ -138,9 +123,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 		}
 	}
 	fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	unix.Close(fd)
 }
 
@@ -158,12 +141,8 @@ func TestTakersThatHang(t *testing.T) {
 	taken.Wait = 500 * time.Millisecond
 	began := time.Now()
 	for other := range maxStuck {
-		if err := taken.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if err := taken.current.process.Kill(unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, taken.Start())
+		must.OK(t, taken.current.process.Kill(unix.SIGSTOP))
 		if _, err := taken.Duplicate(-1-other, pidfd, number, wanted); !errors.Is(err, ErrChanged) {
 			t.Fatal(err)
 		}
@@ -185,22 +164,16 @@ func TestTakersThatHang(t *testing.T) {
 	for began := time.Now(); taken.stuck.Load() > 0 && time.Since(began) < soon; time.Sleep(time.Millisecond) {
 	}
 	fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	unix.Close(fd)
 }
 
 // A taker has a place among the node's takers, with a descriptor that it keeps.
 func TestTakersHavePlaces(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: the store's folders are root's")
-	}
+	must.Root(t)
 	folder := t.TempDir()
 	store, err := lease.Open(folder, "boot")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	taken, pidfd, file := takes(t)
 	full, tries := false, 0
 	taken.Place = func() (*lease.TakerPlace, error) {
@@ -210,9 +183,7 @@ func TestTakersHavePlaces(t *testing.T) {
 		return store.TakerPlace(lease.Taker{Job: 7, UID: 2001})
 	}
 	fd, err := taken.Duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	unix.Close(fd)
 	pid := taken.current.process.PID
 	if kept, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/1", pid)); kept != filepath.Join(folder, "takers") {
@@ -241,22 +212,16 @@ func TestTakersHavePlaces(t *testing.T) {
 		t.Errorf("%d tries at once", tries)
 	}
 	full, taken.again = false, time.Now()
-	if err := taken.Start(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, taken.Start())
 }
 
 // A taker that is given up has no raised priority.
 func TestLower(t *testing.T) {
 	taken, _, _ := takes(t)
-	if err := taken.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taken.Start())
 	pid := taken.current.process.PID
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	nice := func(thread os.DirEntry, raise bool) int {
 		id, _ := strconv.Atoi(thread.Name())
 		if raise {
@@ -265,9 +230,7 @@ func TestLower(t *testing.T) {
 			}
 		}
 		raw, err := unix.Getpriority(unix.PRIO_PROCESS, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return 20 - raw // the system call's answer is never negative
 	}
 	for _, thread := range threads {
@@ -289,18 +252,12 @@ func TestADuplicateThatIsDropped(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	next, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	unix.Close(next)
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: old.Max}))
 	if fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("%d, %v", fd, err)
 	}
@@ -317,9 +274,7 @@ func TestRequestsCloseTheirFiles(t *testing.T) {
 	} {
 		if leaks := testproc.Leaks(t, func() {
 			fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, code := take(fd, []byte(question)); code == 0 {
 				t.Errorf("%s: no error", what)
 			}

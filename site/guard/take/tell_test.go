@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,33 +21,23 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 	t.Helper()
 	cmd := exec.Command("sleep", "60")
 	cmd.Stderr = stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(pidfd)
 	taken := Takers{Line: takerLine, Wait: soon, Place: uncounted}
 	defer taken.Abandon(0)
-	if err := taken.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, taken.Start())
 	_, code, err := taken.current.ask(pidfd, request{Number: 2, Text: text, UID: 2001, GID: 2002}, soon)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return code
 }
 
 // A line goes into the standard error of another process, if that is a pipe.
 func TestALineInAPipe(t *testing.T) {
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reads.Close()
 	if code := told(t, writes, "rank 3 ended\n"); code != 0 {
 		t.Error(code)
@@ -68,9 +59,7 @@ func TestALineInAPipe(t *testing.T) {
 func connected(t *testing.T, kind int) (service, client *os.File) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tell") // a short path
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	place := &unix.SockaddrUnix{Name: filepath.Join(dir, "s")}
 	server, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
@@ -92,9 +81,7 @@ func connected(t *testing.T, kind int) (service, client *os.File) {
 	if err == nil {
 		err = unix.SetsockoptInt(server, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	service, client = os.NewFile(uintptr(server), "service"), os.NewFile(uintptr(ours), "client")
 	t.Cleanup(func() { service.Close(); client.Close() })
 	return service, client
@@ -112,9 +99,7 @@ func TestALineIsTheUsers(t *testing.T) {
 		}
 		text, rights := make([]byte, 512), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
 		n, size, _, _, err := unix.Recvmsg(int(service.Fd()), text, rights, unix.MSG_DONTWAIT)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		messages, err := unix.ParseSocketControlMessage(rights[:size])
 		if err != nil || len(messages) != 1 {
 			t.Fatalf("%s: %v, %v", name, messages, err)
@@ -133,23 +118,17 @@ func TestALineArrives(t *testing.T) {
 		if err == nil {
 			err = unix.IoctlSetPointerInt(int(reads.Fd()), unix.TIOCSPTLCK, 0)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		number, err := unix.IoctlGetInt(int(reads.Fd()), unix.TIOCGPTN)
 		if err == nil {
 			writes, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return reads, writes
 	}
 	pipe := func() (reads, writes *os.File) {
 		reads, writes, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return reads, writes
 	}
 	socket := func() (reads, writes *os.File) { return connected(t, unix.SOCK_STREAM) }
@@ -182,9 +161,7 @@ func TestALineArrives(t *testing.T) {
 // A full pipe, a pipe that no process reads, and a file get no line, and nothing waits for them.
 func TestNoLine(t *testing.T) {
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = writes.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 	for err = nil; err == nil; {
 		_, err = writes.Write(make([]byte, 4096))
@@ -199,9 +176,7 @@ func TestNoLine(t *testing.T) {
 	writes.Close()
 	path := filepath.Join(t.TempDir(), "file")
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	if code := told(t, file, "line\n"); code != unix.ENOTTY {
 		t.Errorf("a file: %v", code)
@@ -214,26 +189,18 @@ func TestNoLine(t *testing.T) {
 // A taker that begins late, as on a busy machine, still writes its line.
 func TestALineThatIsLate(t *testing.T) {
 	reads, writes, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reads.Close()
 	cmd := exec.Command("sleep", "900")
 	cmd.Stderr = writes
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	writes.Close()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(pidfd)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	late := []string{"/bin/sh", "-c", `sleep 1; exec "$@"`, "sh", self, takerLine[1]}
 	taken := Takers{Line: late, Place: uncounted}
 	taken.Tell(pidfd, "rank 3 ended\n", 2001, 2002)

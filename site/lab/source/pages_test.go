@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // shipped are the files of patterns, without tests.
@@ -116,9 +117,7 @@ func TestEveryClauseOfTheContractIsTested(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	must.Note(t, err)
 	for clause, cited := range clauses {
 		if !cited {
 			t.Errorf("no test cites clause %s of docs/contract.md", clause)

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // If the pipe directory is missing or not searchable, CUDA starts without MPS and prints nothing.
@@ -38,9 +40,7 @@ func TestForeignUsers(t *testing.T) {
 			t.Errorf("user %d: %+v", uid, got)
 		}
 	}
-	if err := os.Chmod(d.pipe(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(d.pipe(), 0o700))
 	if got := read(t, d.clientOf(d.uid+1, nil, "info")); got.err != 0 {
 		t.Errorf("without access: %+v", got)
 	}
@@ -55,9 +55,7 @@ func TestExclusiveProcess(t *testing.T) {
 	alone(t)
 	onlySimulated(t, "this suite does not change the compute mode of a real GPU")
 	gpu := under(t).node.GPU(0)
-	if err := gpu.SetMode(3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.SetMode(3))
 	t.Cleanup(func() { gpu.SetMode(0) })
 	d := start(t)
 	d.server()

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // `-d` returns with exit code 0 when the daemon answers. The pipe directory holds five files with these modes.
@@ -68,9 +70,7 @@ func TestProcesses(t *testing.T) {
 	alone(t)
 	d := directories(t, under(t).uid)
 	kept, err := os.Create(filepath.Join(d.dir, "kept"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer kept.Close()
 	c := d.control(d.uid, []string{"MARK=here"}, "-d")
 	c.Dir = "/usr"
@@ -154,9 +154,7 @@ func TestLongPath(t *testing.T) {
 	alone(t)
 	d := directories(t, under(t).uid)
 	long := filepath.Join(d.pipe(), strings.Repeat("x", 108-len("/control_privileged")-len(d.pipe())-1))
-	if err := os.Mkdir(long, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(long, 0o777))
 	os.Chmod(long, 0o777)
 	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=" + long}, "-d").run()
 	if out.code != 1 || out.stdout+out.stderr != "" {

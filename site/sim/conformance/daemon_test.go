@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // daemon is a control daemon in directories of its own.
@@ -28,15 +30,11 @@ type daemon struct {
 func directories(t *testing.T, uid int) *daemon {
 	t.Helper()
 	dir, err := os.MkdirTemp(under(t).scratch, "d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, path := range []string{dir, filepath.Join(dir, "p"), filepath.Join(dir, "l")} {
 		os.Mkdir(path, 0o755)
 		os.Chmod(path, 0o755)
-		if err := os.Chown(path, uid, -1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chown(path, uid, -1))
 	}
 	d := &daemon{t: t, dir: dir, uid: uid}
 	d.environment = []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.pipe(), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "l")}
@@ -267,13 +265,9 @@ func (d *daemon) run(variables []string, args ...string) *spinner {
 	d.t.Helper()
 	c := under(d.t).command(append(append([]string{}, d.environment...), variables...), d.uid, under(d.t).client, args...)
 	stdout, err := c.StdoutPipe()
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must.OK(d.t, err)
 	s := &spinner{t: d.t, call: c, done: make(chan struct{})}
-	if err := c.Start(); err != nil {
-		d.t.Fatal(err)
-	}
+	must.OK(d.t, c.Start())
 	go func() {
 		for scan := bufio.NewScanner(stdout); scan.Scan(); {
 			s.mutex.Lock()
@@ -338,8 +332,6 @@ func (s *spinner) fails(what string, code int) {
 func fault(t *testing.T, knob, text string) {
 	t.Helper()
 	path := filepath.Join(under(t).node.Dir, "faults", knob)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o644))
 	t.Cleanup(func() { os.Remove(path) })
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,9 +42,7 @@ func hold(t *testing.T, pid int) *held {
 	files := &held{}
 	t.Cleanup(files.release)
 	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(pidfd)
 	for _, kind := range []string{"nvidia-uvm", "nvidia", "nvidiactl"} {
 		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -55,9 +54,7 @@ func hold(t *testing.T, pid int) *held {
 			}
 			number, _ := strconv.Atoi(filepath.Base(link))
 			file, err := unix.PidfdGetfd(pidfd, number, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			*files = append(*files, file)
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A user needs no root: his daemon in a folder that only he may search serves his own clients. A client of another user
@@ -19,12 +21,8 @@ func TestPrivateFolder(t *testing.T) {
 	alone(t)
 	needsRoot(t)
 	d := directories(t, under(t).uid)
-	if err := os.Chmod(d.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(d.dir, d.uid, d.uid); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(d.dir, 0o700))
+	must.OK(t, os.Chown(d.dir, d.uid, d.uid))
 	d.again()
 	server := d.server()
 	if under(t).node != nil {
@@ -56,12 +54,8 @@ func withoutMPS(t *testing.T) []string {
 	t.Helper()
 	path := filepath.Join(under(t).node.Dir, "without_mps")
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(path, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.Truncate(path, 0))
 	return strings.Fields(string(text))
 }
 

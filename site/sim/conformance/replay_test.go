@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 //go:embed testdata/answers-no-server.txt
@@ -213,9 +215,7 @@ func TestSharesOfArithmetic(t *testing.T) {
 	source := fmt.Sprintf("#include %q\n#include <stdio.h>\n#include <string.h>\nint main(void)\n{\n\tchar line[64];\n"+
 		"\twhile (fgets(line, sizeof line, stdin)) {\n\t\tline[strcspn(line, \"\\n\")] = 0;\n"+
 		"\t\tint sms = share_sms(132, 2, share_percentage(line));\n\t\tprintf(\"%%d %%d\\n\", sms, share_context_mib(sms));\n\t}\n}\n", header)
-	if err := os.WriteFile(filepath.Join(dir, "points.c"), []byte(source), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "points.c"), []byte(source), 0o644))
 	program := filepath.Join(dir, "points")
 	if out, err := exec.Command("gcc", "-Wall", "-Wextra", "-O2", "-o", program, filepath.Join(dir, "points.c")).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -228,9 +228,7 @@ func TestSharesOfArithmetic(t *testing.T) {
 	command := exec.Command(program)
 	command.Stdin = &stdin
 	out, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if len(lines) != len(all) {
 		t.Fatalf("%d lines for %d points", len(lines), len(all))

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -58,14 +59,10 @@ func TestFilesThatAForkHolds(t *testing.T) {
 	heir := exec.Command("sleep", "60")
 	for _, fd := range *files {
 		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		heir.ExtraFiles = append(heir.ExtraFiles, os.NewFile(uintptr(own), "duplicate"))
 	}
-	if err := heir.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, heir.Start())
 	for _, file := range heir.ExtraFiles {
 		file.Close()
 	}
@@ -139,9 +136,7 @@ func TestHostMemoryOfTheDead(t *testing.T) {
 	_, _, victim, neighbour := beside(t, "-ms", "5", "-queue", "400", "-grow-host", "4", "-after", "1")
 	files := hold(t, victim.pid())
 	for name, value := range map[string]int{"cgroup.procs": victim.pid(), "memory.limit_in_bytes": host} {
-		if err := os.WriteFile(file(name), []byte(strconv.Itoa(value)), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file(name), []byte(strconv.Itoa(value)), 0))
 	}
 	victim.end()
 	if status := victim.call.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {

@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -59,13 +60,9 @@ func alone(t *testing.T) {
 	t.Parallel()
 	mine := machine
 	scratch, err := os.MkdirTemp(machine.scratch, "t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	mine.scratch = scratch
-	if err := errors.Join(os.Chmod(scratch, 0o755), mine.simulate()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(scratch, 0o755), mine.simulate()))
 	owned.Store(t.Name(), &mine)
 }
 

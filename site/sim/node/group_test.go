@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A group gets a signal while its leader is not reaped, also if the leader has ended. Afterwards the number may be another
@@ -29,9 +31,7 @@ func TestSignalGroup(t *testing.T) {
 			if err1 != nil || err2 != nil {
 				t.Fatal(err1, err2)
 			}
-			if err := leader.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, leader.Start())
 			lines := bufio.NewReader(out)
 			if line, err := lines.ReadString('\n'); line != "begins\n" {
 				t.Fatalf("%q, %v", line, err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -48,9 +49,7 @@ func TestGPMMetrics(t *testing.T) {
 	time.Sleep(2 * time.Millisecond)
 	ok(t, lib.GpmSampleGet(device, second))
 	for name, percent := range map[string]string{"gpm/1": "94.5", "gpm/10": "-1"} {
-		if err := gpu.Set(name, percent); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, gpu.Set(name, percent))
 	}
 	ok(t, lib.GpmMetricsGet(ask))
 	want(t, "utilisation", ask.Metrics[0].Value, 94.5)
@@ -61,9 +60,7 @@ func TestGPMMetrics(t *testing.T) {
 	ask.Metrics[0].MetricId = 0
 	want(t, "V1", lib.GpmMetricsGetV(ask).V1(), nvml.SUCCESS)
 	want(t, "no such metric", nvml.Return(ask.Metrics[0].NvmlReturn), nvml.ERROR_NOT_SUPPORTED)
-	if err := gpu.Fail("nvmlGpmSampleGet", int(nvml.ERROR_GPU_IS_LOST), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gpu.Fail("nvmlGpmSampleGet", int(nvml.ERROR_GPU_IS_LOST), 1))
 	want(t, "a sample of a lost GPU", lib.GpmSampleGet(device, first), nvml.ERROR_GPU_IS_LOST)
 	ok(t, lib.GpmSampleFree(first))
 	ok(t, lib.GpmSampleFree(second))

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -348,9 +349,7 @@ func TestRecordedRanksInAJobOfTheirOwn(t *testing.T) {
 			}
 		}
 		fresh, err := WithoutInheritedLauncher(env, origin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got, err := ReadTask(fresh, 1)
 		if err != nil || got.LocalRank != rank || got.Source == SourceInherited {
 			t.Errorf("%s: %+v, %v", path, got, err)
@@ -358,9 +357,7 @@ func TestRecordedRanksInAJobOfTheirOwn(t *testing.T) {
 		origin.HasPMI = false
 		origin.Env = env
 		fresh, err = WithoutInheritedLauncher(env, origin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got, err = ReadTask(fresh, 1); err != nil || got.LocalRank != 0 || got.LocalSize != 1 {
 			t.Errorf("%s, inherited: %+v, %v", path, got, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -90,9 +91,7 @@ func TestReadTaskRecordedLaunches(t *testing.T) {
 	for name, ranks := range launchRecordings(t) {
 		for i, env := range ranks {
 			pid, err := strconv.Atoi(env["RANK_PID"])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			got, err := ReadTask(env, pid)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)

@@ -8,6 +8,10 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
+	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 var update = flag.Bool("update", false, "write the table of launchers into docs/reference.md")
@@ -37,21 +41,25 @@ func TestTheReferenceHasTheLaunchers(t *testing.T) {
 		table += fmt.Sprintf("| %s | %s | %s |\n", name, code(l.rank), size)
 	}
 	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before, rest, found := strings.Cut(string(content), begin)
 	shown, after, closed := strings.Cut(rest, end)
 	if !found || !closed {
 		t.Fatalf("%s has no table of launchers", page)
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644))
 		return
 	}
 	if shown+"\n" != table {
 		t.Errorf("%s has\n%s\nthe code has\n%s\nwrite it: go test ./site/slurm/launch -update", page, shown, table)
 	}
+}
+
+// recording reads an environment that Slurm passed to one of its scripts.
+func recording(t *testing.T, path string) slurm.Env { return slurm.NewEnv(recorded.Lines(t, path)) }
+
+// recordings lists the recordings that match.
+func recordings(t *testing.T, pattern string, atLeast int) []string {
+	return recorded.Paths(t, pattern, atLeast)
 }

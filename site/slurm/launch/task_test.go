@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -18,9 +19,7 @@ import (
 func taskPID(t *testing.T, env slurm.Env) int {
 	t.Helper()
 	pid, err := strconv.Atoi(env["SLURM_TASK_PID"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return pid
 }
 
@@ -53,9 +52,7 @@ func TestReadTaskRecordedSlurm(t *testing.T) {
 func checkTask(t *testing.T, env slurm.Env, pid int, want Task) {
 	t.Helper()
 	got, err := ReadTask(env, pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -84,9 +81,7 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 				t.Fatalf("the test has no entry for %s", launcher)
 			}
 			rank, err := strconv.Atoi(suffix)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			env := recording(t, path)
 			pid := taskPID(t, env)
 			if !tt.stepd {
@@ -139,9 +134,7 @@ func TestReadTask(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ReadTask(tt.env, tt.pid)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if got.LocalRank != tt.rank || got.LocalSize != tt.size || got.Source != tt.source {
 				t.Errorf("got %+v, want rank %d of %d by %s", got, tt.rank, tt.size, tt.source)
 			}
