@@ -38,6 +38,10 @@ func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error
 		return policyfile.LoadFiles(paths...)
 	}
 	compiled, status := policyfile.ReadPolicy(call.Paths)
+	if errors.Is(status.Err, fs.ErrNotExist) && status.Kept.IsZero() && !status.Hidden {
+		return nil, fmt.Errorf("there is no %s, so jobs that ask for MPS fail: make one, and install it by mpsctl policy apply FILE",
+			call.Paths.Policy())
+	}
 	if status.Err != nil {
 		instead := status.Instead("jobs that ask for MPS fail")
 		call.PrintError("mpsctl", fmt.Errorf("cannot use %s: %s", call.Paths.Policy(), instead))
