@@ -182,6 +182,9 @@ func (t *tested) add(results []lint.Result) {
 }
 
 func (t tested) text(command.Screen) string {
+	if len(t.Results) == 0 {
+		return "No case was run: policy_test.hcl beside the policy has the cases.\n"
+	}
 	var b strings.Builder
 	for _, r := range t.Results {
 		result := "FAIL"
