@@ -39,7 +39,7 @@ func newJob(t *testing.T) (paths site.Paths, store *lease.Store, ticket lease.Ti
 	t.Cleanup(func() { listener.Close() })
 	ticket = lease.Ticket{
 		Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant(), ExchangeDir: filepath.Join(dir, "exchange"),
-		Daemons: []lease.Daemon{{PipeDir: dir, LogDir: dir, Proc: self}},
+		Daemons: []lease.Daemon{{Devices: []site.UUID{"GPU-3"}, PipeDir: dir, LogDir: dir, Proc: self}},
 		Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-3", Minor: 3, SMs: 132, TPC: 2}}},
 	}
 	must.OK(t, errors.Join(os.MkdirAll(store.JobDir(7), 0o755), store.WriteTicket(ticket)))

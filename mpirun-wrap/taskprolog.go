@@ -126,6 +126,9 @@ func (r *run) printPlacement() (err error) {
 			return nil
 		}
 		place = placeNonRank
+		if nodes := r.Env["SLURM_JOB_NUM_NODES"]; nodes != "" && nodes != "1" {
+			r.rank.Options.Indices = true // hydra gives ranks on other nodes these variables, and the UUIDs differ there
+		}
 	}
 	placement, err := place(r.ticket, r.rank)
 	if err == nil {

@@ -62,3 +62,21 @@ func TestATaskWithoutMPS(t *testing.T) {
 		}
 	}
 }
+
+// In a job of several nodes, hydra gives all ranks the variables of the batch script, and the UUIDs of its node are on
+// no other one. So the script's variables have the numbers of its GPUs there.
+func TestVariablesForOtherNodes(t *testing.T) {
+	for nodes, index := range map[int]bool{1: false, 3: true} {
+		paths, _, _ := newJob(t)
+		var out bytes.Buffer
+		run := newRun(os.Getpid(), []string{
+			"SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0",
+			fmt.Sprintf("SLURM_JOB_NUM_NODES=%d", nodes), fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
+		}, &out, &out)
+		run.Paths = paths
+		run.printTask()
+		if strings.Contains(out.String(), "export CUDA_VISIBLE_DEVICES=0") != index || strings.Contains(out.String(), "=GPU-") == index {
+			t.Errorf("%d nodes: %s", nodes, out.String())
+		}
+	}
+}

@@ -195,17 +195,17 @@ func readShare(value string, g *Grant) error {
 	return nil
 }
 
-// shareExceeds orders shares from the widest to the narrowest: none, and then overlap by its factor or a percentage.
-// Even and a list are overlap 1. Which of even and a percentage is less depends on the number of ranks, so even
-// may replace a percentage, but not the reverse.
+// shareExceeds orders shares from the widest to the narrowest: overlap by its factor or a percentage. Even and a list
+// are overlap 1. Which of even and a percentage is less depends on the number of ranks, so even may replace a
+// percentage, but not the reverse. None is no share, which a rank may choose by its flag, too.
 func shareExceeds(g, given Grant) bool {
 	switch {
-	case given.Share.kind == shareNone:
+	case given.Share.kind == shareNone, g.Share.kind == shareNone:
 		return false
 	case g.Share.kind == sharePercent:
 		return given.Share.kind != sharePercent || g.Share.amount > given.Share.amount
 	}
-	return g.Share.kind == shareNone || g.Share.overlaps() > given.Share.overlaps()
+	return g.Share.overlaps() > given.Share.overlaps()
 }
 
 func readMemory(value string, g *Grant) error {

@@ -93,7 +93,7 @@ func TestNarrow(t *testing.T) {
 		{"keep_logs=never,drain_grace=0s,hold=0s,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Hold, g.Low = keepNever, 0, 0, true }), ""},
 		{"hold=5s", with(func(g *Grant) { g.Hold = 5 * time.Second }), ""},
 		{"hold=30.1s", Grant{}, "cannot take hold=30.1s: the rule gives 30s, and an option can only narrow that"},
-		{"share=none", Grant{}, "cannot take share=none: the rule gives overlap:2, and an option can only narrow that"},
+		{"share=none", with(func(g *Grant) { g.Share = ShareRule{kind: shareNone} }), ""}, // as mpirun-wrap --share=none
 		{"share=25%", Grant{}, "cannot take share=25%: the rule gives overlap:2, and an option can only narrow that"},
 		{"share=overlap:2.5", Grant{}, "cannot take share=overlap:2.5: the rule gives overlap:2, and an option can only narrow that"},
 		{"ceiling=80.000001", Grant{}, "cannot take ceiling=80.000001: the rule gives 80, and an option can only narrow that"},

@@ -38,6 +38,10 @@ func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error
 		return policyfile.LoadFiles(paths...)
 	}
 	compiled, status := policyfile.ReadPolicy(call.Paths)
+	if errors.Is(status.Err, fs.ErrNotExist) && status.Kept.IsZero() && !status.Hidden {
+		return nil, fmt.Errorf("there is no %s, so jobs that ask for MPS fail: make one, and install it by mpsctl policy apply FILE",
+			call.Paths.Policy())
+	}
 	if status.Err != nil {
 		instead := status.Instead("jobs that ask for MPS fail")
 		call.PrintError("mpsctl", fmt.Errorf("cannot use %s: %s", call.Paths.Policy(), instead))
@@ -178,6 +182,9 @@ func (t *tested) add(results []lint.Result) {
 }
 
 func (t tested) text(command.Screen) string {
+	if len(t.Results) == 0 {
+		return "No case was run: policy_test.hcl beside the policy has the cases.\n"
+	}
 	var b strings.Builder
 	for _, r := range t.Results {
 		result := "FAIL"

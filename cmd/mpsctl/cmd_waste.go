@@ -80,7 +80,7 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 			case !from.Before(to):
 				return fmt.Errorf("cannot count from %s to %s: give --since an earlier time", since, until)
 			}
-			if len(folders) == 0 {
+			if _, none := os.Stat(call.Paths.Reports()); len(folders) == 0 && !errors.Is(none, fs.ErrNotExist) {
 				folders = []string{call.Paths.Reports()}
 			}
 			a := waste{
@@ -225,6 +225,9 @@ func (a waste) text(screen command.Screen) string {
 	const ranksColumn, maxRows, maxName, maxChanges = 8, 20, 12, 10
 	var b strings.Builder
 	b.WriteString(screen.Wrap("", screen.Bold(a.Verdict)))
+	if len(a.Rows) == 0 && len(a.LeftOut) == 0 {
+		return b.String()
+	}
 	lines := a.table(false)
 	lines = append(lines[:min(len(lines)-1, maxRows+1)], lines[len(lines)-1])
 	for _, half := range [][2]int{{1, ranksColumn}, {ranksColumn, len(lines[0])}} {

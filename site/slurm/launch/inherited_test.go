@@ -54,6 +54,20 @@ var launches = []launch{
 	{"joblib", "", "LOKY_WORKER_NUMBER=RANK JOBLIB_SPAWNED_PROCESS=1", false},
 }
 
+// Each launcher that gives places is in launches with all of its variables.
+func TestEachLauncherHasALaunch(t *testing.T) {
+	for _, l := range launchers {
+		plays := func(played launch) bool {
+			env := played.of(0, 1)
+			missing := func(name string) bool { return name != "" && env[name] == "" }
+			return !slices.ContainsFunc([]string{l.marker, l.rank, l.size, l.world}, missing)
+		}
+		if l.rank != "" && l.size != "" && !slices.ContainsFunc(launches, plays) {
+			t.Errorf("launches has no launch with the variables of %s (%s, %s)", l.name, l.rank, l.size)
+		}
+	}
+}
+
 // of returns the variables of a rank of a launch.
 func (l launch) of(launch, rank int) slurm.Env {
 	env := slurm.Env{}

@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"cmp"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -222,7 +223,6 @@ func TestReadTaskRefuses(t *testing.T) {
 		{slurm.Env{"SLURM_STEP_ID": ""}, `cannot read task: SLURM_STEP_ID is "", want a step's number`},
 		{slurm.Env{"SLURM_JOB_ID": "7"}, "cannot read task: " + errCleaned.Error()},
 		{slurm.Env{"SLURM_JOB_ID": "7", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}, "cannot read task: " + errCleaned.Error()},
-		{slurm.Env{"PMIX_LOCAL_RANK": "1"}, half("PMIX_LOCAL_RANK", "1")},
 		{slurm.Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, half("FLUX_TASK_LOCAL_ID", "1")},
 		{slurm.Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"},
 			half("OMPI_COMM_WORLD_LOCAL_RANK", "1")},
@@ -235,18 +235,21 @@ func TestReadTaskRefuses(t *testing.T) {
 		{slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
 		{slurm.Env{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
 		{slurm.Env{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
-		{slurm.Env{"OMPI_COMM_WORLD_RANK": "3"}, foreign("OMPI_COMM_WORLD_RANK", export)},
-		{slurm.Env{"MV2_COMM_WORLD_RANK": "3"}, foreign("MV2_COMM_WORLD_RANK", export)},
-		{slurm.Env{"PALS_RANKID": "3"}, foreign("PALS_RANKID", export)},
-		{slurm.Env{"JSM_NAMESPACE_RANK": "3"}, foreign("JSM_NAMESPACE_RANK", export)},
-		{slurm.Env{"FLUX_TASK_RANK": "3"}, foreign("FLUX_TASK_RANK", export)},
 		{slurm.Env{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("PMI_RANK", export)},
-		{slurm.Env{"RANK": "3", "WORLD_SIZE": "4"}, foreign("RANK", export)},
 		{slurm.Env{"RANK": "0", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("RANK", export)},
-		{slurm.Env{"JAX_PROCESS_ID": "3", "JAX_NUM_PROCESSES": "4"}, foreign("JAX_PROCESS_ID", export)},
-		{slurm.Env{"GASNET_RANK": "0"}, foreign("GASNET_RANK", export)},
-		{slurm.Env{"MPIRUN_RANK": "0"}, foreign("MPIRUN_RANK", export)},
-		{slurm.Env{"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-7@1"}, foreign("PMIX_RANK", personality)},
+	}
+	type refusal = struct {
+		env  slurm.Env
+		want string
+	}
+	for _, l := range launchers { // each launcher that tells a half of a place, or none
+		if l.rank != "" {
+			tests = append(tests, refusal{slurm.Env{l.rank: "1", cmp.Or(l.marker, l.rank): "1"}, half(l.rank, "1")})
+		}
+		repair := map[bool]string{true: personality, false: export}[l.world == "PMIX_RANK"]
+		if l.world != "" {
+			tests = append(tests, refusal{slurm.Env{l.world: "3", cmp.Or(l.total, l.world): "4"}, foreign(l.world, repair)})
+		}
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
