@@ -224,7 +224,7 @@ func guardJob(
 	}
 	r := &record{store: store, job: l.Job, started: l.Daemons, lock: lock, self: self, log: log}
 	o := guard.Options{
-		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
+		Job: l.Job.ID, SLUID: l.SLUID, UID: l.Job.UID, GID: l.Job.GID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.Clients, Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
 		Gauge: line.gpuUsage(), Raised: true, Record: r,
@@ -299,7 +299,7 @@ func (r *record) Promise(deadline time.Time) { _ = r.lock.Promise(deadline) }
 
 func (r *record) Published() bool { return r.store.HasTicket(r.job.ID) }
 
-func (r *record) Member(job uint32) bool { return r.store.IsMember(r.job.ID, job) }
+func (r *record) Member(job string) bool { return r.store.IsMember(r.job.ID, job) }
 
 func (r *record) TakerPlace() (*lease.TakerPlace, error) {
 	return r.store.TakerPlace(lease.Taker{Job: r.job.ID, UID: r.job.UID, Guard: r.self})

@@ -113,7 +113,7 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 	go func() {
 		for range 1000 {
 			r.Published()
-			r.Member(8)
+			r.Member("8")
 		}
 		close(other)
 	}()
