@@ -171,7 +171,7 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 			e.keepLogs(l)
 		}
 		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job))
-		e.logHeld(l.Job)
+		e.logBusy(l.Job)
 	}
 	if failed == nil {
 		failed = forget(ctx, l)
@@ -187,15 +187,15 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	return nil
 }
 
-// logHeld logs that the job's file system is in use by processes outside of the job. It fails no epilog.
-func (e Epilog) logHeld(job lease.Job) {
-	all, err := e.Store.Held()
+// logBusy logs that the job's file system is in use by processes outside of the job. It fails no epilog.
+func (e Epilog) logBusy(job lease.Job) {
+	all, err := e.Store.Busy()
 	if err != nil {
 		e.Log.Warn().Err(err).Send()
 	}
-	for _, h := range all {
-		if h.Job == job.ID {
-			e.Log.Warn().Uint32("uid", h.UID).Msg(h.String())
+	for _, b := range all {
+		if b.Job == job.ID {
+			e.Log.Warn().Uint32("uid", b.UID).Msg(b.String())
 		}
 	}
 }

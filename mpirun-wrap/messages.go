@@ -4,6 +4,7 @@ package mpirunwrap
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -151,12 +152,37 @@ func oncePerNode(folder, launch, thing string, rank int) bool {
 	if folder == "" {
 		return rank == 0
 	}
-	fd, err := unix.Open(filepath.Join(folder, launch+"."+thing), unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err == nil {
-		unix.Close(fd)
-		return true
+	first, err := firstIn(filepath.Join(folder, "printed"), launch+"."+thing)
+	return first || err != nil && rank == 0
+}
+
+// maxPrinted limits the names in the table of what was printed. A launch after as many others may print a second time.
+const maxPrinted = 4096
+
+// firstIn reports whether a name is not in the table of a file, and puts it there. The table has hashes, so the file has
+// a bound, and a name may have any bytes.
+func firstIn(path, name string) (bool, error) {
+	hash := fnv.New64a()
+	_, _ = io.WriteString(hash, name)
+	sum := hash.Sum64() | 1 // a free entry is 0
+	table, err := openSlotFile(path)
+	if err != nil {
+		return false, err
 	}
-	return !errors.Is(err, unix.EEXIST) && rank == 0
+	ctx, cancel := context.WithTimeout(context.Background(), launchSpread)
+	defer cancel()
+	if _, err := wait.Within(ctx, func() (struct{}, error) { return struct{}{}, flock(table) }); err != nil {
+		return false, err // a late call ends with the process
+	}
+	defer table.close()
+	var entry [8]byte
+	at := int64(sum>>1%maxPrinted) * int64(len(entry))
+	if n, err := unix.Pread(table.fd, entry[:], at); err != nil || n == len(entry) && binary.NativeEndian.Uint64(entry[:]) == sum {
+		return false, err
+	}
+	binary.NativeEndian.PutUint64(entry[:], sum)
+	_, err = unix.Pwrite(table.fd, entry[:], at)
+	return err == nil, err
 }
 
 // launchSpread is the time within which a launcher starts all ranks of a node.

@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -42,12 +43,19 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 		want                  bool
 	}{
 		{folder, "step0", "waits", 0, false}, {folder, "step1", "waits", 3, true}, {folder, "step0", "without", 3, true},
+		{folder, "step0", "CUDA_MPS_PIPE_DIRECTORY=/a/b", 3, true}, {folder, "step0", "CUDA_MPS_PIPE_DIRECTORY=/a/b", 0, false},
 		{"", "step0", "waits", 0, true}, {"", "step0", "waits", 1, false},
 		{folder + "/nowhere", "step0", "waits", 0, true}, {folder + "/nowhere", "step0", "waits", 1, false},
 	} {
 		if got := oncePerNode(c.folder, c.launch, c.thing, c.rank); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+	for launch := range 1000 { // the job's file system has few files
+		oncePerNode(folder, fmt.Sprint("step", launch), "waits", 1)
+	}
+	if files, err := os.ReadDir(folder); err != nil || len(files) != 1 {
+		t.Errorf("%d files, %v", len(files), err)
 	}
 }
 

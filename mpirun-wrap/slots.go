@@ -25,7 +25,7 @@ import (
 // (judge, in slot_holder.go).
 
 const (
-	maxSlots = 4096 // far above the clients that a node's GPUs serve
+	maxSlots = 384 // 48 clients on each of eight GPUs; each has a file in the job's file system (lease.MakeDirs)
 	// slotFD is the lowest descriptor of a lock, because shell scripts use low ones for themselves.
 	slotFD = 230
 	// The time between two looks for a free slot doubles while a process waits, because a look at many slots costs

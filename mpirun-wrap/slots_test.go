@@ -158,7 +158,7 @@ func TestSlotsOfAnotherNumber(t *testing.T) {
 		{"--slots=8", "GPU-0 25.757576"}, {"--slots=2", "GPU-0"}, {"--slots=4 --gpu=block", "GPU-0 50"}, {"--slots=6 --share=none", "GPU-0"},
 		{"--slots=0", "GPU-0"}, {"--slots=1", "GPU-0"},
 		{"--slots=4 --gpu=inherit", "mpirun-wrap: cannot take a slot with --gpu=inherit: a slot is on one GPU: use --gpu=cyclic or --gpu=block"},
-		{"--slots=5000", "mpirun-wrap: cannot take one of 5000 slots: want 1 to 4096"},
+		{"--slots=5000", "mpirun-wrap: cannot take one of 5000 slots: want 1 to 384"},
 		{"--slots=4 --slots-wait=5", `mpirun-wrap: cannot read --slots-wait: it is "5": want a time like 30s or 10m, or 0`},
 		{"--slots=4 --local-rank=0 --local-size=2", "mpirun-wrap: cannot take a slot: --local-rank gives the process its place: leave out --slots or --local-rank"},
 	} {

@@ -71,6 +71,8 @@ var models = []Model{
 	model("L20", "NVIDIA L20", 92, 46068),
 	model("L40", "NVIDIA L40", 142, 46068),
 	model("L40S", "NVIDIA L40S", 142, 46068),
+	// TU102 white paper: the Quadro RTX 6000 has 4608 cores, 64 an SM.
+	model("Quadro RTX 6000", "Quadro RTX 6000", 72, 24576),
 	model("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation", 142, 49140),
 	model("RTX 4090", "NVIDIA GeForce RTX 4090", 128, 24564),
 	// Hopper white paper: PCIe 114 SMs in 57 TPCs, SXM5 132 in 66. The NVL's data sheet: 16896 cores.
@@ -108,7 +110,7 @@ func FindModel(name string) (Model, error) {
 			return m, nil
 		}
 		known = append(known, m.Name)
-		if wanted != "" && strings.HasPrefix(normalName(m.Name), wanted) {
+		if wanted != "" && strings.HasPrefix(strings.TrimPrefix(normalName(m.Name), "quadro"), wanted) {
 			begun = append(begun, m.Name)
 		}
 	}

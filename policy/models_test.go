@@ -19,7 +19,7 @@ func TestModels(t *testing.T) {
 		"H200": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 143771}, "B200": {GPU: GPU{SMs: 148, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 183359},
 		"V100-32": {GPU: GPU{SMs: 80, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 32768}, "RTX A6000": {GPU: GPU{SMs: 84, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 49140},
 		"A10": {GPU: GPU{SMs: 72, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 23028}, "RTX 3090": {GPU: GPU{SMs: 82, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 24576},
-		"L40": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068}, "RTX 6000 Ada": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 49140},
+		"L40": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068}, "Quadro RTX 6000": {GPU: GPU{SMs: 72, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 24576}, "RTX 6000 Ada": {GPU: GPU{SMs: 142, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 49140},
 		"RTX 4090": {GPU: GPU{SMs: 128, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 24564}, "H100 NVL": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 95830},
 		"GH200": {GPU: GPU{SMs: 132, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 97871}, "A2": {GPU: GPU{SMs: 10, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 15356},
 		"A16": {GPU: GPU{SMs: 10, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 15356}, "L20": {GPU: GPU{SMs: 92, SMsPerTPC: 2}, Clients: 48, MemoryMiB: 46068},
@@ -66,9 +66,10 @@ func TestFindModel(t *testing.T) {
 	}
 	for given, want := range map[string]string{
 		"H100":        `cannot find GPU "H100": say H100 PCIe or H100 NVL or H100 SXM`,
+		"RTX 6000":    `cannot find GPU "RTX 6000": say Quadro RTX 6000 or RTX 6000 Ada`,
 		"NVIDIA A100": `cannot find GPU "NVIDIA A100": say A100-40 or A100-80`,
-		"rtx2080":     `cannot find GPU "rtx2080": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200`,
-		"":            `cannot find GPU "": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200`,
+		"rtx2080":     `cannot find GPU "rtx2080": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, Quadro RTX 6000, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200`,
+		"":            `cannot find GPU "": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, Quadro RTX 6000, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200`,
 	} {
 		if _, err := FindModel(given); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)

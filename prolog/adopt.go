@@ -85,7 +85,11 @@ func (p Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 		l.Guard = guard
 		err = p.Store.Save(l)
 	}
-	p.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
+	if err != nil {
+		p.Log.Error().Err(err).Msg("the job's guard was gone, and another one does not start")
+		return
+	}
+	p.Log.Warn().Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
 }
 
 // republish writes the ticket of an adopted lease if a prolog died before it could.

@@ -228,7 +228,7 @@ func TestTheLastMemberCannotLeaveBeforeAJobHasJoined(t *testing.T) {
 	n.pinged = func() { found = true }
 	p := n.prolog()
 	p.Clock = func() time.Time { // each step of a prolog reads it
-		if found && !n.Store.IsMember(shared, 8) {
+		if found && !n.Store.IsMember(shared, "8") {
 			looked++
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			defer cancel()
@@ -242,7 +242,7 @@ func TestTheLastMemberCannotLeaveBeforeAJobHasJoined(t *testing.T) {
 	if outcome, err := p.Open(t.Context(), quarter(8), together()); outcome != opened || err != nil || looked == 0 {
 		t.Errorf("%s, %v, looked %d times", outcome, err, looked)
 	}
-	if !n.Store.IsMember(shared, 8) {
+	if !n.Store.IsMember(shared, "8") {
 		t.Error("the job has not joined")
 	}
 }

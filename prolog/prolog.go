@@ -190,12 +190,12 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 		}
 	}
 	if found.refusal == "" {
-		much, err := p.Store.HeldTooMuch(a.job.UID)
+		much, err := p.Store.TooBusy(a.job.UID)
 		if err != nil {
 			return Failed, err
 		}
 		if much {
-			found.refusal = "your processes on this node keep files of your earlier jobs in memory: end these processes"
+			found.refusal = "your processes on this node keep files of four earlier jobs in use: end these processes: ps -fu $USER"
 		}
 	}
 	if found.refusal != "" {

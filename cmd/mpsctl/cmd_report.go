@@ -49,7 +49,8 @@ shared folder, with the rights of each job's user: slurm-mps-reports.path starts
 
 A client ended badly if it ended by a signal, with a status other than 0, or by a fatal GPU error. Each such end is
 printed with the client's rank, step and program, and the worst comes first. Clients that ended alike share a line.
-The client with which a fatal error began is the one that the server's log names.
+For a fatal error, the server's log names a client. It can be a neighbour of the
+one that failed.
 
 Of a part of a GPU (gres/shard, gres/mps), the report has a part of the GPU hours and of the energy, the memory of the
 job's own clients, and no percentage, because the GPU's percentages have the work of other jobs.

@@ -27,6 +27,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -402,7 +403,7 @@ const ruleName = "mpirun-wrap --own"
 func (k *keeper) options(env slurm.Env) guard.Options {
 	clients := policy.ClientsOf(driver.Node{Root: k.root}.Version())
 	o := guard.Options{
-		Job: k.job.ID, UID: k.job.UID, GID: k.job.GID, GuardSettings: lease.GuardOf(policy.DefaultGrant(), clients),
+		Job: k.job.ID, SLUID: ownSLUID(), UID: k.job.UID, GID: k.job.GID, GuardSettings: lease.GuardOf(policy.DefaultGrant(), clients),
 		Devices: filepath.Join(k.root, "/dev"), Pipes: []string{k.folders.PipeDir}, Logs: []string{k.folders.LogDir},
 		Daemons: func() []proc.Process { return []proc.Process{k.daemon().Proc} },
 		Taker:   []string{itself, takeMode}, Pauser: []string{itself, pauseMode},
@@ -416,13 +417,22 @@ func (k *keeper) options(env slurm.Env) guard.Options {
 	return o
 }
 
+// ownSLUID returns the SLUID that names the control group of this job's processes, "" if none does.
+func ownSLUID() string {
+	groups, _ := proc.GroupsOf(os.Getpid())
+	if jobs := witness.JobsOf(groups); len(jobs) > 0 {
+		return jobs[0]
+	}
+	return ""
+}
+
 // The keeper is the record of its guard: it keeps the room for the ranks, and how many clients live.
 
 func (k *keeper) Promise(time.Time)  {}               // no one looks whether this guard is late
 func (k *keeper) Guards() int        { return 1 }     // it leaves the other guards of the node out of its account
 func (k *keeper) Leased() bool       { return true }  // the keeper ends its guard
 func (k *keeper) Published() bool    { return true }  // there is no recorder
-func (k *keeper) Member(uint32) bool { return false } // no other job shares the daemon
+func (k *keeper) Member(string) bool { return false } // no other job shares the daemon
 
 // TakerPlace is none: takers of a user are not counted.
 func (k *keeper) TakerPlace() (*lease.TakerPlace, error) { return nil, nil }

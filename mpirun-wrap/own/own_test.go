@@ -237,7 +237,8 @@ func TestSignalsOfAStep(t *testing.T) {
 	}
 }
 
-// The guard of a keeper gets all that root's guard gets, except what needs root: it has no log, no recorder, no names.
+// The guard of a keeper gets all that root's guard gets, except what needs root: it has no log, no recorder, no
+// names, and outside of Slurm no SLUID.
 func TestWhatAGuardGets(t *testing.T) {
 	k := &keeper{job: lease.Job{ID: 7, UID: 2001, GID: 2002}, root: gpuNode(t, node.H200), folders: lease.Daemon{PipeDir: "/p", LogDir: "/l"}}
 	k.devices = []site.Device{{UUID: "GPU-6", Minor: 6}}
@@ -246,7 +247,7 @@ func TestWhatAGuardGets(t *testing.T) {
 		t.Fatal(err)
 	}
 	unset := testproc.Unset(k.options(slurm.Env{"PATH": filepath.Dir(smi)}))
-	if got := strings.Join(unset, " "); got != "NameOf Log Recorder Raised" {
+	if got := strings.Join(unset, " "); got != "SLUID NameOf Log Recorder Raised" {
 		t.Errorf("not set: %s", got)
 	}
 }

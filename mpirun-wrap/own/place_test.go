@@ -162,7 +162,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := open(t, step{Root: long, Job: 7, key: "1"})
-	if !strings.Contains(fmt.Sprint(err), "a socket's path has at most 107") {
+	if !strings.Contains(fmt.Sprint(err), "a socket's path has at most 106") {
 		t.Errorf("a long path: %v", err)
 	}
 }

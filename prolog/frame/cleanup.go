@@ -75,5 +75,5 @@ func (c *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDa
 	return nil
 }
 
-// FreeHeld frees the memory of closed jobs' file systems, as far as it can.
-func (c *Cleanup) FreeHeld() error { return c.n.store.FreeHeld(func(lease.Held) bool { return true }) }
+// FreeBusy unmounts the file systems of closed jobs that are in use no more.
+func (c *Cleanup) FreeBusy() error { return c.n.store.FreeBusy(func(lease.Busy) bool { return true }) }

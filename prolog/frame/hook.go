@@ -65,7 +65,7 @@ func newNode(paths site.Paths, out io.Writer, program string, job uint32) (node,
 	if err != nil {
 		return node{}, err
 	}
-	store.Emptier = []string{site.ProgramPath("guard"), "--root", paths.Root, "--empty"}
+	store.Clearer = []string{site.ProgramPath("guard"), "--root", paths.Root, "--clear"}
 	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
 	gpus := gpu.New(config.NVMLLibrary, min(config.PrologDeadline, config.EpilogDeadline)/2)
 	return node{

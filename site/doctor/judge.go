@@ -196,11 +196,16 @@ func older(version, than string) bool {
 	return false
 }
 
-// unpatched judges a version by its branch. Nothing is known of a branch that is not listed.
+// unpatched judges a version by its branch. Nothing is known of a branch that is not listed, or has no first release.
 func (d *diagnosis) unpatched(what, version string) {
 	of := func(branch string) bool { return strings.HasPrefix(version, branch+".") }
 	for _, p := range known().Patched {
-		if p.What == what && slices.ContainsFunc(strings.Fields(p.Branches), of) && older(version, p.First) {
+		switch {
+		case p.What != what || !slices.ContainsFunc(strings.Fields(p.Branches), of):
+		case p.First == "":
+			d.warning("unpatched", what+" "+version, "look in later security bulletins of the vendor",
+				"it is not known whether it has the fixes of known vulnerabilities (%s)", p.Source)
+		case older(version, p.First):
 			d.warning("unpatched", what+" "+version, "install "+p.First+" or later, and look again: mpsctl doctor"+
 				d.Paths.Flag(), "it lacks the fixes of known vulnerabilities (%s)", p.Source)
 		}
@@ -463,7 +468,7 @@ func (d *diagnosis) stateRoom() {
 			"%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files)
 	}
 	if !s.Memory && d.Paths.Root == "" { // another root is a test's, or an admin's own choice
-		d.warning("state-on-disk", s.Path, `reboot after: printf '\ntmpfs /run tmpfs mode=755,nosuid,nodev 0 0\n' >>/etc/fstab`, "it is not on a tmpfs: "+
+		d.warning("state-on-disk", s.Path, "mount a tmpfs there, in a container with the option --tmpfs /run; to see what is mounted: findmnt -T /run", "it is not on a tmpfs: "+
 			"every write of a record waits for a disk, and it outlives the boot that it is about")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"regexp"
@@ -31,8 +32,11 @@ const (
 
 func (d *diagnosis) slurmReads() {
 	if d.SlurmErr != nil {
-		d.fault("slurm-conf", d.Conf, edit("correct that line", d.Conf)+"; or name another by --slurm-conf: "+
-			"find /etc /opt /run /usr -xdev -name slurm.conf", "%v", d.SlurmErr)
+		repair := "name another by --slurm-conf: find /etc /opt /run /usr -xdev -name slurm.conf"
+		if !errors.Is(d.SlurmErr, fs.ErrNotExist) {
+			repair = edit("correct that line", d.Conf) + "; or " + repair
+		}
+		d.fault("slurm-conf", d.Conf, repair, "%v", d.SlurmErr)
 	}
 }
 

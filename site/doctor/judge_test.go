@@ -99,16 +99,20 @@ func TestJudge(t *testing.T) {
 		"an older driver": {func(n *node) {
 			n.Driver = &driverState{Version: "535.42.01", GPUs: []device{{Major: 9, Persistent: true}}}
 		},
-			[]state.Kind{"guard"}},
+			[]state.Kind{"guard", "unpatched"}},
 		"a driver that is new enough": {func(n *node) {
 			n.Driver = &driverState{Version: "535.43.02", GPUs: []device{{Major: 9, Persistent: true}}}
-		}, nil},
+		}, []state.Kind{"unpatched"}},
 		"a driver with known holes":     {onDriver("595.71.05"), []state.Kind{"unpatched"}},
 		"the last driver with holes":    {onDriver("610.57.03"), []state.Kind{"unpatched"}},
 		"a driver of two numbers":       {onDriver("595.71"), []state.Kind{"unpatched"}},
 		"a driver with the fixes":       {onDriver("580.178.04"), nil},
 		"a later driver":                {onDriver("610.100.01"), nil},
-		"a branch that is not listed":   {onDriver("570.86.15"), nil},
+		"a branch without fixes":        {onDriver("570.211.01"), []state.Kind{"unpatched"}},
+		"an old branch":                 {onDriver("535.183.01"), []state.Kind{"unpatched"}},
+		"a branch before a mended one":  {onDriver("590.48.01"), []state.Kind{"unpatched"}},
+		"a branch that is not known":    {onDriver("620.70.06"), []state.Kind{"unpatched"}},
+		"a branch that is not listed":   {onDriver("630.1.01"), nil},
 		"a branch with a longer name":   {onDriver("5800.1.01"), nil},
 		"a version that is not numbers": {onDriver("580.x"), nil},
 		"versions that do not say": {func(n *node) {
@@ -161,7 +165,7 @@ func TestKnownIsWhole(t *testing.T) {
 		}
 	}
 	for _, p := range known().Patched {
-		if p.What != "driver" && p.What != "Slurm" || !version.MatchString(p.First) || p.Source == "" || p.Branches == "" {
+		if p.What != "driver" && p.What != "Slurm" || p.First != "" && !version.MatchString(p.First) || p.Source == "" || p.Branches == "" {
 			t.Errorf("half a row: %+v", p)
 		}
 	}

@@ -415,7 +415,7 @@ var planted = []faultPlanted{
 		where: "CONF/slurm.conf", do: "correct that line"},
 	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w healthyNode) { w.change(os.Remove(w.Conf)) },
 		where: "CONF/slurm.conf",
-		do:    "correct that line: ${EDITOR:-vi} CONF/slurm.conf; or name another by --slurm-conf: find /etc "},
+		do:    "name another by --slurm-conf: find /etc "},
 	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.Conf, "\nProlog=", "\n#") },
 		where: "CONF/slurm.conf",
 		do:    everywhere + ": " + `printf '\n%s\n' Prolog=BIN/prolog >>CONF/slurm.conf; then: scontrol reconfigure`, mends: true},

@@ -9,12 +9,12 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"golang.org/x/sys/unix"
@@ -300,7 +300,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	stat, err1 := g.kernel.stat(pid)
 	status, err2 := proc.ReadStatus(pid)
 	groups, _ := proc.GroupsOf(pid)
-	jobs := jobsOf(groups)
+	jobs := witness.JobsOf(groups)
 	err := errors.Join(err1, err2)
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return nil, fmt.Errorf("cannot read its state: %w", unix.EMFILE)
@@ -325,8 +325,9 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 }
 
 // ours reports whether a process runs as the job's user and is in no other job's control group.
-func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
-	another := func(job uint32) bool { return job != g.Job && !g.Record.Member(job) }
+func (g *Guard) ours(status proc.Status, jobs []string) bool {
+	number := strconv.FormatUint(uint64(g.Job), 10)
+	another := func(job string) bool { return job != number && job != g.SLUID && !g.Record.Member(job) }
 	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 
@@ -368,19 +369,6 @@ func (g *Guard) isServer(c *client) bool {
 		c.parent = 0
 	}
 	return daemon
-}
-
-// jobsOf returns the jobs in whose control groups Slurm has put a process: ".../job_7/step_0/...".
-func jobsOf(groups []proc.ControlGroup) (jobs []uint32) {
-	for _, group := range groups {
-		for element := range strings.SplitSeq(group.Path, "/") {
-			digits, found := strings.CutPrefix(element, "job_")
-			if number, err := strconv.ParseUint(digits, 10, 32); found && err == nil {
-				jobs = append(jobs, uint32(number))
-			}
-		}
-	}
-	return jobs
 }
 
 // pollable reports whether a pidfd's process has ended.

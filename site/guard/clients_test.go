@@ -5,7 +5,6 @@ package guard
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -14,28 +13,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
-
-func TestJobsOf(t *testing.T) {
-	for _, c := range []struct {
-		groups string
-		want   []uint32
-	}{
-		{"", nil},
-		{"0::/user.slice/user-2001.slice/session-3.scope\n", nil},
-		{"4:memory:/slurm/uid_2001/job_7/step_0/task_0\n", []uint32{7}},
-		{"4:memory:/slurm/uid_2001/job_77/step_0\n", []uint32{77}},
-		{"0::/system.slice/slurmstepd.scope/job_70/step_batch/user/task_0\n", []uint32{70}},
-		{"1:freezer:/slurm/uid_2001/job_7/step_0\n4:memory:/slurm/uid_2001/job_8/step_0\n", []uint32{7, 8}},
-		{"0::/system.slice/job_x/session\n", nil},
-		{"0::/job_/x\n", nil},
-		{"0::/job_99999999999999999999/x\n", nil},
-		{"0::/my/job_8", []uint32{8}},
-	} {
-		if got := jobsOf(proc.ParseGroups(c.groups)); !slices.Equal(got, c.want) {
-			t.Errorf("%q: %v", c.groups, got)
-		}
-	}
-}
 
 // The kernel closes a killed process's files from the highest descriptor down, so a memory file lies above all control
 // files.

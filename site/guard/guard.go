@@ -46,9 +46,10 @@ import (
 
 // Options are the options of a guard. Each command line begins with the path of its program.
 type Options struct {
-	Job uint32
-	UID uint32 // the job's user: MPS serves no other user
-	GID uint32 // the group of the job
+	Job   uint32
+	SLUID string // names the job's control groups since Slurm 26.05; "" if it does not
+	UID   uint32 // the job's user: MPS serves no other user
+	GID   uint32 // the group of the job
 	lease.GuardSettings
 	Devices string   // the folder of the device files, "/dev"
 	Minors  []int    // N of /dev/nvidiaN for each GPU of the job
@@ -74,7 +75,7 @@ type Record interface {
 	Guards() int                            // how many guards run on the node, about
 	Leased() bool                           // whether the job's lease exists; a guard without a lease ends
 	Published() bool                        // whether the job has its ticket; the recorder starts then
-	Member(job uint32) bool                 // whether another job's processes may be clients, because it shares the daemon
+	Member(job string) bool                 // whether another job, by number or SLUID, shares the daemon, so that its processes may be clients
 	TakerPlace() (*lease.TakerPlace, error) // takes a place among the node's takers; nil if they are not counted
 	Save(lease.GuardState)                  // called by another goroutine than Run's, after changes, once a second at most
 	SaveRoom(lease.Room)                    // called by another goroutine than Run's, after each change

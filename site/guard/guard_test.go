@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -50,14 +51,14 @@ type notes struct {
 	last     lease.GuardState
 	promised func(time.Time)
 	saves    func()
-	member   uint32 // a job that shares the daemon
-	gone     bool   // the lease
+	members  []string // jobs that share the daemon
+	gone     bool     // the lease
 }
 
 func (n *notes) Guards() int                            { return 1 }
 func (n *notes) Leased() bool                           { return !n.gone }
 func (n *notes) Published() bool                        { return true }
-func (n *notes) Member(job uint32) bool                 { return job == n.member }
+func (n *notes) Member(job string) bool                 { return slices.Contains(n.members, job) }
 func (n *notes) TakerPlace() (*lease.TakerPlace, error) { return nil, nil }
 func (n *notes) SaveRoom(lease.Room)                    {}
 

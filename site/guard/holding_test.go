@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
+	"github.com/slurm-mps/slurm-mps/site/slurm/witness"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -394,11 +395,14 @@ func TestWhoIsAdmitted(t *testing.T) {
 		{"in another job's group", "0::/slurm/job_8/step_0/user/task_0\n", 0, false},
 		{"in the group of a job that shares the daemon", "0::/slurm/job_9/step_0/user/task_0\n", 0, true},
 		{"in the groups of both jobs", "1:freezer:/slurm/job_7/step_0\n4:memory:/slurm/job_8/step_0\n", 0, false},
+		{"in this job's group, by SLUID", "0::/system.slice/slurmstepd.scope/sB9NM830BDDR00/step_0/user/task_0\n", 0, true},
+		{"in another job's group, by SLUID", "0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0\n", 0, false},
+		{"in the group of a job that shares the daemon, by SLUID", "0::/system.slice/slurmstepd.scope/sEKNKTV3WPV509/step_0\n", 0, true},
 		{"of another user", "0::/slurm/job_7/step_0\n", 1, false},
 	} {
-		g := Guard{Options: Options{Job: 7, UID: 2001, Record: &notes{member: 9}}}
+		g := Guard{Options: Options{Job: 7, SLUID: "sB9NM830BDDR00", UID: 2001, Record: &notes{members: []string{"9", "sEKNKTV3WPV509"}}}}
 		status := proc.Status{UIDs: [4]uint32{0, uint32(2001 + c.uid), 0, 0}}
-		if ours := g.ours(status, jobsOf(proc.ParseGroups(c.groups))); ours != c.want {
+		if ours := g.ours(status, witness.JobsOf(proc.ParseGroups(c.groups))); ours != c.want {
 			t.Errorf("%s: %v", c.name, ours)
 		}
 	}

@@ -31,7 +31,7 @@ func (s *Store) MakeDirs(l Lease) error {
 	if err := mkdir(s.JobDir(l.Job.ID), 0, 0, 0o755); err != nil {
 		return err
 	}
-	if err := s.mountJobDir(l.Job.ID); err != nil {
+	if err := s.mountJobDir(l.Job.ID, len(l.Daemons)); err != nil {
 		return err
 	}
 	return s.makeFolders(l)
@@ -78,12 +78,19 @@ func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 	return nil
 }
 
-// The limits of what a job's user can fill. A log line has 100 bytes and a client writes ten of them; a launch may
-// leave a file for each rank.
+// The limits of what a job's user can fill. A log line has 100 bytes and a client writes ten of them. Each file may have
+// ACLs of 256 KiB, which the kernel does not count. A daemon has ten files and folders, and each rank may have a slot.
 const (
-	mountOptions = "mode=0755,size=256m,nr_inodes=16384"
-	mountFlags   = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	sizeOfJob, filesOfJob = 16 << 20, 512
+	countedDaemons        = 8 // each further one, of a MIG instance, has its own files
+	filesOfDaemon         = 16
+	mountFlags            = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 )
+
+func mountOptions(daemons int) string {
+	files := filesOfJob + filesOfDaemon*max(0, daemons-countedDaemons)
+	return fmt.Sprintf("mode=0755,size=%d,nr_inodes=%d", sizeOfJob, files)
+}
 
 // mountJobDir gives a job's folder its own file system. A user who fills it, or makes folders without end in it, uses
 // up nothing of the node's. A file of another user cannot be hard-linked into it. One call removes it from the job's
@@ -91,7 +98,7 @@ const (
 //
 // The folder stays in /run's file system in two cases: this process may not mount (a container without
 // CAP_SYS_ADMIN), or no other process would see the mount.
-func (s *Store) mountJobDir(job uint32) error {
+func (s *Store) mountJobDir(job uint32, daemons int) error {
 	path := s.JobDir(job)
 	if inOtherMountNamespace() {
 		return nil
@@ -99,7 +106,7 @@ func (s *Store) mountJobDir(job uint32) error {
 	if mounted, err := otherDevice(path, filepath.Dir(path)); err != nil || mounted {
 		return err
 	}
-	err := unix.Mount("slurm-mps", path, "tmpfs", mountFlags, mountOptions)
+	err := unix.Mount("slurm-mps", path, "tmpfs", mountFlags, mountOptions(daemons))
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return nil
 	}
@@ -140,19 +147,18 @@ func otherDevice(a, b string) (bool, error) {
 	return x.Dev != y.Dev, nil
 }
 
-// unmountJobDir unmounts a job's file system at once, even if processes of the user are still in it, and frees its
-// memory.
+// unmountJobDir unmounts a job's file system at once, even if processes of the user are still in it.
 func (s *Store) unmountJobDir(job Job) error {
 	path := s.JobDir(job.ID)
 	for {
-		if err := s.hold(job); err != nil {
+		if err := s.setAside(job); err != nil {
 			return err
 		}
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		switch {
 		case err == nil: // another one may be mounted below it
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPERM):
-			return s.FreeHeld(func(h Held) bool { return h.Job == job.ID }) // nothing is mounted any more
+			return s.FreeBusy(func(b Busy) bool { return b.Job == job.ID }) // nothing is mounted any more
 		default:
 			return fmt.Errorf("cannot unmount %s: %w", path, err)
 		}
@@ -160,7 +166,7 @@ func (s *Store) unmountJobDir(job Job) error {
 }
 
 // RemoveDirs removes the folders of a job, of which the number and the user matter. Usually they are in a file system,
-// whose memory is freed too (held.go). Users own some of the folders below, so no link is followed.
+// which stays mounted elsewhere if files are in use (busy.go). Users own some of the folders below, so no link is followed.
 func (s *Store) RemoveDirs(job Job) error {
 	if err := s.unmountJobDir(job); err != nil {
 		return err
@@ -193,7 +199,6 @@ func (s *Store) removeDirs(job string) error {
 // continue to fill it, and cannot replace it by a link.
 type tree struct {
 	top   *os.Root
-	own   *ownFiles // nil if the tree is in /run's file system, where a file may have a second name elsewhere
 	moved int
 }
 
@@ -208,9 +213,6 @@ func (t *tree) clear() error {
 			if err := t.remove(entry); err != nil {
 				return err
 			}
-			if t.own != nil { // what was removed is not given again
-				_, _ = shrink(t.own.dir)
-			}
 		}
 	}
 }
@@ -219,10 +221,7 @@ func (t *tree) clear() error {
 func (t *tree) remove(entry fs.DirEntry) error {
 	name := entry.Name()
 	if !entry.IsDir() {
-		return t.removeFile(name, entry)
-	}
-	if t.own != nil && !t.own.goesOn() {
-		return errNoTime
+		return t.top.Remove(name)
 	}
 	if err := errors.Join(t.top.Lchown(name, 0, 0), t.top.Chmod(name, 0o700)); err != nil {
 		return err
@@ -236,7 +235,7 @@ func (t *tree) remove(entry fs.DirEntry) error {
 		if child.IsDir() {
 			err = t.moveToTop(path)
 		} else {
-			err = t.removeFile(path, child)
+			err = t.top.Remove(path)
 		}
 		if err != nil {
 			return err
@@ -246,20 +245,6 @@ func (t *tree) remove(entry fs.DirEntry) error {
 		return err
 	}
 	return nil
-}
-
-// removeFile removes a file, and frees its pages if the file system is the job's own.
-func (t *tree) removeFile(path string, entry fs.DirEntry) error {
-	if t.own == nil {
-		return t.top.Remove(path)
-	}
-	if !t.own.goesOn() {
-		return errNoTime
-	}
-	if entry.Type().IsRegular() {
-		t.own.truncate(path)
-	}
-	return unix.Unlinkat(t.own.fd, path, 0) // faster, for 16,384 files
 }
 
 // moveToTop moves a folder to the top, under an unused name. A killed epilog may have left some of these names.

@@ -98,10 +98,20 @@ func (s *Store) Members(shared uint32) (members []uint32, err error) {
 	return members, nil
 }
 
-// IsMember reports whether a job's lease names a shared lease.
-func (s *Store) IsMember(shared, job uint32) bool {
-	l, err := s.Read(job)
-	return err == nil && l.Joined == shared
+// IsMember reports whether the lease of a job, by its number or its SLUID, names a shared lease.
+func (s *Store) IsMember(shared uint32, job string) bool {
+	if shared < firstShared {
+		return false
+	}
+	if number, err := strconv.ParseUint(job, 10, 32); err == nil {
+		l, err := s.Read(uint32(number))
+		return err == nil && l.Joined == shared
+	}
+	members, _ := s.Members(shared)
+	return slices.ContainsFunc(members, func(member uint32) bool {
+		l, err := s.Read(member)
+		return err == nil && l.SLUID == job
+	})
 }
 
 // newSharedWait limits the wait for one lock while NewShared looks for a free number.

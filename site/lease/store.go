@@ -25,9 +25,9 @@ type Store struct {
 	dir     string
 	boot    string
 	private bool // a user's own, as mpirun-wrap --own makes it
-	// Emptier is the command line of a process that calls Empty with the name that follows it. If it is empty, this
-	// process empties file systems of closed jobs itself, and may wait for ever for a user's process.
-	Emptier []string
+	// Clearer is the command line of a process that calls Clear with the name that follows it. If it is empty, this
+	// process clears file systems of closed jobs itself, and may wait for ever for a user's process.
+	Clearer []string
 }
 
 // Open makes the store's folders below dir, owned by root. The boot is site.BootID's.

@@ -29,16 +29,16 @@ type ControlProgram struct {
 	AsIs bool
 }
 
-// sunPath is the size of sockaddr_un's path with its final NUL. With a longer path the control program exits with 1
-// and prints nothing (measured).
-const sunPath = 108
+// maxSocketPath is one byte less than sockaddr_un's path with its final NUL takes. The control program refuses a path of
+// 107 bytes (an H200's, driver 580): it exits with 1 and prints nothing.
+const maxSocketPath = 106
 
 // CheckPath refuses a pipe folder if the paths of its sockets would be too long.
 func CheckPath(pipeDir string) error {
 	longest := filepath.Join(pipeDir, "control_privileged")
-	if len(longest) >= sunPath {
+	if len(longest) > maxSocketPath {
 		return fmt.Errorf("cannot use pipe folder %s: %s has %d bytes, and a socket's path has at most %d: use a shorter "+
-			"root", pipeDir, longest, len(longest), sunPath-1)
+			"root", pipeDir, longest, len(longest), maxSocketPath)
 	}
 	return nil
 }

@@ -246,16 +246,20 @@ func (c ControlProgram) Terminate(ctx context.Context, job lease.Job, d lease.Da
 	return nil
 }
 
+// maxQuitPause is the maximum time between two searches for servers that have outlived their daemon.
+const maxQuitPause = 64 * time.Millisecond
+
 // Quit makes the daemon end itself and its servers, and waits until all of them have ended. That takes 70 to 105 ms
 // if no client is left (measured). A daemon that is not running has quit.
 func (c ControlProgram) Quit(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	if _, err := c.ask(ctx, job, d, "quit"); err != nil && !errors.Is(err, site.ErrDaemonDown) {
 		return err
 	}
-	for {
+	for pause := time.Millisecond; ; {
 		var processes []proc.Process
 		if !d.Proc.Running() { // the search for all processes is expensive, and the daemon ends last
 			var err error
+			pause = min(2*pause, maxQuitPause)
 			if processes, err = c.Processes(job, d); err != nil || len(processes) == 0 {
 				return err
 			}
@@ -263,7 +267,7 @@ func (c ControlProgram) Quit(ctx context.Context, job lease.Job, d lease.Daemon)
 		if genuine, impostors := sorted(processes, d); len(genuine) == 0 && len(impostors) > 0 {
 			return fmt.Errorf("cannot end all of %s by quit: %d other processes look like the daemon: %w", d.PipeDir, len(impostors), site.ErrImpostors)
 		}
-		if !wait.Sleep(ctx, time.Millisecond) {
+		if !wait.Sleep(ctx, pause) {
 			return fmt.Errorf("cannot end daemon of %s by quit: %s %v is still there", d.PipeDir, d.Proc, processes)
 		}
 	}

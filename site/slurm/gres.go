@@ -418,10 +418,13 @@ func ParseGresList(printed string) (list []int, err error) {
 	return list, nil
 }
 
-// withoutPrefix returns a line of slurmd without "slurmd: " or the time in brackets.
+// withoutPrefix returns a line of slurmd from where its text begins. Each LogTimeFormat puts something else before.
 func withoutPrefix(line string) string {
-	if strings.HasPrefix(line, "[") {
-		_, line, _ = strings.Cut(line, "] ")
+	first := len(line)
+	for _, begin := range []string{"Gres Name=gpu ", "error: ", "fatal: "} {
+		if i := strings.Index(line, begin); i == 0 || i > 0 && line[i-1] == ' ' {
+			first = min(first, i)
+		}
 	}
-	return strings.TrimPrefix(line, "slurmd: ")
+	return line[first:]
 }

@@ -36,6 +36,9 @@ func TestParseGresList(t *testing.T) {
 			nil, "Parse error in file gres.conf line 1; error opening gres.conf"},
 		{"26.05 refuses", "[2026-11-23T01:32:00.284] error: Parse error in file gres.conf line " +
 			"1\n[2026-11-23T01:32:00.284] fatal: error opening gres.conf\n", nil, "Parse error in file gres.conf line 1; error opening gres.conf"},
+		{"LogTimeFormat=thread_id", "Nov 29 02:14:22.581319 20229 slurmd       0x7f31c2a01740: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 " +
+			"File=/dev/nvidia[2-3] (null)\n", []int{2, 3}, ""},
+		{"thread_id refuses", "Nov 29 02:14:22.581319 20229 slurmd       0x7f31c2a01740: fatal: error: opening gres.conf\n", nil, "error: opening gres.conf"},
 		{"no GPU", "[2026-11-23T01:32:00.364] s_p_parse_file: file \"gres.conf\" is empty\n", nil, ""},
 		{"an unknown form", "gres gpu: /dev/nvidia0\n", nil, ""},
 		{"no file", "slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 (null)\n", []int{}, ""},

@@ -30,14 +30,14 @@ func TestFindingsOfAGuard(t *testing.T) {
 		return lease.Taker{UID: uid, Job: job, Proc: proc.Process{PID: pid}, Left: true}
 	}
 	n.takers = []lease.Taker{taker(2002, 9, 94), taker(2001, 8, 93), taker(2001, 7, 91), taker(2001, 7, 92)}
-	n.held = []lease.Held{{UID: 2001, Job: 6, Bytes: 3 << 20}}
+	n.busy = []lease.Busy{{UID: 2001, Job: 6}}
 	want := []string{
 		"guard-stalled 7 50 job 7: pid 50 has not looked since 12:30:15",
 		"clients-unguarded 7 50 job 7: cannot open a pidfd: too many open files: the guard could not watch 34 processes",
 		"clients-unguarded 7 50 job 7: other causes: the guard could not watch 1 process of the",
 		"takers-stuck 0 0 uid 2001: 3 processes of root's (pid 93 first), started for jobs 7, 8: each waits for",
 		"takers-stuck 0 0 uid 2002: 1 process of root's (pid 94 first), started for job 9: each waits for",
-		"memory-held 6 0 uid 2001: processes keep 3072 KiB of the file system of job 6 in use",
+		"memory-held 6 0 uid 2001: processes keep files of job 6 in use",
 	}
 	found := diagnose(n)
 	if len(found) != len(want) || len(Disagreements(found)) != len(want) || len(Violations(found)) > 0 {

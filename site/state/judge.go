@@ -35,9 +35,9 @@ func diagnose(n Node) []Finding {
 	d.judgeGPUs()
 	d.judgeDaemons()
 	d.judgeTakers()
-	for _, h := range d.held {
-		d.add(Finding{Kind: MemoryHeld, Job: h.Job, Where: fmt.Sprintf("uid %d", h.UID), What: h.String(),
-			Fix: fmt.Sprintf("end the user's processes: ps -fU %d; this frees it: mpsctl reap%s", h.UID, d.paths.Flag())})
+	for _, b := range d.busy {
+		d.add(Finding{Kind: MemoryHeld, Job: b.Job, Where: fmt.Sprintf("uid %d", b.UID), What: b.String(),
+			Fix: fmt.Sprintf("end the user's processes: ps -fU %d; this frees it: mpsctl reap%s", b.UID, d.paths.Flag())})
 	}
 	return d.found
 }

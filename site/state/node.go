@@ -33,7 +33,7 @@ type Node struct {
 	hidden         []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
 	claims         []lease.Claim
 	takers         []lease.Taker // processes of guards that are left
-	held           []lease.Held  // file systems of closed jobs
+	busy           []lease.Busy  // file systems of closed jobs
 	records        string        // a digest of the records, to notice a change
 	census         []mps.Process
 	run            string     // the folder of state; only our daemons are below it

@@ -368,7 +368,7 @@ func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 
 // reapNode frees the file systems of closed jobs. It leaves what belongs to no job, and what it has not seen.
 func (r *reaper) reapNode(ctx context.Context) {
-	if err := r.Executor.FreeHeld(); err != nil {
+	if err := r.Executor.FreeBusy(); err != nil {
 		r.leave("file systems of closed jobs", words.OneLine(err), "look again")
 	}
 	n, found := r.reader.Inspect(ctx, ofNoJob)
@@ -401,8 +401,8 @@ type Executor interface {
 	Undo(context.Context, lease.Lease) error
 	// Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
 	Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error
-	// FreeHeld frees the memory of closed jobs' file systems, as far as it can.
-	FreeHeld() error
+	// FreeBusy unmounts the file systems of closed jobs that are in use no more.
+	FreeBusy() error
 }
 
 // dryRun changes nothing, and takes no lock.
@@ -412,4 +412,4 @@ func (dryRun) Within(act func(context.Context) error) error             { return
 func (dryRun) Lock(context.Context, uint32) (func(), error)             { return func() {}, nil }
 func (dryRun) Undo(context.Context, lease.Lease) error                  { return nil }
 func (dryRun) Void(context.Context, uint32, []lease.OrphanDaemon) error { return nil }
-func (dryRun) FreeHeld() error                                          { return nil }
+func (dryRun) FreeBusy() error                                          { return nil }

@@ -34,7 +34,7 @@ func (r *Reader) readRecords(n *Node) {
 		if n.takers, err = r.Store.TakersLeft(); err != nil {
 			n.missed("the processes of guards: %v", err)
 		}
-		if n.held, err = r.Store.HeldLeft(); err != nil {
+		if n.busy, err = r.Store.BusyLeft(); err != nil {
 			n.missed("the file systems of closed jobs: %v", err)
 		}
 	}

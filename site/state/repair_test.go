@@ -20,7 +20,7 @@ func TestRepairsBelowAnOddRoot(t *testing.T) {
 	n.paths = site.Paths{Root: "/it's: odd" + odd}
 	n.run = n.paths.Run()
 	n.policy.Err, n.config.Err = errors.New("x"), errors.New("x")
-	n.held = []lease.Held{{UID: 7, Job: 9}}
+	n.busy = []lease.Busy{{UID: 7, Job: 9}}
 	n.claims = append(n.claims, lease.Claim{UUID: gpuB, Err: errors.New("x")}, lease.Claim{UUID: gpuB, Job: 9})
 	n.Jobs[0].stepless = true
 	n.Jobs[0].Guard = &Guard{PID: 5, GuardState: lease.GuardState{Unheld: 1}}

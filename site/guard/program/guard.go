@@ -48,7 +48,7 @@ other clients live. The prolog starts it, and the epilog ends it.
   --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
   --take              duplicate files for the guard that started this process
   --pause DURATION    pause processes for the guard that started this process
-  --empty NAME        empty a file system below /run/slurm-mps/held for the
+  --clear NAME        clear a file system below /run/slurm-mps/busy for the
                       program that started this process
   --version, --help
 
@@ -64,7 +64,7 @@ type line struct {
 	interval      time.Duration
 	take          bool
 	pause         time.Duration
-	empty         string
+	clear         string
 	version, help bool
 }
 
@@ -77,7 +77,7 @@ func parse(args []string) (l line, err error) {
 	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "")
 	flags.BoolVar(&l.take, "take", false, "")
 	flags.DurationVar(&l.pause, "pause", 0, "")
-	flags.StringVar(&l.empty, "empty", "", "")
+	flags.StringVar(&l.clear, "clear", "", "")
 	flags.BoolVar(&l.version, "version", false, "")
 	err = flags.Parse(args)
 	switch {
@@ -85,7 +85,7 @@ func parse(args []string) (l line, err error) {
 		l.help, err = true, nil
 	case err != nil:
 		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
-	case l.version || l.take || l.pause > 0 || l.empty != "":
+	case l.version || l.take || l.pause > 0 || l.clear != "":
 	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
 		err = errors.New("cannot guard: want --job ID: see guard --help")
 	}
@@ -107,8 +107,8 @@ func Main(p cli.Process) int {
 		err = take.Run(0)
 	case l.pause > 0:
 		err = pause.Run(l.pause)
-	case l.empty != "":
-		err = empty(l)
+	case l.clear != "":
+		err = lease.Clear(l.paths.Run(), l.clear)
 	default:
 		err = run(p, l)
 	}
@@ -118,17 +118,6 @@ func Main(p cli.Process) int {
 		return cli.ExitDrain
 	}
 	return cli.ExitOK
-}
-
-// empty empties a file system of a closed job, until stdin ends.
-func empty(l line) error {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel(errors.New("cannot empty file system: the program that asked for it has ended"))
-	}()
-	_, err := wait.Within(ctx, func() (struct{}, error) { return struct{}{}, lease.Empty(l.paths.Run(), l.empty) })
-	return err
 }
 
 // collectAt keeps the guard small, because it lives as long as its job: Go collects garbage when its heap, of about 1
@@ -253,7 +242,7 @@ func guardJob(
 // options are what the guard of a job gets.
 func options(r *record, l lease.Lease, line line) guard.Options {
 	o := guard.Options{
-		Job: l.Job.ID, UID: l.Job.UID, GID: l.Job.GID, GuardSettings: l.GuardSettings, Devices: line.paths.Devices(),
+		Job: l.Job.ID, SLUID: l.SLUID, UID: l.Job.UID, GID: l.Job.GID, GuardSettings: l.GuardSettings, Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(r.log, l) },
 		Gauge: line.gpuUsage(), Raised: true, Record: r,
@@ -316,7 +305,7 @@ func (r *record) Promise(deadline time.Time) { _ = r.lock.Promise(deadline) }
 
 func (r *record) Published() bool { return r.store.HasTicket(r.job.ID) }
 
-func (r *record) Member(job uint32) bool { return r.store.IsMember(r.job.ID, job) }
+func (r *record) Member(job string) bool { return r.store.IsMember(r.job.ID, job) }
 
 func (r *record) TakerPlace() (*lease.TakerPlace, error) {
 	return r.store.TakerPlace(lease.Taker{Job: r.job.ID, UID: r.job.UID, Guard: r.self})

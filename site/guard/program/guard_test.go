@@ -101,7 +101,7 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 	go func() {
 		for range 1000 {
 			r.Published()
-			r.Member(8)
+			r.Member("8")
 		}
 		close(other)
 	}()
@@ -130,7 +130,7 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 func TestWhatAGuardGets(t *testing.T) {
 	settings := lease.GuardSettings{Hold: lease.Duration(3 * time.Second), Pause: lease.Duration(4 * time.Second), Clients: 5}
 	l := lease.Lease{
-		Job:      lease.Job{ID: 7, UID: 2001, GID: 2002},
+		Job: lease.Job{ID: 7, UID: 2001, GID: 2002}, SLUID: "s1",
 		Settings: lease.Settings{GuardSettings: settings},
 		GPUs:     []lease.LeasedGPU{{UUID: "GPU-6", Minor: 6}}, Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},
 	}

@@ -122,35 +122,15 @@ func (s Steps) group(pid int) {
 	if err != nil {
 		return
 	}
-	number, sluid := groupOf(groups)
-	if number == "" && sluid == "" {
+	jobs := witness.JobsOf(groups)
+	if len(jobs) == 0 {
 		return
 	}
 	if status, err := proc.ReadStatus(pid); err == nil && status.Running() {
 		sign := fmt.Sprintf("pid %d is in its control group", pid)
-		s.note(number, sign)
-		if sluid != "" {
-			s.sluids[sluid] = sign
-		}
+		s.note(jobs[0], sign)
+		s.sluids[jobs[0]] = sign
 	}
-}
-
-// sluidName is the name of a job's control group since 26.05: "s" and 13 digits of Crockford's base 32.
-var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
-
-// groupOf returns the number or the SLUID of the job that has the control group of a process, "" for none. The groups
-// are …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's
-// name in them if a machine runs several slurmd.
-func groupOf(groups []proc.ControlGroup) (number, sluid string) {
-	for element := range witness.SlurmsGroups(groups) {
-		if number, ok := strings.CutPrefix(element, "job_"); ok {
-			return number, ""
-		}
-		if sluidName.MatchString(element) {
-			return "", element
-		}
-	}
-	return "", ""
 }
 
 var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // A socket of root's at the path of a step daemon is a sign. An abstract socket is not, because every user can give it
@@ -29,28 +27,6 @@ func TestSocket(t *testing.T) {
 		s.socket(line + name)
 		if (s.jobs[7] != "") != runs {
 			t.Errorf("%s: %q, want a sign: %v", name, s.jobs[7], runs)
-		}
-	}
-}
-
-func TestGroupOf(t *testing.T) {
-	for content, want := range map[string]string{
-		"0::/system.slice/slurmstepd.scope/sB9NM830BDDR00/step_0/user/task_0\n": "sB9NM830BDDR00", // 26.05
-		"0::/system.slice/slurmstepd.scope/system\n":                            "",
-		"0::/user.slice/slurmstepd.scope/sB9NM830BDDR00\n":                      "",
-		"0::/sB9NM830BDDR00/slurm\n":                                            "",
-
-		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":              "42",
-		"0::/system.slice/n1_slurmstepd.scope/job_42/step_extern/slurm\n":            "42",
-		"9:freezer:/slurm/uid_1000/job_42/step_batch\n8:pids:/\n":                    "42",
-		"9:freezer:/\n5:memory:/slurm_n1/uid_1000/job_42/step_0/task_0\n":            "42",
-		"0::/system.slice/slurmd.service\n":                                          "",
-		"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_42\n": "", // a user made it
-		"0::/job_42/slurm\n": "",
-		"":                   "",
-	} {
-		if number, sluid := groupOf(proc.ParseGroups(content)); number+sluid != want {
-			t.Errorf("%q: job %q, SLUID %q, want %q", content, number, sluid, want)
 		}
 	}
 }

@@ -96,7 +96,7 @@ func (r Job) incidents() []incident {
 			"no new one can start. Someone ended it, or the host's memory was used up: submit the job again."})
 	}
 	for _, f := range r.Faults {
-		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f))})
+		all = append(all, incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. The MPS server names %s.", r.GPUName(f.GPU), r.who(f))})
 	}
 	outlived := func(c usage.Client) bool { return c.Ending == usage.AtEpilog }
 	clients := slices.DeleteFunc(r.eachOnce(), func(c usage.Client) bool {
@@ -189,17 +189,19 @@ func (r Job) eachOnce() []usage.Client {
 	})
 }
 
-// who names the client that began a fatal error.
+// who names the client that a server names for a fatal error. In jobs on a simulated GPU it was not the one with the wrong
+// address; what a real server names is not known.
 func (r Job) who(f usage.Fault) string {
+	const neighbour = "; it can be a neighbour of the one that failed (compute-sanitizer shows which)"
 	if f.PID == 0 {
-		return "a client that the server did not name"
+		return "no client"
 	}
 	for _, c := range r.Clients {
 		if c.PID == f.PID && r.nodeOf(c.GPU) == r.nodeOf(f.GPU) {
-			return who(c)
+			return who(c) + neighbour
 		}
 	}
-	return fmt.Sprintf("pid %d", f.PID)
+	return fmt.Sprintf("pid %d", f.PID) + neighbour
 }
 
 // Verdict returns the result of a job in one sentence: how its clients ended, and how busy its GPUs were.

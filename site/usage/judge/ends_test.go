@@ -62,7 +62,7 @@ func TestIncidents(t *testing.T) {
 		got = append(got, i.Text)
 	}
 	want := []string{
-		"GPU 6 had a fatal error, which ends all of its clients. It began with pid 7.",
+		"GPU 6 had a fatal error, which ends all of its clients. The MPS server names pid 7; it can be a neighbour of the one that failed (compute-sanitizer shows which).",
 		"pid 6 (sh) ended with status 2. Its GPU had work, and its neighbour lived on.",
 		"rank 3 of step 0 (app, pid 2) ended by signal 9 (SIGKILL). GPU 4 or GPU 6 had work, and its 2 neighbours lived on.",
 		"2 clients of step 1 ended by signal 15 (SIGTERM), rank 0 (pid 4) first.",

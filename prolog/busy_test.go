@@ -8,33 +8,26 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"golang.org/x/sys/unix"
 )
 
-// A user whose processes keep the memory of closed jobs is refused, with the reason. The node has not failed, and the
-// user gets MPS again when the memory is free.
-func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
+// A user whose processes keep files of four closed jobs is refused, with the reason. The node has not failed, and the
+// user gets MPS again when the files are closed.
+func TestAUserWhoKeepsFilesIsRefused(t *testing.T) {
 	n := newNode(t)
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for id := uint32(101); id <= 102; id++ {
+	var files []*os.File
+	for id := uint32(101); id <= 104; id++ {
 		l := lease.Lease{Job: lease.Job{ID: id, UID: 2001, GID: 2001}}
 		if err := n.Store.MakeDirs(l); err != nil {
 			t.Fatal(err)
 		}
-		file, err := os.Create(n.Store.ExchangeDir(id) + "/fat")
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, 140<<20), os.Remove(file.Name()),
-			unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(file.Fd())), nil, 0), file.Close())
+		file, err := os.Create(n.Store.ExchangeDir(id) + "/file")
 		if err := errors.Join(err, n.Store.RemoveDirs(l.Job)); err != nil {
 			t.Fatal(err)
 		}
+		files = append(files, file)
+		defer file.Close()
 	}
-	if all, err := n.Store.Held(); err != nil || len(all) == 0 {
+	if all, err := n.Store.Busy(); err != nil || len(all) == 0 {
 		t.Skipf("this process may not mount: %v", err)
 	}
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != refused || err != nil {
@@ -48,10 +41,11 @@ func TestAUserWhoKeepsMemoryIsRefused(t *testing.T) {
 	if outcome, err := n.open(another, granting(oneDaemon())); outcome != opened || err != nil {
 		t.Errorf("another user: %s, %v", outcome, err)
 	}
-	unix.Close(pair[0])
-	unix.Close(pair[1])
+	for _, file := range files {
+		file.Close()
+	}
 	n.mustOpen(job(0))
-	if err := n.Store.FreeHeld(func(lease.Held) bool { return true }); err != nil {
+	if err := n.Store.FreeBusy(func(lease.Busy) bool { return true }); err != nil {
 		t.Error(err)
 	}
 }
