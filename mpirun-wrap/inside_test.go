@@ -63,8 +63,8 @@ func TestTheSubmittersDaemon(t *testing.T) {
 	var out bytes.Buffer
 	run := newRun(1, []string{"SLURM_JOB_ID=7", "SLURM_LOCALID=0", "CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/6/0/pipe"}, &out, nil)
 	run.printUnplaced(errors.New("its own daemon does not answer"))
-	if want := "print slurm-mps: its own daemon does not answer\nunset CUDA_MPS_PIPE_DIRECTORY\n"; out.String() != want {
-		t.Errorf("it gives up with %q, want %q", out.String(), want)
+	if !strings.HasPrefix(out.String(), "print slurm-mps: its own") || !strings.HasSuffix(out.String(), "\nunset CUDA_MPS_PIPE_DIRECTORY\n") {
+		t.Errorf("it gives up with\n%s", out.String())
 	}
 }
 
