@@ -8,7 +8,6 @@
 package own_test
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -94,88 +93,6 @@ func TestSecondUser(t *testing.T) {
 	}
 	lives(first, second)
 	n.clean()
-}
-
-// Another user makes each name that our folder could have, in any form, before the step and between two of its ranks.
-// All ranks have one daemon.
-func TestForeignFolder(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	elsewhere := e2e.PublicDir(t)
-	name := fmt.Sprintf("slurm-mps-%d", e2e.UID)
-	for form, plant := range map[string]func(path string) error{
-		"a folder": func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 2002, 2002)) },
-		"a link":   func(path string) error { return os.Symlink(elsewhere, path) },
-	} {
-		for _, taken := range [][]string{n.bases()[:1], n.bases()} {
-			t.Run(fmt.Sprintf("%s in %d", form, len(taken)), func(t *testing.T) {
-				n := testNode{n.Node.Again(t), n.home, n.tmp}
-				for _, base := range taken {
-					if err := plant(filepath.Join(base, name)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				first := n.start(inStep(7, 0, 0, 2), n.spin("60")...)
-				ready(first)
-				for _, base := range taken {
-					if err := os.Remove(filepath.Join(base, name)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				second := n.start(inStep(7, 0, 1, 2), n.spin("60")...)
-				ready(second)
-				if got := n.serving(2); got != 2 {
-					t.Errorf("%d processes of MPS, want a daemon and its server\n%s", got, n.state())
-				}
-				n.one("--own-keep")
-				lives(first, second)
-				if found, _ := os.ReadDir(elsewhere); len(found) > 0 {
-					t.Errorf("files behind the link: %v", found)
-				}
-				n.clean()
-			})
-		}
-	}
-}
-
-// Another user may have filled /tmp with names like ours. So neither a start nor the removal of a dead step's folder
-// lists /tmp.
-func TestACrowdOfNames(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	events, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(events)
-	for _, base := range n.bases() {
-		if _, err := unix.InotifyAddWatch(events, base, unix.IN_ACCESS); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for job := range 3 { // each but the first removes the folder of the one before
-		p := n.start(inStep(7+job, 0, 0, 1), n.spin("60")...)
-		ready(p)
-		n.killAll(p)
-		if left := n.stepsLeft(); left != 1 {
-			t.Errorf("%d folders of steps, want that of the last one", left)
-		}
-	}
-	ends(0, n.start(nil, n.wrap("true")...))
-	var buffer [4096]byte
-	size, _ := unix.Read(events, buffer[:])
-	for rest := buffer[:max(size, 0)]; len(rest) > 0; { // an event with a name is about a folder in /tmp
-		name := int(binary.NativeEndian.Uint32(rest[12:]))
-		if name == 0 {
-			t.Error("/tmp was listed")
-		}
-		rest = rest[unix.SizeofInotifyEvent+name:]
-	}
-	n.clean()
-}
-
-// stepsLeft counts the folders of our user's steps in /tmp.
-func (n testNode) stepsLeft() int {
-	all, _ := os.ReadDir(filepath.Join(n.bases()[0], fmt.Sprintf("slurm-mps-%d", e2e.UID)))
-	return len(all)
 }
 
 // A rank that crashes has its own status, and its neighbours live, also if its work is in flight.
@@ -274,7 +191,7 @@ func TestQuitByASibling(t *testing.T) {
 		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", late.cmd.Process.Pid))
 		return late.over() || slices.ContainsFunc(files, func(fd string) bool {
 			to, _ := os.Readlink(fd)
-			return to == filepath.Join(n.folders()[0], "alive")
+			return strings.HasPrefix(to, "socket:")
 		})
 	})
 	lives(computes)
