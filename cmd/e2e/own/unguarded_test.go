@@ -122,7 +122,7 @@ func TestAProcessOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	rank := strings.Join(n.wrap("sleep", "600"), " ")
-	spawned := n.start(inStep(7, 0, 2, 3), launcher, "-c", rank+" & sleep 1; "+spin+" & wait $!; kill $(jobs -p)")
+	spawned := n.start(inStep(7, 0, 2, 3), launcher, "-c", rank+" & rank=$!; sleep 1; "+spin+" & wait $!; kill $rank")
 	ready(clean, container, plain, spawned)
 	for p, cause := range map[*process]string{
 		clean: "what starts it (env -i, a container) must keep CUDA_MPS_PIPE_DIRECTORY", container: "its container does not show it " + n.bases()[0],
