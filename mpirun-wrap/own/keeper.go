@@ -119,6 +119,10 @@ func (k *keeper) checkFolder() error {
 	if isAt(k.folder) && inode(k.folders.PipeDir) != 0 && inode(k.store.ExchangeDir(k.job.ID)) != 0 {
 		return nil
 	}
+	return k.removedError()
+}
+
+func (k *keeper) removedError() error {
 	return fmt.Errorf("cannot use MPS any more: something has removed %s, the folder of these ranks' daemon: let it leave %s* alone, "+
 		"and start the step again", k.folder.Name(), filepath.Join(filepath.Dir(k.folder.Name()), prefix()))
 }
@@ -295,6 +299,8 @@ func (k *keeper) current() (ticket *lease.Ticket, why string) {
 	switch daemon := ticket.Daemons[0]; {
 	case !alive(daemon.Proc):
 		return nil, ""
+	case !isSocket(filepath.Join(daemon.PipeDir, "control")):
+		return &lease.Ticket{Job: k.job, RefusalReason: k.removedError().Error()}, ""
 	case quits(daemon):
 		return nil, ": a script told it to quit, and it waits for its clients: leave the quit out"
 	}

@@ -5,6 +5,7 @@ package own
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,6 +107,11 @@ func TestADaemonThatQuits(t *testing.T) {
 	}
 	daemon := k.folders
 	daemon.Proc = self
+	socket, err := net.Listen("unix", filepath.Join(daemon.PipeDir, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
 	k.tell(&lease.Ticket{Job: k.job, Daemons: []lease.Daemon{daemon}})
 	current := func(pid int, command string) (served bool, why string) {
 		line := fmt.Sprintf("[2026-11-21 05:23:12.402 Control %5d] Cmd:%s\n", pid, command)
@@ -127,12 +133,12 @@ func TestADaemonThatQuits(t *testing.T) {
 			t.Errorf("%d, %s: not served", pid, command)
 		}
 	}
-	if err := os.RemoveAll(k.folder.Name()); err != nil {
+	if err := os.Remove(socket.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	want := "cannot use MPS any more: something has removed " + k.folder.Name()
 	if ticket, _ := k.current(); ticket == nil || !strings.HasPrefix(ticket.RefusalReason, want) {
-		t.Errorf("without its folder: %+v, want %s", ticket, want)
+		t.Errorf("without its socket: %+v, want %s", ticket, want)
 	}
 }
 
