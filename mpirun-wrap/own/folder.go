@@ -3,49 +3,92 @@
 package own
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
-// The files of a step's folder, beside those of its store. Ranks lock alive together, and the keeper alone. The keeper
-// and its supervisor hold the lock keeper.
-const (
-	aliveLock   = "alive"
-	keeperLock  = "keeper"
-	ranksFolder = "ranks" // a file for each rank's pid, with its start time
-)
+// A step's folder has the daemon's pipes and logs: slurm-mps-UID-RANDOM in /tmp or /dev/shm. The step's supervisor makes
+// it under a name that no one can know before, and the keeper tells the ranks. Both hold its lock. So systemd-tmpfiles
+// leaves it alone (tmpfiles.d(5)), and a folder without the lock is one that its keeper could not remove.
 
-// makeFolder makes what a step's folder needs before its first rank is registered.
-func makeFolder(dir string) error {
-	err := os.Mkdir(filepath.Join(dir, ranksFolder), 0o700)
-	if errors.Is(err, os.ErrNotExist) {
-		return errEnding
-	}
-	if err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("cannot make %s: %w", filepath.Join(dir, ranksFolder), errors.Unwrap(err))
-	}
-	return nil
+// bases are the folders that may have a step's folder.
+func bases(root string) []string {
+	return []string{filepath.Join(root, "/tmp"), filepath.Join(root, "/dev/shm")}
 }
 
-// openLock opens a lock file of the step's folder.
-func openLock(dir, name string) (*os.File, error) {
-	path := filepath.Join(dir, name)
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, errEnding
+// prefix begins the names of this user's folders.
+func prefix() string { return "slurm-mps-" + strconv.Itoa(os.Getuid()) + "-" }
+
+// makeFolder makes the folder of a step in the first base that can have it, and locks it.
+func makeFolder(root string, job uint32) (*os.File, error) {
+	var failed error
+	for _, base := range bases(root) {
+		dir, err := makeIn(base, job)
+		if err == nil {
+			return dir, nil
+		}
+		failed = errors.Join(failed, err)
+	}
+	return nil, fmt.Errorf("cannot make a folder for the MPS daemon: %w", failed)
+}
+
+func makeIn(base string, job uint32) (*os.File, error) {
+	if err := checkBase(base); err != nil {
+		return nil, err
+	}
+	path, err := os.MkdirTemp(base, prefix())
+	if err != nil {
+		return nil, err
+	}
+	dir, err := lockFolder(path)
+	if err == nil {
+		err = dir.Chmod(0o700) // whatever the umask is
+	}
+	if err == nil {
+		err = mps.CheckPath(filepath.Join(path, "jobs", strconv.FormatUint(uint64(job), 10), "0", "pipe"))
+	}
+	if err == nil {
+		err = checkSpace(path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot open %s: %w", path, errors.Unwrap(err))
+		os.RemoveAll(path) // so that another base can have it
+		return nil, err
 	}
-	return file, nil
+	return dir, nil
+}
+
+// lockFolder opens and locks a folder of this user.
+func lockFolder(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %s: %w", path, err)
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Uid != uint32(os.Geteuid()) {
+		err = fmt.Errorf("uid %d owns it", st.Uid)
+	}
+	if err == nil {
+		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	return dir, nil
 }
 
 // isAt reports whether an open file is still at its path.
@@ -55,77 +98,107 @@ func isAt(file *os.File) bool {
 	return err1 == nil && err2 == nil && os.SameFile(open, found)
 }
 
-// removing is in the name of a folder that is being removed.
-const removing = "-removing-"
-
-// removeFolder removes a step's folder, and the user's folder if no other step has one. The step's is renamed first, so
-// that new ranks make another one.
-func removeFolder(dir string) {
-	gone := dir + removing + strconv.Itoa(os.Getpid())
-	if os.Rename(dir, gone) != nil {
-		gone = dir
+// inode is the number of a folder that a path has, 0 for none.
+func inode(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
 	}
-	_ = os.RemoveAll(gone)
-	_ = unix.Rmdir(filepath.Dir(dir))
+	return st.Ino
 }
 
-// maxStale limits the folders that one start removes.
-const maxStale = 64
+// stepSize is more than the files of a step have at its start.
+const stepSize = 64 << 10
 
-// removeStale removes the folders of steps whose keepers and ranks have ended, killed all at once, for example by
-// Slurm. A rank that has just made such a folder finds it gone and makes another one.
-func removeStale(root string) {
-	left := maxStale
-	for _, place := range ours(root) {
-		entries, _ := os.ReadDir(place)
-		for _, entry := range entries[:min(len(entries), left)] {
-			left--
-			if dir := filepath.Join(place, entry.Name()); strings.Contains(dir, removing) {
-				_ = os.RemoveAll(dir)
-			} else {
-				removeDead(dir)
-			}
-		}
-		_ = unix.Rmdir(place)
+// checkSpace checks that the file system of a folder has space for a step, by writing as much.
+func checkSpace(dir string) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil || limit.Cur < stepSize {
+		return nil // the write would end this process
 	}
+	path := filepath.Join(dir, "space")
+	defer os.Remove(path)
+	if err := os.WriteFile(path, make([]byte, stepSize), 0o600); err != nil {
+		return fmt.Errorf("cannot use %s: %w", dir, errors.Unwrap(err))
+	}
+	return nil
 }
 
-// removeDead removes a folder if no process holds its locks, and the daemon if that still runs.
-func removeDead(dir string) {
-	for _, name := range []string{keeperLock, aliveLock} {
-		lock, err := openLock(dir, name)
-		if err != nil {
-			return
-		}
-		defer lock.Close()
-		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-			return
-		}
-	}
-	pipes, _ := filepath.Glob(filepath.Join(dir, "jobs", "*", "0", "pipe"))
-	for _, pipe := range pipes {
-		_ = endDaemon(lease.Daemon{PipeDir: pipe, LogDir: filepath.Join(filepath.Dir(pipe), "log")})
-	}
-	removeFolder(dir)
-}
+// maxNames limits the names that one start reads of a base, and maxStale the folders that it looks at.
+const maxNames, maxStale = 10000, 64
 
-// registered returns the ranks of a folder that live.
-func registered(dir string) (living []proc.Process) {
-	entries, _ := os.ReadDir(filepath.Join(dir, ranksFolder))
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
+// removeStale removes the folders of keepers that were killed with their supervisors. A daemon without clients that one
+// of them has left is told to quit. One that has clients serves them on: the folder stays until a later start.
+func removeStale(ctx context.Context, root string, program mps.ControlProgram) {
+	for _, base := range bases(root) {
+		open, err := os.Open(base)
 		if err != nil {
 			continue
 		}
-		content, _ := os.ReadFile(filepath.Join(dir, ranksFolder, entry.Name()))
-		start, err := strconv.ParseUint(string(content), 10, 64)
-		if err != nil {
-			continue // the rank is about to write it
-		}
-		left := proc.Left([]proc.Process{{PID: pid, Start: start}}) // a rank in the middle of an exec may not answer
-		if living = append(living, left...); len(left) == 0 {
-			_ = os.Remove(filepath.Join(dir, ranksFolder, entry.Name()))
+		names, _ := open.Readdirnames(maxNames)
+		open.Close()
+		ours := slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, prefix()) })
+		for _, name := range ours[:min(len(ours), maxStale)] {
+			dir, err := lockFolder(filepath.Join(base, name))
+			if err != nil {
+				continue
+			}
+			if leaves(ctx, dir.Name(), program) {
+				os.RemoveAll(dir.Name())
+			}
+			dir.Close()
 		}
 	}
-	return living
+}
+
+// leaves reports whether no daemon runs in a folder. It ends one that has no client.
+func leaves(ctx context.Context, dir string, program mps.ControlProgram) bool {
+	pipes, _ := filepath.Glob(filepath.Join(dir, "jobs", "*", "0", "pipe"))
+	for _, pipe := range pipes {
+		if !isSocket(filepath.Join(pipe, "control")) {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, 2*askTime)
+		defer cancel()
+		job := lease.Job{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+		daemon := lease.Daemon{PipeDir: pipe, LogDir: filepath.Join(filepath.Dir(pipe), "log")}
+		if clients, err := program.Clients(ctx, job, daemon); err == nil && len(clients) == 0 {
+			_ = program.Quit(ctx, job, daemon)
+		}
+	}
+	all, err := mps.FindAll(ctx)
+	return err == nil && !slices.ContainsFunc(all, func(p mps.Process) bool { return strings.HasPrefix(p.PipeDir, dir+"/") })
+}
+
+// localFileSystems are file systems of one node. On a network's, such as NFS, Lustre or GPFS, sockets and locks may not
+// work.
+var localFileSystems = []int64{
+	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC,
+	unix.RAMFS_MAGIC, unix.F2FS_SUPER_MAGIC, 0x2fc12fc1, // ZFS
+}
+
+// isLocal reports whether a type of file systems is in localFileSystems. statfs has it as a signed number on some
+// machines.
+func isLocal(kind int64) bool { return slices.Contains(localFileSystems, kind&0xffffffff) }
+
+// checkBase checks that a folder is on this node, and that no other user can remove our folder from it.
+func checkBase(base string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(base, &fs); err != nil {
+		return fmt.Errorf("cannot use %s: %w", base, err)
+	}
+	if !isLocal(int64(fs.Type)) {
+		return fmt.Errorf("cannot use %s: it is not on a local file system (type %#x)", base, fs.Type)
+	}
+	info, err := os.Stat(base)
+	if err != nil {
+		return fmt.Errorf("cannot use %s: %w", base, errors.Unwrap(err))
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	shared := info.Mode().Perm()&0o022 != 0
+	trusted := owner == 0 || owner == uint32(os.Getuid()) || owner == osfile.Unmapped && proc.InOwnNamespace("user")
+	if !trusted || shared && info.Mode()&os.ModeSticky == 0 {
+		return fmt.Errorf("cannot use %s: another user could remove files from it", base)
+	}
+	return nil
 }

@@ -3,18 +3,17 @@
 package own
 
 import (
-	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"strings"
+	"syscall"
 	"testing"
-	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,147 +28,145 @@ func base(t *testing.T) string {
 	return dir
 }
 
-// A lock file is ours while it is at its path.
-func TestIsAt(t *testing.T) {
-	dir := base(t)
-	lock, err := openLock(dir, aliveLock)
-	if err != nil {
-		t.Fatal(err)
+// newRoot is a folder with the bases, as a node has them.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	root := base(t)
+	for _, dir := range bases(root) {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777|os.ModeSticky)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	defer lock.Close()
-	if !isAt(lock) {
-		t.Error("a new file is not at its path")
-	}
-	if err := os.Remove(lock.Name()); err != nil {
-		t.Fatal(err)
-	}
-	if isAt(lock) {
-		t.Error("a removed file is at its path")
-	}
-	other, err := openLock(dir, aliveLock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	if isAt(lock) {
-		t.Error("another file is taken for the removed one")
-	}
-	if _, err := openLock(filepath.Join(dir, "gone"), aliveLock); !errors.Is(err, errEnding) {
-		t.Errorf("%v, want %v", err, errEnding)
-	}
-	link := filepath.Join(dir, keeperLock)
-	if err := os.Symlink(lock.Name(), link); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := openLock(dir, keeperLock); err == nil || errors.Is(err, errEnding) {
-		t.Errorf("a link is opened: %v", err)
+	return root
+}
+
+// A folder is its user's alone, whatever the umask is.
+func TestMakeFolder(t *testing.T) {
+	for _, mask := range []int{0o022, 0o077, 0o177, 0} {
+		old := unix.Umask(mask)
+		folder, err := makeFolder(newRoot(t), 7)
+		unix.Umask(old)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := folder.Stat()
+		if err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("umask %o: %v, %v", mask, info.Mode(), err)
+		}
+		folder.Close()
 	}
 }
 
-// Folders whose locks no process has are removed, and so are those that a killed keeper was removing. Others stay, in
-// both places.
+// A base from which another user could remove our folder is not used, nor one of another file system, without space, or
+// with a path that is too long.
+func TestBasesThatAreNotUsed(t *testing.T) {
+	full := func(options string) func(tmp string) error {
+		return func(tmp string) error {
+			t.Cleanup(func() { _ = unix.Unmount(tmp, 0) })
+			return unix.Mount("none", tmp, "tmpfs", 0, options+",mode=1777")
+		}
+	}
+	for name, c := range map[string]struct {
+		spoil func(tmp string) error
+		want  string
+	}{
+		"none":       {os.Remove, "no such file or directory"},
+		"not sticky": {func(tmp string) error { return os.Chmod(tmp, 0o777) }, "another user could remove files from it"},
+		"of another": {func(tmp string) error { return errors.Join(os.Chmod(tmp, 0o755), os.Chown(tmp, 2002, 2002)) },
+			"another user could remove files from it"},
+		"a network": {func(tmp string) error { return errors.Join(os.Remove(tmp), os.Symlink("/proc/self", tmp)) },
+			"it is not on a local file system (type 0x9fa0)"},
+		"no inode":      {full("nr_inodes=1"), "no space left on device"},
+		"no inode left": {full("nr_inodes=2"), "no space left on device"},
+		"no space":      {full("size=16k"), "no space left on device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root can give folders away and mount")
+			}
+			root := newRoot(t)
+			tmp, shm := bases(root)[0], bases(root)[1]
+			if err := c.spoil(tmp); err != nil {
+				t.Fatal(err)
+			}
+			if dir, err := makeFolder(root, 7); err != nil || !strings.HasPrefix(dir.Name(), shm+"/") {
+				t.Errorf("the folder is %v, %v", dir, err)
+			} else {
+				dir.Close()
+				os.RemoveAll(dir.Name())
+			}
+			if err := c.spoil(shm); err != nil {
+				t.Fatal(err)
+			}
+			_, err := makeFolder(root, 7)
+			if text := fmt.Sprint(err); !strings.HasPrefix(text, "cannot make a folder for the MPS daemon: ") || !strings.Contains(text, c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		})
+	}
+	long := filepath.Join(base(t), strings.Repeat("long", 20))
+	if err := os.MkdirAll(bases(long)[0], 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := makeFolder(long, 7); !strings.Contains(fmt.Sprint(err), "a socket's path has at most 106") {
+		t.Errorf("a long path: %v", err)
+	}
+}
+
+// In a user namespace, as in a container without root, root's folders have no known owner.
+func TestABaseInAUserNamespace(t *testing.T) {
+	if dir := flag.Arg(0); dir != "" {
+		if err := checkBase(dir); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	user := []syscall.SysProcIDMap{{ContainerID: 2001, HostID: 2001, Size: 1}}
+	in := exec.Command("/proc/self/exe", "-test.run=^TestABaseInAUserNamespace$", "/tmp")
+	in.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: user, GidMappings: user,
+		Credential: &syscall.Credential{Uid: 2001, Gid: 2001, NoSetGroups: true}}
+	if out, err := in.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A start removes the folders of dead keepers alone: none that is locked, another user's, or of another name.
 func TestRemoveStale(t *testing.T) {
 	root := newRoot(t)
-	all := places(root)[:2]
-	for _, place := range all {
-		for _, name := range []string{"dead", "alive", "kept", "gone" + removing + "7"} {
-			if err := os.MkdirAll(filepath.Join(place, name, ranksFolder), 0o700); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for name, how := range map[string]int{"alive/" + aliveLock: unix.LOCK_SH, "kept/" + keeperLock: unix.LOCK_EX} {
-			lock, err := openLock(filepath.Dir(filepath.Join(place, name)), filepath.Base(name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lock.Close()
-			if err := unix.Flock(int(lock.Fd()), how); err != nil {
-				t.Fatal(err)
-			}
-		}
+	tmp := bases(root)[0]
+	dead, err1 := makeFolder(root, 7)
+	living, err2 := makeFolder(root, 7)
+	other, link := filepath.Join(tmp, "slurm-mps-x"), filepath.Join(tmp, prefix()+"link")
+	if err := errors.Join(err1, err2, os.Mkdir(other, 0o700), os.Symlink(other, link)); err != nil {
+		t.Fatal(err)
 	}
-	removeStale(root)
-	for _, place := range all {
-		if got := names(t, place); got != "alive kept" {
-			t.Errorf("left in %s: %s", place, got)
-		}
-	}
-}
-
-// The folders and files of other users in a base are neither counted nor looked at.
-func TestRemoveStaleBesideStrangers(t *testing.T) {
-	root := newRoot(t)
-	place := places(root)[0]
-	for i := range 2 * maxStale {
-		if err := os.Mkdir(fmt.Sprintf("%s-0000%04d", place, i), 0o700); err != nil {
+	defer living.Close()
+	kept := map[string]bool{living.Name(): true, other: true, link: true, dead.Name(): false}
+	if strangers := filepath.Join(tmp, prefix()+"theirs"); os.Geteuid() == 0 {
+		kept[strangers] = true
+		if err := errors.Join(os.Mkdir(strangers, 0o700), os.Chown(strangers, 2002, 2002)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(place, "dead", ranksFolder), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	removeStale(root)
-	if _, err := os.Stat(place); err == nil {
-		t.Errorf("left: %s", names(t, place))
+	dead.Close()
+	removeStale(t.Context(), root, mps.ControlProgram{})
+	for path, want := range kept {
+		if _, err := os.Lstat(path); (err == nil) != want {
+			t.Errorf("%s: %v, want it kept: %v", path, err, want)
+		}
 	}
 }
 
-func TestRegistered(t *testing.T) {
-	dir := base(t)
-	ranks := filepath.Join(dir, ranksFolder)
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := exec.Command("true")
-	if err := errors.Join(os.Mkdir(ranks, 0o700), dead.Run()); err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string]string{
-		strconv.Itoa(self.PID): strconv.FormatUint(self.Start, 10), strconv.Itoa(dead.Process.Pid): "1", "1": "77", "no-number": "1",
+func TestIsLocal(t *testing.T) {
+	for kind, want := range map[int64]bool{
+		unix.EXT4_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true, 0x2fc12fc1: true, unix.NFS_SUPER_MAGIC: false,
+		unix.BTRFS_SUPER_MAGIC: true, int64(int32(-0x6edc97c2)): true, // btrfs where the number is signed
 	} {
-		if err := os.WriteFile(filepath.Join(ranks, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
+		if got := isLocal(kind); got != want {
+			t.Errorf("%#x: %v", kind, got)
 		}
-	}
-	if got := registered(dir); len(got) != 1 || got[0] != self {
-		t.Errorf("%v, want %v", got, self)
-	}
-	if left, _ := os.ReadDir(ranks); len(left) != 2 {
-		t.Errorf("files: %v, want the living rank's and the one that is none of ours", left)
-	}
-}
-
-// A folder is removed and made again by other ranks before a rank has its lock. The rank tries again, and does not join
-// the removed one.
-func TestEnterARemovedFolder(t *testing.T) {
-	dir := filepath.Join(base(t), "step")
-	step := step{Job: 7, key: "step"}
-	make := func() {
-		if err := os.MkdirAll(filepath.Join(dir, ranksFolder), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	make()
-	alive, err := openLock(dir, aliveLock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer alive.Close()
-	removeFolder(dir)
-	make()
-	keeper, err := openLock(dir, keeperLock) // the other ranks' keeper runs
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer keeper.Close()
-	if err := unix.Flock(int(keeper.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	m := &member{Store: lease.ReadPrivate(dir, "boot"), dir: dir, alive: alive}
-	if err := m.enter(ctx, step); !errors.Is(err, errEnding) {
-		t.Errorf("%v, want %v", err, errEnding)
 	}
 }

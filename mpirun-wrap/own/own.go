@@ -3,14 +3,13 @@
 // Package own gives a user's ranks an MPS daemon without a prolog: mpirun-wrap --own. The daemon, its guard and all of
 // their files are the user's, and last as long as the ranks.
 //
-//	rank ──▶ folder ──▶ alive (LOCK_SH, kept over exec) ──▶ keeper (LOCK_EX)? ──taken──▶ ticket ──▶ placed
-//	                                                             │ free: start the keeper
-//	                                                             ▼
-//	         supervisor ──▶ keeper: daemon, guard, ticket ──▶ alive (LOCK_EX: no rank is left) ──▶ remove the folder, end all
+//	rank ──▶ connect ──refused──▶ bind, start the supervisor ──▶ keeper: folder, daemon, guard
+//	            │                                                  │
+//	            └──▶ hello ──▶ answer: ticket, life ◀──────────────┘ ──▶ no life is left: end the daemon, remove the folder
 //
-// The folder is slurm-mps-UID/KEY in /tmp or /dev/shm (place.go). The key is the same for all ranks that share a
-// daemon: those of one step, or of one batch script, with the same GPUs. The kernel frees a lock when its holders have
-// ended, however they end, so no file or pid has to be believed.
+// The ranks of a step meet at a socket (meet.go). Its name is the same for all ranks that share a daemon: those of one
+// step, or of one batch script, with the same GPUs. A rank and all that it starts keep a descriptor, its life, and the
+// kernel tells the keeper when the last one is closed, however its holder ended. So no file or pid has to be believed.
 package own
 
 import (
@@ -44,7 +43,7 @@ type step struct {
 	Root string // put before the paths of the node's files; "" outside of tests
 	Job  uint32 // SLURM_JOB_ID, or noJob
 	env  []string
-	key  string // the name of its folder
+	key  string // in the name at which its ranks meet
 }
 
 // noJob is the number of a step's job outside of Slurm.
@@ -72,6 +71,9 @@ func newStep(root string, environ []string, task launch.Task, binding launch.Bin
 func usable(root string, env slurm.Env) ([]site.Device, error) {
 	devices, err := driver.Node{Root: root}.GPUs()
 	if err != nil {
+		return nil, err
+	}
+	if err := checkOrder(devices, env); err != nil {
 		return nil, err
 	}
 	if list, given := env["CUDA_VISIBLE_DEVICES"]; given {
@@ -107,81 +109,95 @@ func key(root string, env slurm.Env, task launch.Task, devices []site.Device) (s
 	return fmt.Sprintf("%016x", hash.Sum64()), nil
 }
 
-// member is a rank's part in a step. While the process or a child has its file open, the daemon lives.
+// member is a rank's part in a step.
 type member struct {
-	Ticket  lease.Ticket
+	answer
 	Store   *lease.Store
-	dir     string
-	alive   *os.File
-	started bool // this rank has started the keeper
+	step    step
+	life    *os.File // while the process or a child has it open, the daemon lives
+	started bool     // this rank has started the keeper
 }
 
 // joinTime is the maximum time until a rank is served. The daemon and its server start in 0.3 s on an idle node.
 const joinTime = 60 * time.Second
 
-// errEnding means that the step's keeper removes its folder at this moment.
-var errEnding = errors.New("the daemon of earlier ranks ends")
-
 // joinInTime makes this process a member of the step, and starts the step's keeper if none runs. It returns when MPS serves,
-// or when the keeper has written why it does not: then the ticket has a refusal.
+// or when the keeper has said why it does not: then the ticket has a refusal.
 func joinInTime(ctx context.Context, step step) (*member, error) {
-	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	ctx, cancel := context.WithTimeout(ctx, joinTime+joinTime/4) // the keeper's own limit comes first, with a reason
 	defer cancel()
+	m := &member{step: step}
 	for {
-		member, err := join(ctx, step)
-		if err == nil || !errors.Is(err, errEnding) || !wait.Sleep(ctx, time.Millisecond) {
-			return member, err
+		err := m.join(ctx)
+		switch {
+		case err == nil:
+			return m, nil
+		case !errors.Is(err, errEnding):
+			return nil, err
+		case !wait.Sleep(ctx, time.Millisecond):
+			return nil, fmt.Errorf("cannot use MPS: nothing answers at %s: %w", step.address().Name, err)
 		}
 	}
 }
 
-func join(ctx context.Context, step step) (*member, error) {
+// join connects with the keeper once, and starts it if there is none.
+func (m *member) join(ctx context.Context) error {
+	address := m.step.address()
+	conn, err := connect(ctx, address)
+	if errors.Is(err, errEnding) {
+		if err = m.startKeeper(address); err == nil {
+			conn, err = connect(ctx, address)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := send(conn, hello{}, nil); err != nil {
+		return errEnding
+	}
+	var got answer
+	life, err := receive(conn, &got)
+	if errors.Is(err, errEnding) {
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the answer of this step's keeper: %w", err)
+	}
+	return m.take(got, life)
+}
+
+// startKeeper starts the step's keeper. Until this rank has its life from the keeper, it keeps the first one.
+func (m *member) startKeeper(address *unix.SockaddrUnix) error {
+	listener, err := listen(address)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	life, err := startSupervisor(m.step, listener)
+	if err != nil {
+		return err
+	}
+	m.started, m.life = true, life
+	return nil
+}
+
+// take takes an answer. The ticket is refused if this process does not see the step's folder: it is in a container.
+func (m *member) take(got answer, life *os.File) error {
 	boot, err := proc.BootID()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	dir, err := openFolder(ctx, step)
-	if err != nil {
-		return nil, err
+	if m.life != nil {
+		m.life.Close()
 	}
-	alive, err := openLock(dir, aliveLock)
-	if err != nil {
-		return nil, err
+	m.answer, m.life, m.Store = got, life, lease.ReadPrivate(got.Dir, boot)
+	if got.Ticket.RefusalReason == "" && inode(got.Dir) != got.Inode {
+		const form = "cannot use MPS: this container does not show %s, the folder of this step's daemon: bind %s into the container, " +
+			"or start mpirun-wrap outside of it"
+		return fmt.Errorf(form, got.Dir, filepath.Dir(got.Dir))
 	}
-	m := &member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}
-	if err := m.enter(ctx, step); err != nil {
-		alive.Close()
-		return nil, err
-	}
-	return m, nil
-}
-
-// enter takes the rank's lock and waits for the ticket. Pauses grow with the wait: many ranks would delay the daemon.
-func (m *member) enter(ctx context.Context, step step) error {
-	switch err := unix.Flock(int(m.alive.Fd()), unix.LOCK_SH|unix.LOCK_NB); {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return errEnding
-	case err != nil:
-		return fmt.Errorf("cannot lock %s: %w", m.alive.Name(), err)
-	case !isAt(m.alive): // the folder was removed before the lock
-		return errEnding
-	}
-	for pause := time.Millisecond; ; pause = min(pause+pause/8, 100*time.Millisecond) {
-		if err := m.keep(step); err != nil {
-			return err
-		}
-		ticket, err := m.Store.ReadTicket(step.Job)
-		why := ""
-		if err == nil && serves(ticket) && quits(ticket.Daemons[0]) {
-			why = ": a script told it to quit, and it waits for its clients: leave the quit out"
-		} else if err == nil && (ticket.RefusalReason != "" || serves(ticket)) {
-			m.Ticket = ticket
-			return nil
-		}
-		if !wait.Sleep(ctx, pause) {
-			return fmt.Errorf("cannot use MPS: the daemon of these ranks does not serve within %v%s", joinTime, why)
-		}
-	}
+	return nil
 }
 
 // quits reports whether a daemon of this user was told to quit. It then waits for its clients, refuses new ones with
@@ -197,35 +213,12 @@ func quits(d lease.Daemon) bool {
 	return bytes.Contains(tail[:n], fmt.Appendf(nil, " %d] Cmd:quit", d.Proc.PID))
 }
 
-func serves(ticket lease.Ticket) bool {
-	return len(ticket.Daemons) > 0 && alive(ticket.Daemons[0].Proc)
-}
-
-// keep starts the step's keeper if none runs. The keeper inherits the lock, so there is no moment without.
-func (m *member) keep(step step) error {
-	lock, err := openLock(m.dir, keeperLock)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("cannot lock %s: %w", lock.Name(), err)
-	}
-	removeStale(step.Root)
-	m.started = true
-	return startKeeper(m.dir, step, lock)
-}
-
 // others is an error if another MPS server runs on the node, one of this user if there is one: it may be of the same
 // step, in a container with a /tmp of its own. Which GPU a server of another user has is not known.
 func (m *member) others() error {
 	all, _ := mps.FindAll(context.Background())
 	all = slices.DeleteFunc(all, func(p mps.Process) bool {
-		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, m.dir+"/") {
+		if p.Role != mps.RoleServer || strings.HasPrefix(p.PipeDir, m.Dir+"/") {
 			return true
 		}
 		_, err := os.Lstat(p.PipeDir) // if it ends, its keeper has removed the folder
@@ -285,28 +278,25 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	}
 	if why := hiddenBy(program); why != "" {
 		warn("hidden", fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", program, why))
-		_ = os.WriteFile(filepath.Join(r.member.dir, hiddenLine), nil, 0o600) // for the keeper
+		if err := r.member.sayHidden(); err != nil {
+			return err
+		}
 	}
-	return r.member.stay()
-}
-
-// stay registers this process, and keeps its lock for the program that it becomes. A program may close files that it
-// has not opened, so the keeper also looks for the process.
-func (m *member) stay() error {
-	self, err := proc.Current()
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(m.dir, ranksFolder, strconv.Itoa(self.PID))
-	if err := os.WriteFile(path, strconv.AppendUint(nil, self.Start, 10), 0o600); err != nil {
-		return fmt.Errorf("cannot register rank: %w", err)
-	}
-	_, err = unix.FcntlInt(m.alive.Fd(), unix.F_SETFD, 0)
+	_, err := unix.FcntlInt(r.member.life.Fd(), unix.F_SETFD, 0)
 	return err
 }
 
-// hiddenLine is in the step's folder when a rank has printed that its program is hidden.
-const hiddenLine = "hidden"
+// sayHidden tells the keeper that it need not say again that this process is hidden.
+func (m *member) sayHidden() error {
+	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
+	defer cancel()
+	conn, err := connect(ctx, m.step.address())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return send(conn, hello{Hidden: true}, nil)
+}
 
 // hiddenBy returns why the kernel will show only root the files of a program's processes, so that no guard of the user
 // can take them (fs/exec.c, would_dump; security/commoncap.c), or "". Whether the program uses CUDA is not known.

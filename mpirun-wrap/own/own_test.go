@@ -3,9 +3,9 @@
 package own
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -106,74 +105,64 @@ func TestNewStepRefuses(t *testing.T) {
 	}
 }
 
-// A rank that joins while its daemon quits is not served by that daemon.
+// A rank that joins while its daemon quits waits for the next one.
 func TestADaemonThatQuits(t *testing.T) {
-	dir := t.TempDir()
-	self, err1 := proc.Current()
-	boot, err2 := proc.BootID()
-	store, err3 := lease.OpenPrivate(dir, boot, 7)
-	alive, err4 := openLock(dir, aliveLock)
-	keeper, err5 := openLock(dir, keeperLock)
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
-		t.Fatal(err)
-	}
-	defer alive.Close()
-	defer keeper.Close()
-	daemon := lease.Daemon{Proc: self, LogDir: filepath.Join(store.DaemonDir(7, 0), "log")}
-	ticket := lease.Ticket{Job: lease.Job{ID: 7}, Daemons: []lease.Daemon{daemon}}
-	err := errors.Join(unix.Flock(int(keeper.Fd()), unix.LOCK_EX), store.WriteTicket(ticket))
+	k := newKeeper(t)
+	self, err := proc.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
-	enter := func(pid int, command string) error {
+	daemon := k.folders
+	daemon.Proc = self
+	socket, err := net.Listen("unix", filepath.Join(daemon.PipeDir, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	k.tell(&lease.Ticket{Job: k.job, Daemons: []lease.Daemon{daemon}})
+	current := func(pid int, command string) (served bool, why string) {
 		line := fmt.Sprintf("[2026-11-21 05:23:12.402 Control %5d] Cmd:%s\n", pid, command)
 		text := line + strings.Repeat("[2026-11-21 05:23:12.402 Control     1] Accepting connection...\n", 200)
 		if err := os.WriteFile(filepath.Join(daemon.LogDir, "control.log"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		return (&member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}).enter(ctx, step{Job: 7})
+		ticket, why := k.current()
+		return ticket != nil && ticket.RefusalReason == "", why
 	}
 	for _, command := range []string{"quit", "quit -t 2"} {
-		const want = "cannot use MPS: the daemon of these ranks does not serve within 1m0s: " +
-			"a script told it to quit, and it waits for its clients: leave the quit out"
-		if err := enter(self.PID, command); err == nil || err.Error() != want {
-			t.Errorf("%s: %v, want %s", command, err, want)
+		const want = ": a script told it to quit, and it waits for its clients: leave the quit out"
+		if served, why := current(self.PID, command); served || why != want {
+			t.Errorf("%s: %v, %q", command, served, why)
 		}
 	}
-	if err := errors.Join(enter(self.PID+1, "quit"), enter(self.PID, "get_server_list")); err != nil {
-		t.Error(err)
+	for pid, command := range map[int]string{self.PID + 1: "quit", self.PID: "get_server_list"} {
+		if served, _ := current(pid, command); !served {
+			t.Errorf("%d, %s: not served", pid, command)
+		}
+	}
+	if err := os.Remove(socket.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	want := "cannot use MPS any more: something has removed " + k.folder.Name()
+	if ticket, _ := k.current(); ticket == nil || !strings.HasPrefix(ticket.RefusalReason, want) {
+		t.Errorf("without its socket: %+v, want %s", ticket, want)
 	}
 }
 
-// A rank that waits for its daemon uses little of a processor: 48 of them would delay the daemon that they wait for.
-func TestWhatAJoinCosts(t *testing.T) {
-	dir := base(t)
-	boot, err1 := proc.BootID()
-	_, err2 := lease.OpenPrivate(dir, boot, 7)
-	alive, err3 := openLock(dir, aliveLock)
-	keeper, err4 := openLock(dir, keeperLock)
-	if err := errors.Join(err1, err2, err3, err4, unix.Flock(int(keeper.Fd()), unix.LOCK_EX)); err != nil {
+// newKeeper is a keeper with its folders, and without a daemon.
+func newKeeper(t *testing.T) *keeper {
+	t.Helper()
+	folder, err1 := makeFolder(newRoot(t), 7)
+	state, err2 := newState()
+	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	defer alive.Close()
-	defer keeper.Close()
-	used := func() time.Duration {
-		var usage unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	k := &keeper{folder: folder, state: state, ranks: map[int]rank{}, job: lease.Job{ID: 7, UID: uint32(os.Getuid())}}
+	if err := k.makeStore(); err != nil {
+		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	before := used()
-	err := (&member{Store: lease.ReadPrivate(dir, boot), dir: dir, alive: alive}).enter(ctx, step{Job: 7})
-	// It is 30 ms, and 180 ms if each look comes after 10 ms.
-	if cost := used() - before; err == nil || cost > 100*time.Millisecond {
-		t.Errorf("a wait of 5 s uses %v of a processor: %v", cost, err)
-	}
+	t.Cleanup(func() { folder.Close(); state.file.Close() })
+	return k
 }
 
 // The user's own other server is named before another user's.

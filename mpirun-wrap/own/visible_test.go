@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // What CUDA would show of a list.
@@ -23,6 +24,32 @@ func TestVisible(t *testing.T) {
 		}
 		if fmt.Sprint(uuids) != want || (err != nil) != (want == "[]") {
 			t.Errorf("%q: %v, %v; want %s", list, uuids, err, want)
+		}
+	}
+}
+
+// A number of a GPU is taken only where it is certain which GPU that is.
+func TestCheckOrder(t *testing.T) {
+	mixed := []site.Device{{UUID: "GPU-00", Name: "T4"}, {UUID: "GPU-11", Name: "H200"}}
+	same := []site.Device{{UUID: "GPU-00", Name: "H200"}, {UUID: "GPU-11", Name: "H200"}}
+	const list, order, job = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_JOB_ID"
+	for name, c := range map[string]struct {
+		all     []site.Device
+		env     slurm.Env
+		refused bool
+	}{
+		"no list":           {mixed, slurm.Env{}, true},
+		"a number":          {mixed, slurm.Env{list: "0"}, true},
+		"FASTEST_FIRST":     {mixed, slurm.Env{list: "0", order: "FASTEST_FIRST"}, true},
+		"a job, no list":    {mixed, slurm.Env{job: "7"}, true},
+		"a job's numbers":   {mixed, slurm.Env{list: "0", job: "7"}, false},
+		"the bus":           {mixed, slurm.Env{list: "0", order: "PCI_BUS_ID"}, false},
+		"UUIDs":             {mixed, slurm.Env{list: "GPU-11,GPU-00"}, false},
+		"one model":         {same, slurm.Env{list: "0"}, false},
+		"one model, no env": {same, slurm.Env{}, false},
+	} {
+		if err := checkOrder(c.all, c.env); (err != nil) != c.refused {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

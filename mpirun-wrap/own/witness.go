@@ -68,18 +68,24 @@ func (k *keeper) have(procs []proc.Process) (found bool, unknown []proc.Process)
 	return false, unknown
 }
 
-// mayBeLeft reports whether a rank may have started a process: the rank began when its daemon did, or later. The ranks
-// themselves are registered.
+// mayBeLeft reports whether a rank may have left a process whose environment is overwritten: the rank began when its
+// daemon did, or later, and a process that is left has a new parent. A later login has its own.
 func (k *keeper) mayBeLeft(pid int) bool {
-	stat, err := proc.ReadStat(pid)
 	daemon := k.process.Load()
-	return err == nil && stat.Running() && (daemon == nil || stat.Start >= daemon.Start)
-}
-
-// withoutPipes is an environment without the daemon of other ranks, as a keeper must have it: the keeper of those ranks
-// would take this one for a process that they have left behind.
-func withoutPipes(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, pipeVariable+"=") })
+	for range maxAncestors {
+		stat, err := proc.ReadStat(pid)
+		if err != nil || !stat.Running() || daemon != nil && stat.Start < daemon.Start {
+			return false
+		}
+		if name, _ := proc.Name(stat.Parent); stat.Parent <= 1 || name == "systemd" || name == "slurmstepd" {
+			return true
+		}
+		if uid, ok := proc.Owner(stat.Parent); !ok || uid != k.job.UID {
+			return false
+		}
+		pid = stat.Parent
+	}
+	return false
 }
 
 // unguarded reports whether the ranks are told that a process cannot be guarded: if it is a client of their daemon, and
@@ -88,8 +94,7 @@ func (k *keeper) unguarded(p proc.Process, why error, certain bool) bool {
 	if errors.Is(why, unix.EPERM) && scope() != 0 {
 		return false
 	}
-	_, err := os.Lstat(filepath.Join(k.dir, hiddenLine))
-	if err == nil && slices.Contains(registered(k.dir), p) {
+	if slices.ContainsFunc(k.registered(), func(r rank) bool { return r.Hidden && r.Process == p }) {
 		return false
 	}
 	if certain || k.process.Load() == nil {
@@ -112,13 +117,19 @@ func (k *keeper) outside(p proc.Process) string {
 	case environment.Err != nil && !errors.Is(environment.Err, proc.ErrOverwritten):
 		return ""
 	case value == k.folders.PipeDir:
-		return "its container does not show it " + filepath.Dir(k.dir) + ": bind that there"
+		return "its container does not show it " + k.folder.Name() + ": bind " + filepath.Dir(k.folder.Name()) + " there"
 	case set && isSocket(filepath.Join(value, "control")):
 		return ""
-	case !startedBy(registered(k.dir), p.PID):
-		return ""
 	}
-	return "what starts it (env -i, a container) must keep " + pipeVariable
+	isRank := func(s proc.Stat) func(rank) bool { return func(r rank) bool { return r.Process == s.Process } }
+	isLauncher := func(s proc.Stat) func(rank) bool { return func(r rank) bool { return r.Launcher == s.PID } }
+	switch ranks := k.registered(); {
+	case startedBy(ranks, p.PID, isRank):
+		return "what starts it (env -i, a container) must keep " + pipeVariable
+	case startedBy(ranks, p.PID, isLauncher):
+		return "a launcher starts it beside these ranks, as MPI_Comm_spawn does: put mpirun-wrap --own before its program"
+	}
+	return ""
 }
 
 func isSocket(path string) bool {
@@ -126,14 +137,14 @@ func isSocket(path string) bool {
 	return err == nil && info.Mode()&os.ModeSocket != 0
 }
 
-// startedBy reports whether a process is one of some others, or a descendant of one.
-func startedBy(ranks []proc.Process, pid int) bool {
+// startedBy reports whether a process or an ancestor is what a test finds one of some ranks to be.
+func startedBy(ranks []rank, pid int, test func(proc.Stat) func(rank) bool) bool {
 	for range maxAncestors {
 		stat, err := proc.ReadStat(pid)
 		if err != nil || pid <= 1 {
 			return false
 		}
-		if slices.Contains(ranks, stat.Process) {
+		if slices.ContainsFunc(ranks, test(stat)) {
 			return true
 		}
 		pid = stat.Parent

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -63,26 +61,27 @@ func TestLeftBehind(t *testing.T) {
 	}
 }
 
-// A keeper that cannot lock waits for the registered ranks all the same, and then ends.
-func TestWaitWithoutALock(t *testing.T) {
-	k := &keeper{dir: base(t)}
-	lock, err := openLock(k.dir, aliveLock)
+// A keeper waits for a rank that has closed its life, and ends after it.
+func TestWaitForARankWithoutItsLife(t *testing.T) {
+	k := newKeeper(t)
+	read, write, err := os.Pipe()
 	rank := exec.Command("sleep", "60")
-	if err := errors.Join(err, lock.Close(), makeFolder(k.dir), rank.Start()); err != nil {
+	if err := errors.Join(err, write.Close(), rank.Start()); err != nil {
 		t.Fatal(err)
 	}
-	stat, err1 := proc.ReadStat(rank.Process.Pid)
-	path := filepath.Join(k.dir, ranksFolder, strconv.Itoa(stat.PID))
-	err2 := os.WriteFile(path, strconv.AppendUint(nil, stat.Start, 10), 0o600)
+	defer read.Close()
+	k.life = read
+	stat, err := proc.ReadStat(rank.Process.Pid)
+	if err := errors.Join(err, k.register(stat.PID, hello{})); err != nil {
+		t.Fatal(err)
+	}
 	lived := make(chan bool, 1)
 	go func() {
-		waitForRanks(lock, k)
+		k.waitForRanks()
 		lived <- alive(stat.Process)
 	}()
 	time.Sleep(2 * firstLook)
-	if err := errors.Join(err1, err2, rank.Process.Kill()); err != nil {
-		t.Fatal(err)
-	}
+	_ = rank.Process.Kill()
 	_ = rank.Wait()
 	select {
 	case early := <-lived:
@@ -90,6 +89,6 @@ func TestWaitWithoutALock(t *testing.T) {
 			t.Error("the keeper has ended before the rank")
 		}
 	case <-time.After(2 * time.Minute):
-		t.Fatal("the keeper waits for a lock that it cannot get")
+		t.Fatal("the keeper waits for a rank that has ended")
 	}
 }

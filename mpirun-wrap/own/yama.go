@@ -5,7 +5,6 @@ package own
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -38,17 +37,15 @@ func scope() int {
 // allowGuard lets the guard take this process's files, if Yama would not. The name outlives exec, but processes that the
 // program starts do not inherit it. The error says what is not guarded.
 func (m *member) allowGuard() error {
+	if m.Unguarded != "" {
+		return fmt.Errorf("cannot guard these ranks, because %s: the end of a rank may kill its neighbours", m.Unguarded)
+	}
 	n := scope()
 	switch n {
 	case 0:
 		return nil
 	case 1:
-		text, err := os.ReadFile(filepath.Join(m.dir, keeperLock))
-		supervisor, _ := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err == nil && supervisor > 0 {
-			err = unix.Prctl(unix.PR_SET_PTRACER, uintptr(supervisor), 0, 0, 0)
-		}
-		if err != nil {
+		if err := unix.Prctl(unix.PR_SET_PTRACER, uintptr(m.Supervisor), 0, 0, 0); err != nil {
 			return fmt.Errorf("cannot guard this rank's neighbours: %w", err)
 		}
 		return fmt.Errorf("programs that this rank starts are not guarded, because %s is 1: the end of one may kill its neighbours: "+

@@ -25,7 +25,7 @@ type Warnings struct {
 
 const (
 	// The time until a process that may use CUDA is looked at again. It doubles.
-	firstAsk, lastAsk = time.Second, time.Minute
+	firstAsk, lastAsk = 50 * time.Millisecond, time.Minute
 	// maxAsked limits the processes that are looked at again.
 	maxAsked = 64
 )

@@ -168,6 +168,7 @@ var variables = []row{
 	{"SLURM_NTASKS_PER_GPU", Unproven, "the same"},
 
 	{"CUDA_VISIBLE_DEVICES", Wish, "slurmstepd in a task with GPUs, slurmd in hooks, TaskProlog; then the user"},
+	{"CUDA_DEVICE_ORDER", Wish, "the user"},
 	{"SLURM_MPS", Wish, "the user"},
 	{"SLURM_MPS_*", Wish, "the user; the last of them TaskProlog, SLURM_MPS_TOLD"},
 	{"PATH", Wish, "the user"},

@@ -223,7 +223,7 @@ func (n testNode) of(mode string) (found []proc.Process) {
 		line, _ := os.ReadFile(folder + "/cmdline")
 		args := strings.Split(string(line), "\x00")
 		pid, _ := strconv.Atoi(filepath.Base(folder))
-		if len(args) < 5 || args[1] != mode || args[4] != n.Root {
+		if len(args) < 4 || args[1] != mode || args[len(args)-2] != n.Root {
 			continue
 		}
 		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() {
@@ -243,24 +243,15 @@ func (n testNode) one(mode string) proc.Process {
 	return all[0]
 }
 
-// bases are the folders of the node in which a user may have one for steps.
+// bases are the folders of the node in which a step may have one.
 func (n testNode) bases() []string {
 	return []string{filepath.Join(n.Root, "tmp"), filepath.Join(n.Root, "dev/shm")}
 }
 
-// places are users' folders for steps.
-func (n testNode) places() (found []string) {
-	for _, base := range n.bases() {
-		more, _ := filepath.Glob(filepath.Join(base, "slurm-mps-*"))
-		found = append(found, more...)
-	}
-	return found
-}
-
 // folders are those of steps.
 func (n testNode) folders() (found []string) {
-	for _, place := range n.places() {
-		more, _ := filepath.Glob(filepath.Join(place, "*"))
+	for _, base := range n.bases() {
+		more, _ := filepath.Glob(filepath.Join(base, "slurm-mps-*"))
 		found = append(found, more...)
 	}
 	return found
@@ -288,7 +279,7 @@ func (n testNode) state() string {
 
 // left is what a step has left.
 func (n testNode) left() []string {
-	return append(n.Strangers(), n.places()...)
+	return append(n.Strangers(), n.folders()...)
 }
 
 // clean checks that nothing is left of any step, and that all ranks have run under MPS.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
 )
 
 // A rank that starts the daemon is killed at each of its effects. Other ranks of the step compute all the same.
@@ -43,15 +45,15 @@ func TestAStarterKilledAnywhere(t *testing.T) {
 func TestAKeeperKilledAnywhere(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	n := newTestNode(t, node.H200)
-	dir := n.folderOf(7)
+	name := n.nameOf(7)
 	points := n.points(func(kill func(faultinject.Effect) bool) faultinject.Result {
-		result, _ := n.tracedKeeper(dir, kill)
+		result, _ := n.tracedKeeper(name, kill)
 		return result
 	})
 	for _, at := range sample(points, 30) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
-			result, ranks := n.tracedKeeper(dir, n.reached(at))
+			result, ranks := n.tracedKeeper(name, n.reached(at))
 			ends(0, ranks...)
 			if result.Signal != syscall.SIGKILL {
 				n.clean() // late ranks have started a keeper of their own
@@ -67,13 +69,11 @@ func TestAKeeperKilledAnywhere(t *testing.T) {
 func TestADaemonKilledAnywhere(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	n := newTestNode(t, node.H200)
-	dir := n.folderOf(7)
-	serves := func(e faultinject.Effect) bool {
-		return strings.HasPrefix(e.Call, "rename") && strings.Contains(e.What, filepath.Join(dir, "tickets"))
-	}
+	name := n.nameOf(7)
+	serves := func(e faultinject.Effect) bool { return e.Call == "sendmsg" } // an answer
 	points := n.points(func(kill func(faultinject.Effect) bool) faultinject.Result {
 		served, began := false, false
-		result, _ := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
+		result, _ := n.tracedKeeper(name, func(e faultinject.Effect) bool {
 			served, began = served || serves(e), began || len(n.daemons()) > 0
 			return !served && began && kill(e)
 		})
@@ -83,7 +83,7 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 		t.Run(strings.ReplaceAll(at.String(), "/", ":"), func(t *testing.T) {
 			n := n.again(t)
 			hit, served, began := n.reached(at), false, false
-			_, ranks := n.tracedKeeper(dir, func(e faultinject.Effect) bool {
+			_, ranks := n.tracedKeeper(name, func(e faultinject.Effect) bool {
 				// The guard's effects may come later this time. Below a daemon that dies when it has served, a rank may
 				// compute without MPS: docs/limits.md.
 				served = served || serves(e)
@@ -113,18 +113,13 @@ func TestADaemonKilledAnywhere(t *testing.T) {
 	}
 }
 
-// tracedKeeper runs a keeper under the tracer, in place of the one that a rank starts. As soon as it runs, three ranks of
-// the step start.
-func (n testNode) tracedKeeper(dir string, kill func(faultinject.Effect) bool) (result faultinject.Result, ranks []*process) {
+// tracedKeeper runs a keeper under the tracer, in place of the one that a rank starts. When it has its folders, three
+// ranks of the step start.
+func (n testNode) tracedKeeper(name string, kill func(faultinject.Effect) bool) (result faultinject.Result, ranks []*process) {
 	n.T.Helper()
-	err := os.MkdirAll(dir+"/ranks", 0o700)
-	for _, made := range []string{filepath.Dir(dir), dir, dir + "/ranks"} {
-		err = errors.Join(err, os.Chown(made, int(e2e.UID), int(e2e.GID)))
-	}
-	e2e.OK(n.T, err)
-	line := asUser([]string{"/bin/sh", "-c", `exec 3<>$2/keeper; flock -n 3 || exit 9; exec "$0" "$@"`, n.wrapper(), "--own-keep", dir, "7", n.Root})
+	line := asUser(n.program("keeper", name, n.wrapper(), n.Root))
 	result = n.traced(line, inStep(7, 0, 0, 3), func(e faultinject.Effect) bool {
-		if ranks == nil && (strings.Contains(e.What, dir+"/alive") || strings.HasPrefix(e.Call, "pwrite")) {
+		if ranks == nil && strings.Contains(e.What, "/exchange") {
 			started := make(chan struct{}) // the tracer's thread would reap them
 			go func() {
 				defer close(started)
@@ -135,6 +130,29 @@ func (n testNode) tracedKeeper(dir string, kill func(faultinject.Effect) bool) (
 		return kill(e)
 	})
 	return result, ranks
+}
+
+// becomeKeeper becomes the keeper of job 7 that a supervisor would start: NAME WRAPPER ROOT. For two seconds, a process has
+// the life of the step.
+func becomeKeeper(args []string) error {
+	listener, err1 := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
+	err2 := errors.Join(unix.Bind(listener, &unix.SockaddrUnix{Name: args[0]}), unix.Listen(listener, 8))
+	read, write, err3 := os.Pipe()
+	state, err4 := unix.MemfdCreate("state", 0)
+	dir, err5 := os.MkdirTemp(filepath.Join(args[2], "tmp"), fmt.Sprintf("slurm-mps-%d-", os.Getuid()))
+	folder, err6 := unix.Open(dir, unix.O_DIRECTORY, 0)
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, unix.Flock(folder, unix.LOCK_EX)); err != nil {
+		return err
+	}
+	first := exec.Command("sleep", "2")
+	first.ExtraFiles, first.Env = []*os.File{write}, []string{}
+	err := first.Start()
+	for i, fd := range []int{listener, int(read.Fd()), state, folder} { // above those of this program first
+		moved, failed := unix.FcntlInt(uintptr(fd), unix.F_DUPFD, 50+i)
+		err = errors.Join(err, failed, unix.Dup3(moved, 3+i, 0), unix.Close(moved))
+	}
+	write.Close()
+	return errors.Join(err, syscall.Exec(args[1], []string{"mpirun-wrap", "--own-keep", dir, "7", args[2]}, os.Environ()))
 }
 
 // asUser is a command line that becomes another one, as the user.
@@ -176,9 +194,8 @@ func (n testNode) points(run func(func(faultinject.Effect) bool) faultinject.Res
 
 // The parts of an effect's name that differ between runs.
 var differing = map[*regexp.Regexp]string{
-	regexp.MustCompile(`-removing-\d+`): "-removing-N",
-	regexp.MustCompile(`ranks/\d+`):     "ranks/N",
-	regexp.MustCompile(`/[0-9a-f]{16}`): "/STEP",
+	regexp.MustCompile(`slurm-mps-\d+-\d+`): "slurm-mps-N",
+	regexp.MustCompile(`/proc/\d+`):         "/proc/N",
 }
 
 func (n testNode) effect(e faultinject.Effect) string {
@@ -214,14 +231,15 @@ func (n testNode) computes(ranks int) {
 	n.clean()
 }
 
-// folderOf is the folder of step 0 of a job.
-func (n testNode) folderOf(job int) string {
+// nameOf is the name at which the ranks of a job's step 0 meet.
+func (n testNode) nameOf(job int) string {
 	n.T.Helper()
-	p := n.start(inStep(job, 0, 0, 1), n.wrap("sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")...)
-	ends(0, p)
+	p := n.start(inStep(job, 0, 0, 1), n.spin("60")...)
+	ready(p)
+	name := n.address()
+	lives(p)
 	n.clean()
-	lines := strings.Split(strings.TrimSpace(p.Text()), "\n") // servers of other tests may be a message
-	return filepath.Join(lines[len(lines)-1], "../../../..")
+	return name
 }
 
 // sample is one of each so many points, or all in the sweep.

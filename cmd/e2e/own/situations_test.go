@@ -190,7 +190,7 @@ func TestQuitByASibling(t *testing.T) {
 		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", late.cmd.Process.Pid))
 		return late.over() || slices.ContainsFunc(files, func(fd string) bool {
 			to, _ := os.Readlink(fd)
-			return to == filepath.Join(n.folders()[0], "alive")
+			return strings.HasPrefix(to, "socket:")
 		})
 	})
 	lives(computes)

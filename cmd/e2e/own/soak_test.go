@@ -231,7 +231,7 @@ func (n testNode) after(p plan, sum *tally) {
 		sum.Left++
 		n.T.Logf("%+v: left behind: %q", p, n.left())
 		n.killStrangers()
-		for _, dir := range n.places() {
+		for _, dir := range n.folders() {
 			_ = os.RemoveAll(dir)
 		}
 	}

@@ -3,6 +3,7 @@
 package own_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -107,9 +108,17 @@ func TestAProcessOutside(t *testing.T) {
 	tmpfs := fmt.Sprintf("mount -t tmpfs none %s && mount -t tmpfs none %s && exec ", n.bases()[0], n.bases()[1])
 	container := n.start(inStep(7, 0, 2, 3), n.wrap("unshare", "-Urm", "sh", "-c", tmpfs+spin)...)
 	plain := n.start(nil, n.CudaClient(), "spin", "-ms", "1", "-for", "600", "-exit-idle") // not of this step
-	ready(clean, container, plain)
+	launcher := filepath.Join(n.home, "prted")
+	shell, err := os.ReadFile("/bin/sh")
+	if err := errors.Join(err, node.WriteProgram(launcher, shell)); err != nil {
+		t.Fatal(err)
+	}
+	rank := strings.Join(n.wrap("sleep", "600"), " ")
+	spawned := n.start(inStep(7, 0, 2, 3), launcher, "-c", rank+" & rank=$!; sleep 1; "+spin+" & wait $!; kill $rank")
+	ready(clean, container, plain, spawned)
 	for p, cause := range map[*process]string{
 		clean: "what starts it (env -i, a container) must keep CUDA_MPS_PIPE_DIRECTORY", container: "its container does not show it " + n.bases()[0],
+		spawned: "a launcher starts it beside these ranks",
 	} {
 		want := fmt.Sprintf("slurm-mps: process %d of this step computes without MPS: %s", p.pid(), cause)
 		if !e2e.Comes(func() bool { return strings.Contains(p.Text(), want) }) {
@@ -122,6 +131,8 @@ func TestAProcessOutside(t *testing.T) {
 		}
 	}
 	lives(append(all, clean, container, plain)...)
+	_ = unix.Kill(spawned.pid(), unix.SIGTERM)
+	spawned.end()
 	n.Until("end", func() bool { return len(n.left()) == 0 })
 }
 
@@ -199,7 +210,6 @@ func TestAnOrphansKeeper(t *testing.T) {
 	first := n.step(7, 0, 1, n.spin("60")...)
 	ready(first...)
 	keeper := n.keeperOf(7)
-	place := n.places()[0]
 	crowd := "" // removing it takes long enough
 	for _, dir := range n.folders() {
 		if _, err := os.Stat(filepath.Join(dir, "jobs/7")); err == nil {
@@ -211,8 +221,8 @@ func TestAnOrphansKeeper(t *testing.T) {
 	}
 	lives(first...)
 	n.Until("removal", func() bool {
-		found, _ := filepath.Glob(filepath.Join(place, "*-removing-*"))
-		return len(found) > 0
+		_, err := os.Stat(filepath.Join(crowd, "0"))
+		return err != nil
 	})
 	kill(keeper)
 	n.Until("end of the first step", func() bool { return len(n.of("--own-keep")) == 1 && len(n.daemons()) == len(theirs) })
