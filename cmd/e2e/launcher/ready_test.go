@@ -5,6 +5,7 @@ package launcher_test
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -55,9 +56,9 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 	p := sharedGPU(t, `scope = "gpu"`)
 	holder := p.inFault()
 	ranks := p.Launch(4, p.CudaClient(), "info")
-	p.Until("file of a rank that waits", func() bool {
-		marks, _ := filepath.Glob(filepath.Join(p.Ticket(7).ExchangeDir, "*.waits"))
-		return len(marks) == 1
+	p.Until("table of what the ranks have printed", func() bool {
+		_, err := os.Stat(filepath.Join(p.Ticket(7).ExchangeDir, "printed"))
+		return err == nil
 	})
 	e2e.OK(t, holder.Process.Kill())
 	codes, said := ranks.End()

@@ -134,10 +134,10 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 	t.Logf("root's programs link %d lines of %d packages", lines, len(root))
 }
 
-// lockers lock a thread for the time of the program. control.go, place.go and release.go unlock it again. That of
+// lockers lock a thread for the time of the program. control.go and release.go unlock it again. That of
 // report_nodes.go ends, and mpsctl report starts no program.
 var lockers = []string{
-	"cmd/mpirun-wrap/signals.go", "cmd/mpsctl/report_nodes.go", "mpirun-wrap/own/gauge.go", "mpirun-wrap/own/place.go",
+	"cmd/mpirun-wrap/signals.go", "cmd/mpsctl/report_nodes.go", "mpirun-wrap/own/gauge.go",
 	"mpirun-wrap/own/yama.go", "site/guard/control.go", "site/guard/pause/pause.go", "site/guard/release.go",
 }
 
