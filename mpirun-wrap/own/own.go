@@ -278,24 +278,20 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	}
 	if why := hiddenBy(program); why != "" {
 		warn("hidden", fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", program, why))
-		if err := r.member.sayHidden(); err != nil {
-			return err
-		}
+		r.member.sayHidden()
 	}
 	_, err := unix.FcntlInt(r.member.life.Fd(), unix.F_SETFD, 0)
 	return err
 }
 
 // sayHidden tells the keeper that it need not say again that this process is hidden.
-func (m *member) sayHidden() error {
+func (m *member) sayHidden() {
 	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
 	defer cancel()
-	conn, err := connect(ctx, m.step.address())
-	if err != nil {
-		return err
+	if conn, err := connect(ctx, m.step.address()); err == nil {
+		_ = send(conn, hello{Hidden: true}, nil)
+		conn.Close()
 	}
-	defer conn.Close()
-	return send(conn, hello{Hidden: true}, nil)
 }
 
 // hiddenBy returns why the kernel will show only root the files of a program's processes, so that no guard of the user
