@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,9 +19,14 @@ import (
 func TestLeftBehind(t *testing.T) {
 	k := &keeper{}
 	k.job.UID, k.folders.PipeDir = uint32(os.Getuid()), base(t)+"/pipe"
+	var as *syscall.SysProcAttr
+	if os.Getuid() == 0 { // other tests' processes of root may be anything
+		k.job.UID = 1<<20 + uint32(os.Getpid())
+		as = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.job.UID, Gid: k.job.UID}}
+	}
 	start := func(env ...string) *exec.Cmd {
 		cmd := exec.Command("sleep", "60")
-		cmd.Env = env // nil is that of the test
+		cmd.Env, cmd.SysProcAttr = env, as // nil is that of the test
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
