@@ -6,12 +6,15 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
+	"golang.org/x/sys/unix"
 )
 
 // A process with the daemon's variable is a witness while it lives, also without an open file and in a session of its
@@ -53,15 +56,29 @@ func TestLeftBehind(t *testing.T) {
 		t.Error("a dead process is a witness")
 	}
 	_ = heir.Wait()
-	titled := start("A=b", pipeVariable+"="+k.folders.PipeDir)
-	testproc.Overwrite(t, titled.Process.Pid)
+	orphan := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+	orphan.Env, orphan.SysProcAttr = []string{"A=b", "PATH=/usr/bin:/bin", pipeVariable + "=" + k.folders.PipeDir}, as
+	printed, err := orphan.Output()
+	titled, err2 := strconv.Atoi(strings.TrimSpace(string(printed)))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(titled, unix.SIGKILL) })
+	for name := ""; name != "sleep"; name, _ = proc.Name(titled) {
+	}
+	testproc.Overwrite(t, titled)
 	if !k.leftBehind() {
 		t.Error("a process that has overwritten its environment ended the keeper")
 	}
-	if stat, err = proc.ReadStat(titled.Process.Pid); err != nil {
+	login := start("A=b", pipeVariable+"="+k.folders.PipeDir) // has its own parent, as a login has
+	testproc.Overwrite(t, login.Process.Pid)
+	if k.mayBeLeft(login.Process.Pid) {
+		t.Error("a process with its own parent counts as left")
+	}
+	if stat, err = proc.ReadStat(titled); err != nil {
 		t.Fatal(err)
 	}
-	k.process.Store(&proc.Process{PID: titled.Process.Pid, Start: stat.Start + 1})
+	k.process.Store(&proc.Process{PID: titled, Start: stat.Start + 1})
 	if k.leftBehind() {
 		t.Error("a process that is older than the daemon is a witness")
 	}
