@@ -158,7 +158,7 @@ func (s *Store) unmountJobDir(job Job) error {
 		switch {
 		case err == nil: // another one may be mounted below it
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPERM):
-			return s.FreeBusy(func(b Busy) bool { return b.Job == job.ID }) // nothing is mounted any more
+			return s.FreeBusy(func(b Busy) bool { return b.UID == job.UID }) // nothing is mounted any more
 		default:
 			return fmt.Errorf("cannot unmount %s: %w", path, err)
 		}
