@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -78,6 +79,7 @@ func TestPinnedByItsUser(t *testing.T) {
 func TestIgnoredVariables(t *testing.T) {
 	ticket := ticketOf(2, policy.ScopeJob, 1)
 	ours := ticket.Daemons[0].PipeDir
+	ticket.Daemons[0].Devices = []site.UUID{"GPU-0", "GPU-1"}
 	for _, c := range []struct {
 		env  slurm.Env
 		want string
@@ -89,6 +91,8 @@ func TestIgnoredVariables(t *testing.T) {
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": " 1"}, `CUDA_VISIBLE_DEVICES=" 1": the rank's number chooses its GPU, see --gpu`},
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
 			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-0=8192M"}, ""},
+		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M,1=8192M"}, ""},
+		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=8192M"}, `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="1=8192M": give --mem, like --mem=8G`},
 		{slurm.Env{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8G"}, `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G": give --mem, like --mem=8G`},
 		{slurm.Env{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25": give --share, like --share=25%`},
 		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"}, `CUDA_MPS_PIPE_DIRECTORY="/tmp/mine": the job has an MPS daemon`},

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -86,10 +87,24 @@ func (p *Placement) ignored(env slurm.Env) (all []string) {
 	limit, visible := env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], env["CUDA_VISIBLE_DEVICES"]
 	few := p.Task.StepID == "" && !p.listsAll(visible)
 	theirs("CUDA_VISIBLE_DEVICES", "the rank's number chooses its GPU, see --gpu", few && (byItself(p.Task) || !p.Task.BySlurm()) && !p.pinned)
-	theirs("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "give --mem, like --mem=8G", !strings.Contains(limit, "-"))
+	theirs("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "give --mem, like --mem=8G", !strings.Contains(limit, "-") && (other || !p.isScripts(limit)))
 	theirs("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "give --share, like --share=25%", other && !p.Ticket.Part.Shared())
 	theirs("CUDA_MPS_PIPE_DIRECTORY", "the job has an MPS daemon", other && !strings.Contains(pipe, "/slurm-mps"))
 	return all
+}
+
+// isScripts reports whether limits of memory are what TaskProlog gives the script of a job on several nodes: each of the
+// daemon's GPUs by number.
+func (p *Placement) isScripts(limits string) bool {
+	for i := range p.Daemon.Devices {
+		entry, rest, _ := strings.Cut(limits, ",")
+		size, ok := strings.CutPrefix(entry, strconv.Itoa(i)+"=")
+		if !ok || strings.Trim(size, "0123456789") != "M" {
+			return false
+		}
+		limits = rest
+	}
+	return limits == ""
 }
 
 // listsAll reports whether a list has as many GPUs as the job, by number or by UUID, as Slurm's and TaskProlog's do. The
