@@ -75,6 +75,32 @@ func TestPinnedByItsUser(t *testing.T) {
 	}
 }
 
+// What hides that nothing is shared is said: a job of several tasks without a launcher, and a GPU for each task.
+func TestUnsharedGPUs(t *testing.T) {
+	alone, four := launch.Task{LocalSize: 1, Source: launch.SourceSingle}, launch.Task{LocalSize: 4, Source: "openmpi"}
+	for _, c := range []struct {
+		name    string
+		gpus    int
+		task    launch.Task
+		binding launch.Binding
+		options Options
+		want    string
+	}{
+		{"no launcher", 1, alone, launch.Binding{}, Options{}, "this starts one process, and the job has 8 tasks on this node: srun"},
+		{"slots", 1, alone, launch.Binding{}, Options{Slots: 8}, ""},
+		{"a GPU for each task", 4, four, launch.Binding{GPUsPerTask: 1}, Options{}, "each of the 4 ranks has a GPU of its own, so none is shared"},
+		{"shared", 2, four, launch.Binding{}, Options{}, ""},
+		{"as many ranks as GPUs", 4, four, launch.Binding{}, Options{}, ""},
+	} {
+		rank := Rank{Task: c.task, Binding: c.binding, Options: c.options, CanOpen: func(int) bool { return true }}
+		p := must.Get(Place(ticketOf(c.gpus, policy.ScopeJob, 1), rank))(t)
+		got := unshared(slurm.Env{"SLURM_TASKS_PER_NODE": "8"}, p, rank)
+		if !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 // Variables of CUDA that the placement replaces are named once, unless Slurm or slurm-mps has set them.
 func TestIgnoredVariables(t *testing.T) {
 	ticket := ticketOf(2, policy.ScopeJob, 1)

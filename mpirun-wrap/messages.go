@@ -57,7 +57,11 @@ func (m messages) waits(thing string) func(why string) {
 
 // remark prints that the ranks get another share than they asked for, that their memory may not be available, or that
 // a variable is misspelt. Ranks with the same options print each message once.
-func (m messages) remark(env slurm.Env, placement *Placement, options Options) {
+func (m messages) remark(env slurm.Env, placement *Placement, rank Rank) {
+	options := rank.Options
+	if why := unshared(env, placement, rank); why != "" {
+		m.once("unshared", errors.New(why))
+	}
 	for _, name := range unknownVariables(env) {
 		advice := words.Suggest("", name, variableNames(), "mpirun-wrap")
 		m.once("variable "+name, fmt.Errorf("ignoring variable %s: no flag has it: %s", name, advice))
@@ -71,6 +75,19 @@ func (m messages) remark(env slurm.Env, placement *Placement, options Options) {
 	if placement.MemRemark != "" {
 		m.once("memory "+options.Memory.String(), errors.New(placement.MemRemark))
 	}
+}
+
+// unshared returns why ranks do not share GPUs although their number or their job lets one expect it, "" if they do.
+func unshared(env slurm.Env, placement *Placement, rank Rank) string {
+	tasks, err := launch.TasksOnNode(env)
+	switch alone := placement.RanksOnGPU == 1 && rank.Options.Slots == 0; {
+	case alone && err == nil && tasks > 1 && byItself(rank.Task):
+		return fmt.Sprintf("this starts one process, and the job has %d tasks on this node: srun mpirun-wrap starts one for each", tasks)
+	case alone && rank.Task.LocalSize > 1 && rank.Binding.GPUsPerTask > 0:
+		return fmt.Sprintf("each of the %d ranks has a GPU of its own, so none is shared: --gpus=N without --gpus-per-task shares them",
+			rank.Task.LocalSize)
+	}
+	return ""
 }
 
 // ignored returns the user's own variables of CUDA that the placement replaces, with what to do. TaskProlog has set the
