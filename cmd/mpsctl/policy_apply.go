@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -69,7 +70,7 @@ func applyFile(call *command.Invocation, file string, dryRun bool) error {
 	if err != nil {
 		return refused(call, err)
 	}
-	a := applied{File: path, Tests: tested{Results: []lint.Result{}}, Warnings: lint.Warnings(compiled)}
+	a := applied{File: path, Tests: tested{Results: []lint.Result{}}, Warnings: lint.Warnings(compiled, missing(state.SlurmConf("")))}
 	tests, cases, err := casesBeside(file)
 	if err != nil {
 		return refused(call, err)
