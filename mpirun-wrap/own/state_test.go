@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A keeper finds what the earlier one has left, also if that was killed in the middle of a record, and a long life of
@@ -14,17 +15,13 @@ import (
 func TestState(t *testing.T) {
 	first := newKeeper(t)
 	daemon := proc.Process{PID: 9, Start: 4}
-	if err := first.register(os.Getpid(), hello{Hidden: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.register(os.Getpid(), hello{Hidden: true}))
 	if _, err := first.state.file.WriteAt([]byte("\n{\"Rank\":{\"pid\":1"), first.state.size()); err != nil {
 		t.Fatal(err)
 	}
 	first.keepRecord(record{Daemon: &daemon})
 	next := &keeper{state: first.state, ranks: map[int]rank{}}
-	if err := next.resume(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, next.resume())
 	if got := next.ranks[os.Getpid()]; len(next.ranks) != 1 || !got.Hidden || got != first.ranks[os.Getpid()] {
 		t.Errorf("the ranks are %+v", next.ranks)
 	}
@@ -32,9 +29,7 @@ func TestState(t *testing.T) {
 		t.Errorf("the daemon is %v, want %v", got, daemon)
 	}
 	for range 2 * maxState / 50 {
-		if err := next.register(os.Getpid(), hello{}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, next.register(os.Getpid(), hello{}))
 	}
 	if size := next.state.size(); size > maxState+1000 {
 		t.Errorf("the state has %d bytes", size)

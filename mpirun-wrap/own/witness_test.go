@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
@@ -21,9 +22,7 @@ func TestLeftBehind(t *testing.T) {
 	start := func(env ...string) *exec.Cmd {
 		cmd := exec.Command("sleep", "60")
 		cmd.Env = env // nil is that of the test
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		return cmd
 	}
@@ -66,15 +65,11 @@ func TestWaitForARankWithoutItsLife(t *testing.T) {
 	k := newKeeper(t)
 	read, write, err := os.Pipe()
 	rank := exec.Command("sleep", "60")
-	if err := errors.Join(err, write.Close(), rank.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, write.Close(), rank.Start()))
 	defer read.Close()
 	k.life = read
 	stat, err := proc.ReadStat(rank.Process.Pid)
-	if err := errors.Join(err, k.register(stat.PID, hello{})); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, k.register(stat.PID, hello{})))
 	lived := make(chan bool, 1)
 	go func() {
 		k.waitForRanks()

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -47,14 +48,9 @@ type scene struct {
 func newDir(t *testing.T) string {
 	t.Helper()
 	// Not t.TempDir: its parents are 0700, and the jobs' user must pass them.
-	dir, err := os.MkdirTemp("/tmp", "lab-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "lab-test-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -64,25 +60,17 @@ func up(t *testing.T, o Options) scene {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	t.Cleanup(cancel)
-	user, err := EnsureUser("hpc1", 2001)
-	if err != nil {
-		t.Fatal(err)
-	}
+	user := must.Get(EnsureUser("hpc1", 2001))(t)
 	o.Dir = newDir(t)
 	if o.Bundle == "" {
 		o.Bundle = os.Getenv("SLURM_BUNDLE")
 	}
 	begun := time.Now()
-	c, err := Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Start(ctx, o))(t)
 	t.Logf("up in %s", time.Since(begun).Round(time.Millisecond))
 	t.Cleanup(func() {
 		begun := time.Now()
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 		t.Logf("down in %s", time.Since(begun).Round(time.Millisecond))
 	})
 	return scene{c, ctx, user}
@@ -92,18 +80,13 @@ func up(t *testing.T, o Options) scene {
 func script(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := node.WriteProgram(path, []byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, node.WriteProgram(path, []byte(text)))
 	return path
 }
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	return string(text)
 }
 
@@ -119,10 +102,7 @@ func (s scene) must(t *testing.T, name string, args ...string) string {
 
 func (s scene) wait(t *testing.T, id int) Job {
 	t.Helper()
-	j, err := s.WaitJob(s.ctx, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(s.WaitJob(s.ctx, id))(t)
 	return j
 }
 

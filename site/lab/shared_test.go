@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // partHook records its environment. The epilog also waits while the file hold exists.
@@ -32,17 +34,11 @@ func partsUp(t *testing.T) parts {
 	t.Helper()
 	top := newDir(t)
 	dir := filepath.Join(top, "records")
-	if err := makeDir(dir, 0o777|fs.ModeSticky); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, makeDir(dir, 0o777|fs.ModeSticky))
 	dev := filepath.Join(top, "dev")
-	if err := makeDir(dev, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, makeDir(dev, 0o755))
 	for i := range 4 {
-		if err := makeDevice(fmt.Sprintf("%s/nvidia%d", dev, i), i); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, makeDevice(fmt.Sprintf("%s/nvidia%d", dev, i), i))
 	}
 	hook := script(t, top, "hook.sh", partHook)
 	conf := "Name=gpu File=" + dev + "/nvidia[0-3]\nName=shard Count=8\n"
@@ -77,14 +73,9 @@ func TestShards(t *testing.T) {
 	needLab(t)
 	p := partsUp(t)
 	var ids []int
-	if err := os.WriteFile(p.dir+"/side.wait", nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(p.dir+"/side.wait", nil, 0o644))
 	for i, gres := range []string{"shard:1", "shard:1", "shard:2", "gpu:1", "shard:2", "shard:1"} {
-		id, err := p.start(t, "--gres="+gres, "--job-name=side")
-		if err != nil {
-			t.Fatal(err)
-		}
+		id := must.Get(p.start(t, "--gres="+gres, "--job-name=side"))(t)
 		if ids = append(ids, id); i < 5 { // the last one waits
 			p.file(t, fmt.Sprintf("%s/%d.ready", p.dir, id))
 		}
@@ -93,13 +84,8 @@ func TestShards(t *testing.T) {
 		wantVariables(t, "prolog", p.env(t, ids[i], "prolog"), map[string]string{"SLURM_JOB_GPUS": gpu, "SLURM_SHARDS_ON_NODE": ""})
 		wantVariables(t, "task", p.env(t, ids[i], "task0"), map[string]string{"SLURM_JOB_GPUS": gpu, "SLURM_SHARDS_ON_NODE": []string{"1", "1", "2"}[i]})
 	}
-	if err := os.WriteFile(p.dir+"/hold", nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	whole, err := p.Submit(p.ctx, p.user, "--gres=gpu:4", "--wrap=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(p.dir+"/hold", nil, 0o644))
+	whole := must.Get(p.Submit(p.ctx, p.user, "--gres=gpu:4", "--wrap=true"))(t)
 	os.Remove(p.dir + "/side.wait")
 	for _, id := range ids[:5] {
 		j, err := p.WaitJobUntil(p.ctx, id, func(j Job) bool { return j.State == "COMPLETING" })

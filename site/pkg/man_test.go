@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -36,9 +37,7 @@ func TestPages(t *testing.T) {
 		var first []byte
 		for range 2 {
 			out := t.TempDir()
-			if err := p.make(filepath.Join(dir, "bin"), "../../docs", "2026-11-21", out); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.make(filepath.Join(dir, "bin"), "../../docs", "2026-11-21", out))
 			files, _ := filepath.Glob(filepath.Join(out, "*"))
 			content, err := os.ReadFile(files[0])
 			if err != nil || first != nil && !bytes.Equal(first, content) {
@@ -66,13 +65,7 @@ func TestPages(t *testing.T) {
 
 func unpacked(t *testing.T, content []byte) string {
 	t.Helper()
-	r, err := gzip.NewReader(bytes.NewReader(content))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(gzip.NewReader(bytes.NewReader(content)))(t)
+	text := must.Get(io.ReadAll(r))(t)
 	return string(text)
 }

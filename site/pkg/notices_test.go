@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // plant makes a module's folder with these files.
@@ -16,10 +18,7 @@ func plant(t *testing.T, files map[string]string) (dir string) {
 	dir = t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(dir, name)
-		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)))
 	}
 	return dir
 }
@@ -52,14 +51,8 @@ func TestNoLicense(t *testing.T) {
 func TestLinked(t *testing.T) {
 	t.Setenv("GOFLAGS", "-mod=readonly")
 	t.Setenv("GOPROXY", "off")
-	modules, err := linked([]string{"../../cmd/mpsctl", "../../cmd/guard"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := notices(modules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	modules := must.Get(linked([]string{"../../cmd/mpsctl", "../../cmd/guard"}))(t)
+	text := must.Get(notices(modules))(t)
 	for _, want := range []string{
 		"\nGo's standard library go", "\ngithub.com/spf13/cobra v", "\ngithub.com/NVIDIA/go-nvml v", "Mozilla Public License",
 	} {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -42,9 +43,7 @@ func (n testNode) program(name string, args ...string) []string {
 	path := filepath.Join(n.home, "own.test")
 	if _, err := os.Stat(path); err != nil {
 		self, err := os.ReadFile("/proc/self/exe")
-		if err := errors.Join(err, node.WriteProgram(path, self)); err != nil {
-			n.T.Fatal(err)
-		}
+		must.OK(n.T, errors.Join(err, node.WriteProgram(path, self)))
 	}
 	return append([]string{"env", "OWN_TEST=" + name, path}, args...)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ here=%s/$(/bin/hostname)
 export PATH=$here/sim/bin:/usr/bin:/bin LD_LIBRARY_PATH=$here/sim/lib TMPDIR=$here/t
 exec $here/home/mpirun-wrap --own --root $here/root "$@"
 `, c.Top)
-	e2e.OK(t, node.WriteProgram(c.rank, []byte(script)))
+	must.OK(t, node.WriteProgram(c.rank, []byte(script)))
 	return c
 }
 
@@ -181,8 +182,7 @@ func TestOwnSoakUnderSlurm(t *testing.T) {
 	c := newCluster(t, lab.Options{CPUs: 64, Extra: []string{"KillWait=2", "SlurmctldDebug=info", "SlurmdDebug=info"}})
 	n := c.nodes["n1"]
 	c.Ctx, n.Ctx = t.Context(), t.Context() // each wait has its own limit
-	version, err := c.Run(c.Ctx, c.User, "sinfo", "--version")
-	e2e.OK(t, err)
+	version := must.Get(c.Run(c.Ctx, c.User, "sinfo", "--version"))(t)
 	began := time.Now()
 	sum := tally{Where: strings.TrimSpace(version.Stdout), Seed: seed, Kills: map[string]int{}}
 	for random := rand.New(rand.NewPCG(seed, 1)); sum.Starts < starts; {
@@ -271,8 +271,7 @@ func (c *cluster) strike(n testNode, p plan) (killed int) {
 
 // contexts counts the clients of MPS that have a context.
 func (n testNode) contexts() (count int) {
-	gpus, err := n.Sim.Node.GPUs()
-	e2e.OK(n.T, err)
+	gpus := must.Get(n.Sim.Node.GPUs())(n.T)
 	for _, gpu := range gpus {
 		all, _ := gpu.Contexts()
 		for _, c := range all {

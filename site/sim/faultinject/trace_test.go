@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // run traces a shell script in a folder of its own.
@@ -18,10 +20,7 @@ func run(t *testing.T, script string, plan Plan) (Result, string) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	result, err := Run(ctx, []string{"/bin/sh", "-c", script}, []string{"PATH=/usr/bin:/bin", "D=" + dir}, plan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := must.Get(Run(ctx, []string{"/bin/sh", "-c", script}, []string{"PATH=/usr/bin:/bin", "D=" + dir}, plan))(t)
 	return result, dir
 }
 

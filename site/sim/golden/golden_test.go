@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 type recorder struct {
@@ -20,9 +22,7 @@ func (r *recorder) Helper()                         {}
 
 func TestCompare(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte("a\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("a\n"), 0o644))
 	r := &recorder{TB: t}
 	if Compare(r, path, "a\n"); r.printed != "" {
 		t.Errorf("equal texts differ: %s", r.printed)

@@ -10,14 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 func created(t *testing.T, models ...Model) Node {
 	t.Helper()
-	made, err := Create(filepath.Join(t.TempDir(), "node"), models)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Get(Create(filepath.Join(t.TempDir(), "node"), models))(t)
 	return made
 }
 
@@ -27,13 +26,8 @@ func own() int { return os.Getpid() }
 func other(t *testing.T) int {
 	t.Helper()
 	waiting := exec.Command("cat")
-	input, err := waiting.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := waiting.Start(); err != nil {
-		t.Fatal(err)
-	}
+	input := must.Get(waiting.StdinPipe())(t)
+	must.OK(t, waiting.Start())
 	t.Cleanup(func() {
 		input.Close()
 		waiting.Wait()
@@ -77,13 +71,9 @@ func TestAComputeModeAdmits(t *testing.T) {
 				gpu := created(t, H200).GPU(0)
 				first := own()
 				if c.held != "" {
-					if err := gpu.AddContext(context(t, first, c.held)); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, gpu.AddContext(context(t, first, c.held)))
 				}
-				if err := gpu.SetMode(c.mode); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, gpu.SetMode(c.mode))
 				second := first
 				if !c.same {
 					second = other(t)
@@ -108,10 +98,7 @@ func expectHeld(t *testing.T, language string, gpu GPU, held, added string, admi
 	if admitted {
 		expected = append(expected, added)
 	}
-	contexts, err := gpu.Contexts()
-	if err != nil {
-		t.Fatal(err)
-	}
+	contexts := must.Get(gpu.Contexts())(t)
 	var kinds []string
 	for _, context := range contexts {
 		kinds = append(kinds, context.Type)
@@ -127,10 +114,7 @@ var program string // the path of the C program when it is built
 func addInC(t *testing.T) func(GPU, Context) error {
 	t.Helper()
 	if program == "" {
-		dir, err := os.MkdirTemp("", "node-c-")
-		if err != nil {
-			t.Fatal(err)
-		}
+		dir := must.Get(os.MkdirTemp("", "node-c-"))(t)
 		// The go tool caches a test's result while the files that the test itself has read stay the same.
 		for _, source := range []string{"node.h", "testdata/add.c"} {
 			if _, err := os.ReadFile(source); err != nil {

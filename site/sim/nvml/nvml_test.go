@@ -18,6 +18,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -59,10 +60,7 @@ func opened(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
 
 func created(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
 	t.Helper()
-	made, err := sim.New(place, built, models...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Get(sim.New(place, built, models...))(t)
 	return made, nvml.New(nvml.WithLibraryPath(made.NVML()))
 }
 
@@ -81,15 +79,10 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 // The recording is of calls on a real H200 with driver 580.159.04. The test makes each call again and compares the
 // line that it prints with the recorded line.
 func TestH200AnswersAsRecorded(t *testing.T) {
-	recording, err := os.ReadFile("testdata/nvml-h200.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	recording := must.Get(os.ReadFile("testdata/nvml-h200.txt"))(t)
 	lines := strings.Split(strings.TrimSpace(string(recording)), "\n")
 	made, lib := created(t, node.H200)
-	if err := made.Node.GPU(0).Set("uuid", strings.Fields(lines[2])[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, made.Node.GPU(0).Set("uuid", strings.Fields(lines[2])[0]))
 	got := record(lib)
 	if len(got) != len(lines) {
 		t.Fatalf("%d answers for %d recorded lines", len(got), len(lines))
@@ -202,9 +195,7 @@ func TestSetComputeModeRefuses(t *testing.T) {
 			t.Errorf("mode of GPU %d after the refusals: %d, %v", i, mode, err)
 		}
 	}
-	if err := made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode.ignored", 1, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode.ignored", 1, 1))
 	for _, after := range []int{node.Default, node.ExclusiveProcess} {
 		ok(t, plain.SetComputeMode(3))
 		if mode, err := made.Node.GPU(0).Mode(); err != nil || mode != after {
@@ -216,9 +207,7 @@ func TestSetComputeModeRefuses(t *testing.T) {
 // asNobody calls a function with the effective uid 65534. The tests of this package run one after the other.
 func asNobody(t *testing.T, do func()) {
 	t.Helper()
-	if err := syscall.Seteuid(65534); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Seteuid(65534))
 	defer func() {
 		if err := syscall.Seteuid(0); err != nil {
 			panic(err)
@@ -236,10 +225,7 @@ func needRoot(t *testing.T) {
 
 func TestMIGInstances(t *testing.T) {
 	made, lib := opened(t, node.L4, node.A100SXM40.Cut(node.A100Slice3, node.A100Slice1))
-	uuid, err := made.Node.GPU(1).Text("mig/1/uuid")
-	if err != nil {
-		t.Fatal(err)
-	}
+	uuid := must.Get(made.Node.GPU(1).Text("mig/1/uuid"))(t)
 	instance, ret := lib.DeviceGetHandleByUUID(uuid)
 	ok(t, ret)
 	is, ret := instance.IsMigDeviceHandle()
@@ -281,9 +267,7 @@ func TestSamplesOfTwoServers(t *testing.T) {
 	made, lib := opened(t, node.H200)
 	device, _ := lib.DeviceGetHandleByIndex(0)
 	other := exec.Command("sleep", "60")
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, other.Start())
 	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
 	const period = 200_000
 	end := uint64(time.Now().UnixMicro())/period - 2
@@ -295,9 +279,7 @@ func TestSamplesOfTwoServers(t *testing.T) {
 		for i, percent := range percents {
 			fmt.Fprintf(&lines, "%020d %3d\n", (end-uint64(len(percents)-1-i))*period+uint64(pid%100), percent)
 		}
-		if err := made.Node.GPU(0).Set(filepath.Join("samples", fmt.Sprint(pid)), lines.String()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, made.Node.GPU(0).Set(filepath.Join("samples", fmt.Sprint(pid)), lines.String()))
 	}
 	const rounds = 64
 	self, seen := os.Getpid(), map[int]int{}
@@ -336,17 +318,11 @@ func TestSamplesOfTwoServers(t *testing.T) {
 
 // The texts are those of the library of driver 580.159.04.
 func TestErrorTextsAreAsRecorded(t *testing.T) {
-	recording, err := os.ReadFile("testdata/nvml-h200-returns.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	recording := must.Get(os.ReadFile("testdata/nvml-h200-returns.txt"))(t)
 	opened(t, node.H200)
 	for line := range strings.Lines(string(recording)) {
 		number, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-		code, err := strconv.Atoi(number)
-		if err != nil {
-			t.Fatal(err)
-		}
+		code := must.Get(strconv.Atoi(number))(t)
 		want(t, "text of "+number, nvml.Return(code).Error(), text)
 	}
 }
