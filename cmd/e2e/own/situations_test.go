@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -58,25 +57,6 @@ func TestSecondStep(t *testing.T) {
 	lives(second...)
 	lives(third...)
 	n.clean()
-}
-
-// killAll stops all processes of a step and then kills them, so that none can react.
-func (n testNode) killAll(ranks ...*process) {
-	n.T.Helper()
-	all := slices.Concat(n.of("--own-supervise"), n.of("--own-keep"), n.daemons())
-	for _, p := range ranks {
-		if stat, err := proc.ReadStat(p.cmd.Process.Pid); err == nil {
-			all = append(all, stat.Process)
-		}
-	}
-	for _, p := range all {
-		_ = p.Kill(unix.SIGSTOP)
-	}
-	kill(all...)
-	for _, p := range all {
-		n.Gone(p)
-	}
-	n.Until("end of helpers", func() bool { return len(n.Strangers()) == 0 })
 }
 
 // Each of two users has a daemon, and is told of the other one's. Neither can enter or take the other one's folder.

@@ -79,19 +79,6 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	return p
 }
 
-// facts adds lines to site.hcl.
-func (p *realPrograms) facts(lines ...string) {
-	p.t.Helper()
-	path := p.machine.Paths().ConfigFile()
-	content, err := os.ReadFile(path)
-	if err == nil {
-		err = os.WriteFile(path, append(content, strings.Join(lines, "\n")+"\n"...), 0o644)
-	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
-}
-
 // countSMs asks the driver.
 func countSMs() (int, error) {
 	nvml, err := gpu.OpenTimeout(testnode.RealNVML(), time.Minute)
