@@ -107,7 +107,7 @@ SUITE ?= trixie
 $(BUILT)/slurm-%: | setup
 	site/lab/bundle.sh $@ $*
 test-slurm: $(BUILT)/slurm-$(SUITE) ## the tests with Slurm, on the Slurm of Debian's SUITE
-	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) $(TESTSUM) --jsonfile=$(EVENTS) --packages='./cmd/e2e/slurm ./site/lab ./site/slurm' -- -count=1 -vet=off -parallel 4 -timeout 13m
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) $(TESTSUM) --jsonfile=$(EVENTS) --packages='./cmd/e2e/slurm ./site/slurm' -- -count=1 -vet=off -parallel 4 -timeout 13m
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -count=1 -vet=off -parallel 4 -timeout 13m -run Slurm ./cmd/e2e/job ./cmd/e2e/kill ./cmd/e2e/own
 
 # Installs, upgrades and removes the .deb in a clean Debian root. The root is fetched once.

@@ -91,13 +91,10 @@ func newRank(t *testing.T) *rank {
 	r.root, err = os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(r.root) })
-	boot, err := proc.BootID()
-	must.OK(t, err)
-	store, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
-	must.OK(t, err)
+	boot := must.Get(proc.BootID())(t)
+	store := must.Get(lease.Open(site.Paths{Root: r.root}.Run(), boot))(t)
 	must.OK(t, store.WriteTicket(r.ticket()))
-	listener, err := net.Listen("unixpacket", filepath.Join(r.root, "control"))
-	must.OK(t, err)
+	listener := must.Get(net.Listen("unixpacket", filepath.Join(r.root, "control")))(t)
 	t.Cleanup(func() { listener.Close() })
 	return r
 }

@@ -80,13 +80,11 @@ func (a asked) ServerStatus(ctx context.Context, _ lease.Ticket, _ lease.Daemon,
 // placementHere is a placement whose daemon is this process.
 func placementHere(t *testing.T) (Placement, serverLogFile) {
 	t.Helper()
-	self, err := proc.Current()
-	must.OK(t, err)
+	self := must.Get(proc.Current())(t)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	listener, err := net.Listen("unix", filepath.Join(dir, "control"))
-	must.OK(t, err)
+	listener := must.Get(net.Listen("unix", filepath.Join(dir, "control")))(t)
 	t.Cleanup(func() { listener.Close() })
 	log := newLog(t)
 	return Placement{gpuShare: gpuShare{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log

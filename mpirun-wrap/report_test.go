@@ -11,6 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
 )
 
@@ -46,14 +47,9 @@ func TestReport(t *testing.T) {
 	} {
 		rank := Rank{Task: launch.Task{LocalSize: c.ranks, Source: launch.SourceStepd}, Binding: c.binding}
 		for flag, value := range c.options {
-			if err := rank.Options.Set(flag, value); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, rank.Options.Set(flag, value))
 		}
-		placement, err := Place(ticket, rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		placement := must.Get(Place(ticket, rank))(t)
 		var out bytes.Buffer
 		if err := placement.report(&out, false, false); err != nil || out.String() != c.want {
 			t.Errorf("%v\ngot  %swant %s", err, out.String(), c.want)
@@ -63,14 +59,9 @@ func TestReport(t *testing.T) {
 
 // The report of a rank is one JSON object, with null for a variable that is unset.
 func TestReportAsJSON(t *testing.T) {
-	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalSize: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	placement := must.Get(Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalSize: 1}}))(t)
 	var out bytes.Buffer
-	if err := placement.report(&out, true, false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, placement.report(&out, true, false))
 	var got struct {
 		SMs int
 		Env map[string]*string
@@ -106,18 +97,11 @@ func TestRemark(t *testing.T) {
 			if value == "" {
 				continue
 			}
-			if err := rank.Options.Set(flag, value); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, rank.Options.Set(flag, value))
 		}
-		placement, err := Place(ticket, rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		placement := must.Get(Place(ticket, rank))(t)
 		var out strings.Builder
-		if err := placement.report(&out, false, false); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, placement.report(&out, false, false))
 		if want := "# rank 0 of 2: " + c.want + "\n"; out.String() != want {
 			t.Errorf("share %s, memory %s:\n got  %s want %s", c.share, c.memory, out.String(), want)
 		}

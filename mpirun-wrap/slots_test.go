@@ -37,25 +37,20 @@ type members struct {
 func newMembers(t *testing.T, gpus int) *members {
 	t.Helper()
 	must.Root(t)
-	binary, err := wrapperBinary()
-	must.OK(t, err)
+	binary := must.Get(wrapperBinary())(t)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	boot, err := proc.BootID()
-	must.OK(t, err)
-	self, err := proc.Current()
-	must.OK(t, err)
+	boot := must.Get(proc.BootID())(t)
+	self := must.Get(proc.Current())(t)
 	ticket := ticketOf(gpus, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: dir, LogDir: dir, Proc: self}
 	ticket.ExchangeDir = filepath.Join(dir, "exchange")
 	must.OK(t, os.Mkdir(ticket.ExchangeDir, 0o700))
 	must.OK(t, os.Mkdir(filepath.Join(dir, "used"), 0o700))
-	store, err := lease.Open(site.Paths{Root: dir}.Run(), boot)
-	must.OK(t, err)
+	store := must.Get(lease.Open(site.Paths{Root: dir}.Run(), boot))(t)
 	must.OK(t, store.WriteTicket(ticket))
-	listener, err := net.Listen("unixpacket", filepath.Join(dir, "control"))
-	must.OK(t, err)
+	listener := must.Get(net.Listen("unixpacket", filepath.Join(dir, "control")))(t)
 	t.Cleanup(func() { listener.Close() })
 	m := &members{t: t, dir: dir, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
 	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASKS_PER_NODE=8",

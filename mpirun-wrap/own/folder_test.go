@@ -14,16 +14,14 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
 // base is a short folder of this user that no other user can write to.
 func base(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "own")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "own"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -33,9 +31,7 @@ func newRoot(t *testing.T) string {
 	t.Helper()
 	root := base(t)
 	for _, dir := range bases(root) {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777|os.ModeSticky)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777|os.ModeSticky)))
 	}
 	return root
 }
@@ -86,18 +82,14 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 			}
 			root := newRoot(t)
 			tmp, shm := bases(root)[0], bases(root)[1]
-			if err := c.spoil(tmp); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.spoil(tmp))
 			if dir, err := makeFolder(root, 7); err != nil || !strings.HasPrefix(dir.Name(), shm+"/") {
 				t.Errorf("the folder is %v, %v", dir, err)
 			} else {
 				dir.Close()
 				os.RemoveAll(dir.Name())
 			}
-			if err := c.spoil(shm); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.spoil(shm))
 			_, err := makeFolder(root, 7)
 			if text := fmt.Sprint(err); !strings.HasPrefix(text, "cannot make a folder for the MPS daemon: ") || !strings.Contains(text, c.want) {
 				t.Errorf("%v, want %s", err, c.want)
@@ -105,9 +97,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 		})
 	}
 	long := filepath.Join(base(t), strings.Repeat("long", 20))
-	if err := os.MkdirAll(bases(long)[0], 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(bases(long)[0], 0o755))
 	if _, err := makeFolder(long, 7); !strings.Contains(fmt.Sprint(err), "a socket's path has at most 106") {
 		t.Errorf("a long path: %v", err)
 	}
@@ -116,9 +106,7 @@ func TestBasesThatAreNotUsed(t *testing.T) {
 // In a user namespace, as in a container without root, root's folders have no known owner.
 func TestABaseInAUserNamespace(t *testing.T) {
 	if dir := flag.Arg(0); dir != "" {
-		if err := checkBase(dir); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, checkBase(dir))
 		return
 	}
 	if os.Geteuid() != 0 {
@@ -140,16 +128,12 @@ func TestRemoveStale(t *testing.T) {
 	dead, err1 := makeFolder(root, 7)
 	living, err2 := makeFolder(root, 7)
 	other, link := filepath.Join(tmp, "slurm-mps-x"), filepath.Join(tmp, prefix()+"link")
-	if err := errors.Join(err1, err2, os.Mkdir(other, 0o700), os.Symlink(other, link)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, os.Mkdir(other, 0o700), os.Symlink(other, link)))
 	defer living.Close()
 	kept := map[string]bool{living.Name(): true, other: true, link: true, dead.Name(): false}
 	if strangers := filepath.Join(tmp, prefix()+"theirs"); os.Geteuid() == 0 {
 		kept[strangers] = true
-		if err := errors.Join(os.Mkdir(strangers, 0o700), os.Chown(strangers, 2002, 2002)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.Mkdir(strangers, 0o700), os.Chown(strangers, 2002, 2002)))
 	}
 	dead.Close()
 	removeStale(t.Context(), root, mps.ControlProgram{})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/guard/gauge"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -25,9 +26,7 @@ func twoGPUs(busy time.Time) *smi {
 func TestTake(t *testing.T) {
 	s := twoGPUs(time.Now())
 	lines := "GPU-a, 97, 141012, 143771\nGPU-other, 5, 1, 2\nGPU-b, [N/A], 10, 20\nGPU-b, 3, 10\nNo devices were found\n"
-	if err := s.take(bufio.NewScanner(strings.NewReader(lines))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.take(bufio.NewScanner(strings.NewReader(lines))))
 	select {
 	case <-s.read:
 	default:
@@ -40,9 +39,7 @@ func TestTake(t *testing.T) {
 	var answers [2][]gauge.Usage
 	d := json.NewDecoder(&out)
 	for i := range answers {
-		if err := d.Decode(&answers[i]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Decode(&answers[i]))
 	}
 	a, b := answers[0][0], answers[0][1]
 	if !a.Known || !a.ContextsUnknown || a.FreeMiB != 141012 || a.TotalMiB != 143771 || len(a.Samples) != 1 || a.Samples[0].Percent != 97 || b.Known {
@@ -89,12 +86,8 @@ func TestLookUp(t *testing.T) {
 	dir := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"a/program": 0o644, "b/program": 0o755} {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, mode); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.OK(t, os.WriteFile(path, nil, mode))
 	}
 	path := slurm.Env{"PATH": ":relative:" + dir + "/a:" + dir + "/b"}
 	if got, err := lookUp("program", path); got != dir+"/b/program" || err != nil {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // Programs whose processes the kernel hides are named, and all others are not. What root may not read is in
@@ -44,9 +46,7 @@ func TestHiddenBy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer os.Remove(path)
-			if err := errors.Join(os.WriteFile(path, []byte(c.content), 0o755), c.change()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.WriteFile(path, []byte(c.content), 0o755), c.change()))
 			if got := hiddenBy(path); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}

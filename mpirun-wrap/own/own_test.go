@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -42,10 +43,7 @@ func TestKey(t *testing.T) {
 	first := launch.Task{JobID: 7, StepID: "0", LocalSize: 2}
 	name := func(env []string, task launch.Task) string {
 		t.Helper()
-		s, err := newStep(root, env, task, launch.Binding{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(newStep(root, env, task, launch.Binding{}))(t)
 		if len(s.key) != 16 {
 			t.Errorf("the folder's name is %s", s.key)
 		}
@@ -108,24 +106,16 @@ func TestNewStepRefuses(t *testing.T) {
 // A rank that joins while its daemon quits waits for the next one.
 func TestADaemonThatQuits(t *testing.T) {
 	k := newKeeper(t)
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(proc.Current())(t)
 	daemon := k.folders
 	daemon.Proc = self
-	socket, err := net.Listen("unix", filepath.Join(daemon.PipeDir, "control"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := must.Get(net.Listen("unix", filepath.Join(daemon.PipeDir, "control")))(t)
 	defer socket.Close()
 	k.tell(&lease.Ticket{Job: k.job, Daemons: []lease.Daemon{daemon}})
 	current := func(pid int, command string) (served bool, why string) {
 		line := fmt.Sprintf("[2026-11-21 05:23:12.402 Control %5d] Cmd:%s\n", pid, command)
 		text := line + strings.Repeat("[2026-11-21 05:23:12.402 Control     1] Accepting connection...\n", 200)
-		if err := os.WriteFile(filepath.Join(daemon.LogDir, "control.log"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(daemon.LogDir, "control.log"), []byte(text), 0o600))
 		ticket, why := k.current()
 		return ticket != nil && ticket.RefusalReason == "", why
 	}
@@ -140,9 +130,7 @@ func TestADaemonThatQuits(t *testing.T) {
 			t.Errorf("%d, %s: not served", pid, command)
 		}
 	}
-	if err := os.Remove(socket.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(socket.Addr().String()))
 	want := "cannot use MPS any more: something has removed " + k.folder.Name()
 	if ticket, _ := k.current(); ticket == nil || !strings.HasPrefix(ticket.RefusalReason, want) {
 		t.Errorf("without its socket: %+v, want %s", ticket, want)
@@ -154,13 +142,9 @@ func newKeeper(t *testing.T) *keeper {
 	t.Helper()
 	folder, err1 := makeFolder(newRoot(t), 7)
 	state, err2 := newState()
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2))
 	k := &keeper{folder: folder, state: state, ranks: map[int]rank{}, job: lease.Job{ID: 7, UID: uint32(os.Getuid())}}
-	if err := k.makeStore(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.makeStore())
 	t.Cleanup(func() { folder.Close(); state.file.Close() })
 	return k
 }
@@ -194,10 +178,7 @@ func TestMainLeavesOthersAlone(t *testing.T) {
 func TestSignalsOfAStep(t *testing.T) {
 	if os.Getenv("IGNORE") != "" {
 		ignoreSignals()
-		status, err := os.ReadFile("/proc/self/status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		status := must.Get(os.ReadFile("/proc/self/status"))(t)
 		fmt.Printf("%s\n", status)
 		return
 	}
@@ -208,10 +189,7 @@ func TestSignalsOfAStep(t *testing.T) {
 	if err != nil || !found {
 		t.Fatalf("%v: %s", err, status)
 	}
-	ignored, err := strconv.ParseUint(strings.Fields(mask)[0], 16, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ignored := must.Get(strconv.ParseUint(strings.Fields(mask)[0], 16, 64))(t)
 	for from, signals := range map[string][]syscall.Signal{
 		"a terminal":              {unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP},
 		"Slurm":                   {unix.SIGTERM, unix.SIGXCPU},
@@ -232,9 +210,7 @@ func TestWhatAGuardGets(t *testing.T) {
 	k := &keeper{job: lease.Job{ID: 7, UID: 2001, GID: 2002}, root: gpuNode(t, node.H200), folders: lease.Daemon{PipeDir: "/p", LogDir: "/l"}}
 	k.devices = []site.Device{{UUID: "GPU-6", Minor: 6}}
 	smi := filepath.Join(t.TempDir(), "nvidia-smi")
-	if err := os.WriteFile(smi, nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(smi, nil, 0o755))
 	unset := testproc.Unset(k.options(slurm.Env{"PATH": filepath.Dir(smi)}))
 	if got := strings.Join(unset, " "); got != "SLUID NameOf Log Recorder Raised" {
 		t.Errorf("not set: %s", got)

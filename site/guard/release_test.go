@@ -165,8 +165,7 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 		t.Fatalf("%d files are not closed", r.files)
 	}
 	var buffer [8192]byte
-	n, err := unix.Read(closes, buffer[:])
-	must.OK(t, err)
+	n := must.Get(unix.Read(closes, buffer[:]))(t)
 	order := ""
 	for rest := buffer[:n]; len(rest) > 0; {
 		name := int(binary.NativeEndian.Uint32(rest[12:]))

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // completed returns the words to which bash completes the last word. A function replaces the wrapper's help.
@@ -42,9 +43,7 @@ func TestCompletionFollowsTheFlags(t *testing.T) {
 			if strings.HasSuffix(value, ":") {
 				value += "2"
 			}
-			if err := new(mpirunwrap.Options).Set(s.Flag, value); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, new(mpirunwrap.Options).Set(s.Flag, value))
 		}
 	}
 }
@@ -61,10 +60,7 @@ var flagsOf = map[string]*regexp.Regexp{
 func TestFishAndZsh(t *testing.T) {
 	for shell, form := range flagsOf {
 		file := "completion/mpirun-wrap." + shell
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(t)
 		known := map[string]bool{"root": true, "version": false, "help": false} // whether it needs a value
 		for _, s := range mpirunwrap.Settings {
 			known[s.Flag] = s.Value != ""

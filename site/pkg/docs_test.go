@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 const top = "../.."
@@ -19,10 +21,7 @@ var forSource = []string{"decisions.md", "development.md", "measurements.md"}
 // TestThePackagedDocuments checks that the packages contain every page of docs for users and admins. Each link in
 // these pages must lead to a packaged file or to the project's page.
 func TestThePackagedDocuments(t *testing.T) {
-	s, err := readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml")))(t)
 	pages, err := filepath.Glob(filepath.Join(top, "docs", "*.md"))
 	if err != nil || len(pages) < 5 {
 		t.Fatalf("%d pages, %v", len(pages), err)
@@ -34,22 +33,14 @@ func TestThePackagedDocuments(t *testing.T) {
 		}
 	}
 	out := t.TempDir()
-	if err := copyDocuments(top, out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, copyDocuments(top, out))
 	targets := map[string]bool{}
-	entries, err := readList(filepath.Join(top, "site/pkg/nfpm.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(readList(filepath.Join(top, "site/pkg/nfpm.yaml")))(t)
 	for _, e := range entries {
 		targets[e.Target] = true
 	}
 	for source, name := range s.built {
-		content, err := os.ReadFile(filepath.Join(out, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(filepath.Join(out, name)))(t)
 		for _, m := range docLink.FindAllStringSubmatch(string(content), -1) {
 			if place := filepath.Join(filepath.Dir(s.places[source]), m[2]); !strings.Contains(m[2], "://") && !targets[place] {
 				t.Errorf("%s: the packages do not hold %s", s.places[source], place)

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 const nfpmList = "site/pkg/nfpm.yaml"
@@ -20,10 +22,7 @@ const nfpmList = "site/pkg/nfpm.yaml"
 // list returns the packages' list, without the entries that are only for Debian.
 func list(t *testing.T) []entry {
 	t.Helper()
-	all, err := readList(filepath.Join(top, nfpmList))
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(readList(filepath.Join(top, nfpmList)))(t)
 	return slices.DeleteFunc(all, func(e entry) bool { return e.Packager == "deb" })
 }
 
@@ -36,10 +35,7 @@ func planted(t *testing.T) string {
 			continue
 		}
 		path := filepath.Join(dir, e.Built())
-		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(e.Built()), 0o600))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(e.Built()), 0o600)))
 	}
 	return dir
 }
@@ -69,7 +65,7 @@ func want(t *testing.T, prefix string) map[string]fs.FileMode {
 func got(t *testing.T, dir string, listed map[string]fs.FileMode) map[string]fs.FileMode {
 	t.Helper()
 	modes := map[string]fs.FileMode{}
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	must.OK(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -83,10 +79,7 @@ func got(t *testing.T, dir string, listed map[string]fs.FileMode) map[string]fs.
 			modes[name] = fs.ModeSymlink
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return modes
 }
 
@@ -111,17 +104,11 @@ func same(t *testing.T, dir, prefix string) {
 func TestInstall(t *testing.T) {
 	d := destination{top: top, list: nfpmList, built: planted(t), destdir: t.TempDir(), prefix: "/usr"}
 	var output bytes.Buffer
-	if err := d.install(&output); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.install(&output))
 	same(t, d.destdir, "/usr")
 	policy := filepath.Join(d.destdir, "etc/slurm-mps/policy.hcl")
-	if err := os.WriteFile(policy, []byte("ours"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.install(&output); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(policy, []byte("ours"), 0o600))
+	must.OK(t, d.install(&output))
 	kept, err := os.ReadFile(policy)
 	if err != nil || string(kept) != "ours" || output.String() != "install: left as it is: "+policy+"\n" {
 		t.Errorf("after the second installation, the policy is %q, %v; it printed %q", kept, err, output.String())
@@ -132,9 +119,7 @@ func TestInstall(t *testing.T) {
 // paths of other programs must not change.
 func TestPrefix(t *testing.T) {
 	d := destination{top: top, list: nfpmList, built: planted(t), destdir: t.TempDir(), prefix: "/opt/mps/"}
-	if err := d.install(&bytes.Buffer{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.install(&bytes.Buffer{}))
 	same(t, d.destdir, "/opt/mps")
 	for path, want := range map[string]string{
 		"opt/mps/lib/systemd/system/slurm-mps-reap.service": "\nExecStart=/opt/mps/sbin/mpsctl reap",
@@ -153,9 +138,7 @@ func TestPrefix(t *testing.T) {
 func TestInstallOfAUser(t *testing.T) {
 	dir := t.TempDir()
 	d := destination{top: top, list: "site/pkg/user.yaml", built: planted(t), prefix: dir}
-	if err := d.install(&bytes.Buffer{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.install(&bytes.Buffer{}))
 	found := slices.Sorted(maps.Keys(got(t, filepath.Join(dir, "bin"), nil)))
 	if want := []string{"/gpu-usage", "/mpirun-wrap", "/mps-tune", "/mpsctl"}; !slices.Equal(found, want) {
 		t.Errorf("the programs are %q, want %q", found, want)
@@ -203,10 +186,7 @@ func small(t *testing.T, dir string) {
 	t.Helper()
 	size := int64(0)
 	for path := range got(t, dir, nil) {
-		info, err := os.Lstat(filepath.Join(dir, path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(os.Lstat(filepath.Join(dir, path)))(t)
 		size += info.Size()
 	}
 	if size > maxInstalled || size < maxInstalled/4 {

@@ -17,15 +17,13 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 func entries(t *testing.T) []entry {
 	t.Helper()
-	all, err := readList("nfpm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(readList("nfpm.yaml"))(t)
 	return all
 }
 
@@ -79,9 +77,7 @@ func TestEntries(t *testing.T) {
 func TestEveryFileOfTheSite(t *testing.T) {
 	files, err := filepath.Glob("../etc/*.*")
 	copied, err2 := filepath.Glob("../etc/policies/*")
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, err2))
 	files = append(files, copied...)
 	for _, file := range files {
 		if strings.HasSuffix(file, ".go") {
@@ -93,10 +89,7 @@ func TestEveryFileOfTheSite(t *testing.T) {
 			t.Errorf("%s is not packaged", file)
 			continue
 		}
-		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(file))(t)
 		named := regexp.MustCompile(`^# (/(?:usr|etc)/\S+slurm-mps\S*):`).FindSubmatch(content)
 		if dst := entries(t)[i].Target; named != nil && string(named[1]) != dst {
 			t.Errorf("%s names the path %s, but the package installs it at %s", file, named[1], dst)
@@ -147,19 +140,14 @@ func dpkgs(t *testing.T, version string) string {
 	dir := t.TempDir()
 	put := func(path, content string, mode os.FileMode) {
 		path = filepath.Join(dir, path)
-		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode)))
 	}
 	conffiles := ""
 	for _, e := range entries(t) {
 		switch below := strings.HasPrefix(e.Target, "/etc/") || strings.HasPrefix(e.Target, "/usr/share/slurm-mps"); {
 		case !below || e.Packager == "rpm":
 		case e.Kind == Dir:
-			if err := os.MkdirAll(filepath.Join(dir, e.Target), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(filepath.Join(dir, e.Target), 0o755))
 		default:
 			put(e.Target, readFile(t, filepath.Join("../..", e.Source))+"# version "+version+"\n", e.Mode)
 			if e.Kind == Config {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // recipe returns a file of places as a release has it.
@@ -21,19 +23,13 @@ func recipe(t *testing.T, path string) string {
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(path))(t)
 	return string(content)
 }
 
 // TestPlacesNameFiles checks that the other recipes name paths that a package, or make install-user, installs.
 func TestPlacesNameFiles(t *testing.T) {
-	user, err := readList("user.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	user := must.Get(readList("user.yaml"))(t)
 	installed := ""
 	for _, e := range append(user, entries(t)...) {
 		installed += e.Target + "\n"

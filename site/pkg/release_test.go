@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // in runs a script in a folder, with more variables, and returns what it prints.
@@ -185,9 +187,7 @@ func inventory(t *testing.T, path string) {
 		}
 		Components []listedModule
 	}
-	if err := errors.Join(err, json.NewDecoder(bytes.NewReader(content)).Decode(&bom)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, json.NewDecoder(bytes.NewReader(content)).Decode(&bom)))
 	ours := listedModule{"github.com/slurm-mps/slurm-mps", "v0.1.0"}
 	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component != ours {
 		t.Errorf("the SBOM is of %+v, %s", bom.Metadata.Component, bom.BOMFormat)

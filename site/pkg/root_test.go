@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -47,10 +48,7 @@ func newRoot(t *testing.T, base string) root {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	t.Cleanup(cancel)
-	dir, err := os.MkdirTemp("/tmp", "root")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "root"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	const script = `set -e
 mkdir -p "$1/upper" "$1/work" "$1/root"
@@ -71,9 +69,7 @@ exec sleep infinity`
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", dir, base)
 	out, err := cmd.StdoutPipe()
 	cmd.Stderr = os.Stderr
-	if err := errors.Join(err, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, cmd.Start()))
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	printed := make([]byte, 6)
 	if n, err := out.Read(printed); err != nil || !strings.HasPrefix(string(printed[:n]), "ready") {
@@ -81,9 +77,7 @@ exec sleep infinity`
 	}
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
 	pid, err2 := strconv.Atoi(strings.TrimSpace(string(children)))
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, err2))
 	return root{t, ctx, fmt.Sprintf("/proc/%d/root%s/root", pid, dir), pid}
 }
 
@@ -127,16 +121,12 @@ func (r root) path(name string) string { return filepath.Join(r.dir, name) }
 func (r root) bring(from, to string) {
 	r.t.Helper()
 	content, err := os.ReadFile(from)
-	if err := errors.Join(err, os.WriteFile(r.path(to), content, 0o644)); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, errors.Join(err, os.WriteFile(r.path(to), content, 0o644)))
 }
 
 func (r root) write(path, content string) {
 	r.t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(r.path(path)), 0o755), os.WriteFile(r.path(path), []byte(content), 0o644)); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, errors.Join(os.MkdirAll(filepath.Dir(r.path(path)), 0o755), os.WriteFile(r.path(path), []byte(content), 0o644)))
 }
 
 // driver installs a simulated driver with two GPUs in the root, and sets its paths in site.hcl.
@@ -181,9 +171,7 @@ func (r root) rank() *exec.Cmd {
 	env := []string{"SLURM_JOB_ID=7", "LD_LIBRARY_PATH=/opt/sim/lib"}
 	cmd := r.command(env,
 		"exec setpriv --reuid 2001 --regid 2001 --clear-groups mpirun-wrap --local-rank=0 --local-size=1 /opt/sim/bin/cuda-client spin -ms 1 -for 300 >/tmp/rank.out 2>&1")
-	if err := cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, cmd.Start())
 	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
 	defer cancel()
 	for {

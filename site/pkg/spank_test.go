@@ -8,16 +8,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // spankPackages returns the packages of the SPANK plugin that make packages has made, by the release of Slurm.
 func spankPackages(t *testing.T, dir string) (debs, rpms map[string]string) {
 	t.Helper()
 	debs, rpms = map[string]string{}, map[string]string{}
-	found, err := filepath.Glob(filepath.Join(dir, "packages", "slurm-mps-spank-*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(filepath.Glob(filepath.Join(dir, "packages", "slurm-mps-spank-*")))(t)
 	name := regexp.MustCompile(`^slurm-mps-spank-([0-9]{2}\.[0-9]{2})[-_].*\.(deb|rpm)$`)
 	for _, path := range found {
 		m := name.FindStringSubmatch(filepath.Base(path))

@@ -49,8 +49,7 @@ func TestSettings(t *testing.T) {
 			"NodeName=n3 Gres=gpu:3\nPartitionName=DEFAULT State=UP\npartitionname=p Nodes=n1 Gres=none\n",
 		"/e/more.conf": "Prolog=/b\n",
 	}
-	s, err := readSettings(f.open, "/e/slurm.conf", "n2")
-	must.OK(t, err)
+	s := must.Get(readSettings(f.open, "/e/slurm.conf", "n2"))(t)
 	want := map[string][]ConfValue{
 		"PrologFlags": {{"Alloc,", "/e/slurm.conf:1"}},
 		"prolog":      {{"/a", "/e/slurm.conf:2"}, {"/b", "/e/more.conf:1"}},

@@ -85,8 +85,7 @@ func TestReadGres(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			all := files{"/etc/slurm/gres.conf": tt.text, "/etc/slurm/more.conf": "Name=gpu File=/dev/nvidia0\n", "/abs/gres.conf": "Name=gpu File=/dev/nvidia1"}
-			got, err := readGres(all.open, "/etc/slurm/gres.conf", "n1")
-			must.OK(t, err)
+			got := must.Get(readGres(all.open, "/etc/slurm/gres.conf", "n1"))(t)
 			if show(got) != tt.want {
 				t.Errorf("got %s, want %s", show(got), tt.want)
 			}
@@ -96,8 +95,7 @@ func TestReadGres(t *testing.T) {
 
 func TestReadGresSaysWhere(t *testing.T) {
 	all := files{"/e/g": "# x\nName=gpu \\\n File=/dev/nvidia0\nInclude h\n", "/e/h": "\nName=gpu File=/dev/nvidia1"}
-	got, err := readGres(all.open, "/e/g", "n1")
-	must.OK(t, err)
+	got := must.Get(readGres(all.open, "/e/g", "n1"))(t)
 	want := []GresEntry{{Minor: 0, From: "/e/g:2"}, {Minor: 1, From: "/e/h:2"}}
 	if !reflect.DeepEqual(got.Entries, want) {
 		t.Errorf("got %+v, want %+v", got.Entries, want)

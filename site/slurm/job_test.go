@@ -57,11 +57,9 @@ func TestReadJobRecorded(t *testing.T) {
 			folder := filepath.Base(filepath.Dir(path))
 			t.Run(folder+"/"+filepath.Base(path), func(t *testing.T) {
 				env := recording(t, path)
-				got, err := ReadJob(env, context)
-				must.OK(t, err)
+				got := must.Get(ReadJob(env, context))(t)
 				id, _, _ := strings.Cut(filepath.Base(path), ".")
-				number, err := Digits(id)
-				must.OK(t, err)
+				number := must.Get(Digits(id))(t)
 				want := wantJob(folder, uint32(number))
 				if len(want.GPUs) > 0 {
 					want.Visible = strings.Split(env["CUDA_VISIBLE_DEVICES"], ",")
@@ -117,8 +115,7 @@ func TestReadJobValues(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			want := Job{Job: policy.Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}}
 			tt.want(&want)
-			got, err := ReadJob(recorded.With(prologEnv(), tt.set), Prolog)
-			must.OK(t, err)
+			got := must.Get(ReadJob(recorded.With(prologEnv(), tt.set), Prolog))(t)
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}

@@ -18,11 +18,9 @@ import (
 func gresOf(t *testing.T, text, inSlurmConf string) Gres {
 	t.Helper()
 	all := files{"/e/gres.conf": text, "/e/slurm.conf": "NodeName=n1 Gres=" + inSlurmConf}
-	gres, err := readGres(all.open, "/e/gres.conf", "n1")
-	must.OK(t, err)
+	gres := must.Get(readGres(all.open, "/e/gres.conf", "n1"))(t)
 	if inSlurmConf != "-" {
-		node, err := readNode(all.open, "/e/slurm.conf", "n1")
-		must.OK(t, err)
+		node := must.Get(readNode(all.open, "/e/slurm.conf", "n1"))(t)
 		gres.Configured = node.GPUs
 	}
 	return gres
@@ -163,8 +161,7 @@ func TestPickPlaces(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			gres := gresOf(t, tt.gres, tt.conf)
-			by, err := gres.order()
-			must.OK(t, err)
+			by := must.Get(gres.order())(t)
 			devices := gpus(tt.devices...)
 			devices[0], devices[len(devices)-1] = devices[len(devices)-1], devices[0] // their order must not matter
 			var got []string

@@ -109,11 +109,9 @@ func TestSharedCountRefuses(t *testing.T) {
 func sharedGres(t *testing.T, text, conf string) Gres {
 	t.Helper()
 	all := files{"/g": text, "/s": conf}
-	gres, err := readGres(all.open, "/g", "n1")
-	must.OK(t, err)
+	gres := must.Get(readGres(all.open, "/g", "n1"))(t)
 	if conf != "" {
-		node, err := readNode(all.open, "/s", "n1")
-		must.OK(t, err)
+		node := must.Get(readNode(all.open, "/s", "n1"))(t)
 		gres.Add(node)
 	}
 	return gres
@@ -137,8 +135,7 @@ func TestSharedCountAgainstSlurmd(t *testing.T) {
 			name := sharedName(c.conf)
 			labConf(t, dir, "Name=gpu File="+dev+"[0-3]\n"+strings.ReplaceAll(c.lines, "DEV", dev), "", c.conf)
 			path := filepath.Join(dir, "slurm.conf")
-			text, err := os.ReadFile(path)
-			must.OK(t, err)
+			text := must.Get(os.ReadFile(path))(t)
 			typed := strings.Replace(string(text), "GresTypes=gpu", "GresTypes=gpu,"+name, 1)
 			must.OK(t, os.WriteFile(path, []byte(typed), 0o644))
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

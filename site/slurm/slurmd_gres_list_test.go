@@ -156,8 +156,7 @@ func labDevices(t *testing.T, n int) string {
 
 func labConf(t *testing.T, dir, gres, included, counted string) {
 	t.Helper()
-	host, err := os.Hostname()
-	must.OK(t, err)
+	host := must.Get(os.Hostname())(t)
 	host, _, _ = strings.Cut(host, ".")
 	plugins := ""
 	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -41,10 +42,10 @@ func bounded(p e2e.Node, names []string) e2e.Node {
 		set += ",+" + name
 	}
 	p.Bin = filepath.Join(filepath.Dir(p.Root), "bin")
-	e2e.OK(p.T, os.Mkdir(p.Bin, 0o755))
+	must.OK(p.T, os.Mkdir(p.Bin, 0o755))
 	for _, program := range []string{"prolog", "epilog"} {
 		script := fmt.Sprintf("#!/bin/sh\nexec setpriv --bounding-set=%s --inh-caps=%[1]s %s \"$@\"\n", set, filepath.Join(programs, program))
-		e2e.OK(p.T, node.WriteProgram(filepath.Join(p.Bin, program), []byte(script)))
+		must.OK(p.T, node.WriteProgram(filepath.Join(p.Bin, program), []byte(script)))
 	}
 	return p
 }
@@ -67,7 +68,7 @@ func TestCapabilities(t *testing.T) {
 	neighbour := s.Neighbour()
 	killedWithWork(s)
 	s.Survive([]*e2e.Running{neighbour}, 3*time.Second)
-	e2e.OK(t, s.Ticket(7).Daemons[0].Proc.Kill(unix.SIGSTOP))
+	must.OK(t, s.Ticket(7).Daemons[0].Proc.Kill(unix.SIGSTOP))
 }
 
 // killedWithWork kills a client that needs most of the GPU's memory and computes without a gap.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
@@ -46,8 +47,7 @@ var ways = []struct {
 		return s.Launch(append([]string{"unshare", "-U", "--map-root-user"}, client...)...)
 	}},
 	{"not dumpable", func(s *e2e.Shared, client []string) *e2e.Running {
-		library, err := undumpable()
-		e2e.OK(s.T, err)
+		library := must.Get(undumpable())(s.T)
 		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
 		info, err := os.Stat(fmt.Sprintf("/proc/%d/fd", r.Pid))
 		if err == nil && info.Sys().(*syscall.Stat_t).Uid != 0 {
@@ -56,8 +56,7 @@ var ways = []struct {
 		return r
 	}},
 	{"without its first thread", func(s *e2e.Shared, client []string) *e2e.Running {
-		library, err := e2e.WithoutFirstThread()
-		e2e.OK(s.T, err)
+		library := must.Get(e2e.WithoutFirstThread())(s.T)
 		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
 		if stat, err := proc.ReadStat(r.Pid); err == nil && stat.State != 'Z' {
 			s.T.Error("the client's first thread has not ended")
@@ -181,7 +180,7 @@ func TestClientsThatEndWithoutAGuardHarmTheirNeighbour(t *testing.T) {
 		for _, load := range loads[:2] {
 			t.Run(ending+", "+load.name, func(t *testing.T) {
 				s := e2e.NewShared(t)
-				e2e.OK(t, s.Guard.Kill(syscall.SIGKILL))
+				must.OK(t, s.Guard.Kill(syscall.SIGKILL))
 				s.Gone(s.Guard)
 				neighbour := s.Neighbour()
 				s.Start(slices.Concat([]string{"spin", "-for", "900", "-end", ending}, load.args)...).Ends()

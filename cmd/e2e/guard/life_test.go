@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -37,7 +38,7 @@ func device(t *testing.T, path string) {
 	if err := unix.Mknod(path, unix.S_IFCHR|0o666, full); err != nil {
 		t.Skipf("cannot make device files here: %v", err)
 	}
-	e2e.OK(t, os.Chmod(path, 0o666))
+	must.OK(t, os.Chmod(path, 0o666))
 	file, err := os.Open(path)
 	if err != nil {
 		t.Skipf("cannot open device files here: %v", err)
@@ -179,7 +180,7 @@ func TestAGuardThatDies(t *testing.T) {
 	s := e2e.NewShared(t)
 	idle, neighbour := s.Start("spin", "-ms", "0", "-for", "900"), s.Neighbour()
 	s.Holds(4)
-	e2e.OK(t, s.Guard.Kill(unix.SIGKILL))
+	must.OK(t, s.Guard.Kill(unix.SIGKILL))
 	s.Gone(s.Guard)
 	idle.Kill()
 	s.Works()
@@ -398,7 +399,7 @@ func TestShortClientsOneAfterAnother(t *testing.T) {
 func TestTheJobIsToldOfABadEnd(t *testing.T) {
 	s := e2e.NewShared(t)
 	reads, writes, err := os.Pipe()
-	e2e.OK(t, err)
+	must.OK(t, err)
 	defer reads.Close()
 	cmd := s.AsUser(s.CudaClient(), "spin", "-ms", "1", "-for", "900", "-exit-idle")
 	cmd.Stderr = writes

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // execLife is how long an exec lasts if the test does not end before. Every reader of these processes waits that long. A
@@ -63,8 +64,7 @@ func (a attack) lastWaiting(user uint32) int {
 
 func (a attack) countWaiting(user uint32) (count, last int) {
 	a.T.Helper()
-	pids, err := proc.PIDs()
-	e2e.OK(a.T, err)
+	pids := must.Get(proc.PIDs())(a.T)
 	for _, pid := range pids {
 		status, err := proc.ReadStatus(pid)
 		line, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -225,8 +225,7 @@ func TestHostileExecsUnderSlurm(t *testing.T) {
 func hostileExecsUnderSlurm(t *testing.T) {
 	c := e2e.NewCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
 	p := c.First()
-	program, err := e2e.Hostile()
-	e2e.OK(t, err)
+	program := must.Get(e2e.Hostile())(t)
 	a := attack{Node: p, program: program}
 	began := time.Now()
 	a.inExec(e2e.UID, 10, e2e.MPSNames[:2]...)

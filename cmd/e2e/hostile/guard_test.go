@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -118,7 +119,7 @@ func computed(t *testing.T, pid int) time.Duration {
 func (w *watch) ends() {
 	w.T.Helper()
 	asked := time.Now()
-	e2e.OK(w.T, w.Guard.Kill(unix.SIGTERM))
+	must.OK(w.T, w.Guard.Kill(unix.SIGTERM))
 	w.Gone(w.Guard)
 	w.T.Logf("the guard ended %v after SIGTERM", time.Since(asked))
 	w.a.withstands(w.Shared.Job, "epilog")
@@ -215,7 +216,7 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 				t.Errorf("the guard itself holds %d files of the user", count)
 			}
 			if c.signal != 0 {
-				e2e.OK(t, w.Guard.Kill(c.signal))
+				must.OK(t, w.Guard.Kill(c.signal))
 			}
 			began := time.Now()
 			w.a.withstands(w.Shared.Job, "epilog")

@@ -22,6 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -53,11 +54,10 @@ func newAttack(t *testing.T, policy string, gpus int) attack {
 	begin := e2e.ReportEnd(t)
 	p := e2e.NewNode(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
 	begin()
-	program, err := e2e.Hostile()
-	e2e.OK(t, err)
+	program := must.Get(e2e.Hostile())(t)
 	a := attack{p, program, filepath.Join(filepath.Dir(p.Root), "secret"), new([]*exec.Cmd)}
 	a.Write(filepath.Join(a.secret, "precious", "file"), "root's own words\n")
-	e2e.OK(t, os.Chmod(filepath.Join(a.secret, "precious", "file"), 0o600))
+	must.OK(t, os.Chmod(filepath.Join(a.secret, "precious", "file"), 0o600))
 	before := a.account(a.secret)
 	t.Cleanup(func() {
 		if after := a.account(a.secret); after != before {
@@ -117,9 +117,8 @@ func (a attack) sh(f folders, script string) {
 // goesOn starts an attack that continues until the test ends. It returns when the attack has begun.
 func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 	a.T.Helper()
-	out, err := cmd.StdoutPipe()
-	e2e.OK(a.T, err)
-	e2e.OK(a.T, cmd.Start())
+	out := must.Get(cmd.StdoutPipe())(a.T)
+	must.OK(a.T, cmd.Start())
 	a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	*a.going = append(*a.going, cmd)
 	if line, err := e2e.LinesOf(a.T, out).Next(); err != nil || line != "ready\n" {
@@ -132,7 +131,7 @@ func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 func (a attack) named(name string) string {
 	a.T.Helper()
 	path := filepath.Join(e2e.PublicDir(a.T), name)
-	e2e.OK(a.T, os.Symlink(a.program, path))
+	must.OK(a.T, os.Symlink(a.program, path))
 	return path
 }
 
@@ -189,7 +188,7 @@ func (a attack) withstands(job testnode.Job, program string, before ...string) {
 		a.T.Errorf("%s took %v\n%s", program, run.took, a.Log())
 	}
 	var own unix.Rusage // a child begins with its parent's peak, and the peak of the tests may be higher
-	e2e.OK(a.T, unix.Getrusage(unix.RUSAGE_SELF, &own))
+	must.OK(a.T, unix.Getrusage(unix.RUSAGE_SELF, &own))
 	if run.rss > max(100, int(own.Maxrss/1024)) {
 		a.T.Errorf("%s used %d MiB", program, run.rss)
 	}
@@ -378,11 +377,11 @@ func TestHostileHardLinks(t *testing.T) {
 func (a attack) needsBox(f folders) {
 	a.T.Helper()
 	var own, above unix.Stat_t
-	e2e.OK(a.T, unix.Stat(f.exchange, &own))
-	e2e.OK(a.T, unix.Stat(a.Paths().Run(), &above))
+	must.OK(a.T, unix.Stat(f.exchange, &own))
+	must.OK(a.T, unix.Stat(a.Paths().Run(), &above))
 	if own.Dev != above.Dev {
 		var box unix.Statfs_t
-		e2e.OK(a.T, unix.Statfs(f.exchange, &box))
+		must.OK(a.T, unix.Statfs(f.exchange, &box))
 		if wanted := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); box.Flags&wanted != wanted {
 			a.T.Errorf("the job's file system has flags %#x, and lacks nosuid, nodev or noexec", box.Flags)
 		}
@@ -415,7 +414,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a := newAttack(t, testnode.Default(`on_failure = "run_without"`), 1)
 			secret := filepath.Join(e2e.PublicDir(t), "words") // only root may read it
-			e2e.OK(t, os.WriteFile(secret, []byte(words+"\n"), 0o600))
+			must.OK(t, os.WriteFile(secret, []byte(words+"\n"), 0o600))
 			a.ControlIs("#!/bin/sh\n" + strings.NewReplacer("SECRET", secret, "PROGRAM", a.program).Replace(c.script) + "\nexit 1\n")
 			if c.name == "a file of root's" {
 				go a.linkInPlaceOf("jobs/7/0/log/control.log", words)
@@ -491,9 +490,9 @@ func TestHostileTickets(t *testing.T) {
 	tickets := filepath.Join(forged, "run/slurm-mps/tickets")
 	a.Write(filepath.Join(tickets, "7.json"), e2e.Read(t, filepath.Join(a.Paths().Run(), "tickets/7.json")))
 	for _, path := range []string{tickets, filepath.Join(tickets, "7.json")} {
-		e2e.OK(t, os.Chown(path, int(e2e.UID), int(e2e.GID)))
+		must.OK(t, os.Chown(path, int(e2e.UID), int(e2e.GID)))
 	}
-	e2e.OK(t, os.Symlink(filepath.Join(a.Paths().Run(), "tickets/7.json"), filepath.Join(tickets, "8.json")))
+	must.OK(t, os.Symlink(filepath.Join(a.Paths().Run(), "tickets/7.json"), filepath.Join(tickets, "8.json")))
 	const none = `mpirun-wrap: cannot find ticket of job \d+ on this node: the job did not ask for MPS: .*`
 	number := func(shown string) string {
 		return `mpirun-wrap: cannot read task: SLURM_JOB_ID is ` + regexp.QuoteMeta(shown) + `, want a job's number from 1 to \d+.*`
@@ -582,7 +581,7 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 			cmd := a.as(e2e.UID, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "true")
 			cmd.Env = append(cmd.Env, "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "OMPI_MCA_ess_base_jobid="+name, "SLURM_MPS_UNKNOWN=1")
 			cmd.Stderr = os.Stderr
-			e2e.OK(t, cmd.Start())
+			must.OK(t, cmd.Start())
 			ranks = append(ranks, cmd)
 		}
 		for _, rank := range ranks {
@@ -614,7 +613,7 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 			cmd := exec.CommandContext(a.Ctx, filepath.Join(a.Bin, "mpirun-wrap"), append([]string{"--root", a.Root}, args...)...)
 			cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2",
 				fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x", "SLURM_MPS_UNKNOWN=1"}
-			e2e.OK(t, cmd.Start())
+			must.OK(t, cmd.Start())
 			ranks = append(ranks, cmd)
 		}
 		began := time.Now()
@@ -645,7 +644,7 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 func (a attack) victim() int {
 	a.T.Helper()
 	cmd := exec.Command("sleep", "100")
-	e2e.OK(a.T, cmd.Start())
+	must.OK(a.T, cmd.Start())
 	a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return cmd.Process.Pid
 }
@@ -677,11 +676,11 @@ func TestHostileProcesses(t *testing.T) {
 		{"a program with the set-user-id bit under the daemon's name", func(a attack, f folders) []int {
 			path := filepath.Join(e2e.PublicDir(a.T), "nvidia-cuda-mps-server")
 			content := e2e.Read(a.T, "/bin/sleep")
-			e2e.OK(a.T, node.WriteProgram(path, []byte(content)))
-			e2e.OK(a.T, os.Chmod(path, 0o755|fs.ModeSetuid))
+			must.OK(a.T, node.WriteProgram(path, []byte(content)))
+			must.OK(a.T, os.Chmod(path, 0o755|fs.ModeSetuid))
 			cmd := a.as(e2e.UID, path, "100")
 			cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + f.pipe}
-			e2e.OK(a.T, cmd.Start())
+			must.OK(a.T, cmd.Start())
 			a.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 			if status := e2e.Read(a.T, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)); !strings.Contains(status, fmt.Sprintf("Uid:\t%d\t0\t0\t0\n", e2e.UID)) {
 				a.T.Skip("programs get no other uid here")
@@ -741,7 +740,7 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 	f := a.opens(job)
 	daemon := a.Ticket(7).Daemons[0].Proc
 	shell := filepath.Join(e2e.PublicDir(t), "nvidia-cuda-mps-server")
-	e2e.OK(t, os.Symlink("/bin/dash", shell))
+	must.OK(t, os.Symlink("/bin/dash", shell))
 	// Every process starts its own successor and ends. There are always ten processes, but soon they are ten others.
 	cmd := a.as(user, shell, "-c", `r() { r & }; i=0; while [ $i -lt 10 ]; do r & i=$((i+1)); done; echo ready; sleep 900`)
 	cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
@@ -969,10 +968,9 @@ func TestHostileLinkToAServiceOfRoots(t *testing.T) {
 	a.Facts(`epilog_deadline = "6s"`)
 	f := a.opens(a.Job(7, "0"))
 	path := filepath.Join(e2e.PublicDir(t), "service")
-	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	e2e.OK(t, err)
+	listener := must.Get(net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"}))(t)
 	defer listener.Close()
-	e2e.OK(t, os.Chmod(path, 0o777))
+	must.OK(t, os.Chmod(path, 0o777))
 	callers := make(chan uint32, 100)
 	go func() {
 		defer close(callers)
@@ -1047,7 +1045,7 @@ func TestHostileEnvironment(t *testing.T) {
 	a := newAttack(t, "", 1)
 	evil := e2e.PublicDir(t)
 	a.Write(filepath.Join(evil, "nvidia-cuda-mps-control"), "#!/bin/sh\ntouch "+a.secret+"/run\n")
-	e2e.OK(t, os.Chmod(filepath.Join(evil, "nvidia-cuda-mps-control"), 0o755))
+	must.OK(t, os.Chmod(filepath.Join(evil, "nvidia-cuda-mps-control"), 0o755))
 	job := a.Job(7, "0")
 	job.Extra = []string{
 		"PATH=" + evil, "LD_LIBRARY_PATH=" + evil, "IFS=/", "LC_ALL=tr_TR.UTF-8", "LANG=../../../../" + evil, "TMPDIR=" + evil, "HOME=" + evil, "ENV=" + evil,
@@ -1070,8 +1068,7 @@ func TestHostileDescriptors(t *testing.T) {
 	a.ControlIs(fmt.Sprintf("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done >>$CUDA_MPS_LOG_DIRECTORY/files\ncat /proc/$$/status >>$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", a.Sim.Program("nvidia-cuda-mps-control")))
 	// Root has the file open when the prolog starts: at the first number, and at one above all numbers that the
 	// prolog uses.
-	secret, err := os.Open(filepath.Join(a.secret, "precious/file"))
-	e2e.OK(t, err)
+	secret := must.Get(os.Open(filepath.Join(a.secret, "precious/file")))(t)
 	defer secret.Close()
 	line := a.Command("prolog")
 	cmd := exec.CommandContext(a.Ctx, line[0], line[1:]...)
@@ -1186,8 +1183,8 @@ func TestHostileFolderOfState(t *testing.T) {
 		t.Run("/"+dir, func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			path := filepath.Join(a.Paths().Run(), dir)
-			e2e.OK(t, os.MkdirAll(path, 0o755))
-			e2e.OK(t, os.Chown(path, int(e2e.UID), int(e2e.GID)))
+			must.OK(t, os.MkdirAll(path, 0o755))
+			must.OK(t, os.Chown(path, int(e2e.UID), int(e2e.GID)))
 			e2e.Says(t, a.Must(1, a.Job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make state folder: %s is uid %d's: give it to root", path, e2e.UID))
 			if a.Modes() != "0" {
 				t.Errorf("modes %s", a.Modes())

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -60,8 +61,7 @@ func TestHostileClaimsOfMemory(t *testing.T) {
 
 // claiming counts the user's processes whose environment is larger than the kernel allows.
 func (a attack) claiming() (n int) {
-	pids, err := proc.PIDs()
-	e2e.OK(a.T, err)
+	pids := must.Get(proc.PIDs())(a.T)
 	for _, pid := range pids {
 		if uids, err := proc.UIDs(pid); err != nil || uids[0] != claimant {
 			continue

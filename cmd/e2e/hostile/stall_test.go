@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -232,7 +233,7 @@ func TestHostileClientsPastTheLimit(t *testing.T) {
 	w := newWatchOf(t, user, user)
 	neighbour := w.Neighbour()
 	w.Holds(2)
-	e2e.OK(t, unix.Prlimit(w.Guard.PID, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}, nil))
+	must.OK(t, unix.Prlimit(w.Guard.PID, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}, nil))
 	const script = `for i in $(seq $2); do sleep 900 5<"$0" 6<"$1" & done; echo ready; wait`
 	w.group(w.a.as(user, "/bin/sh", "-c", script, w.device("nvidiactl"), w.device("nvidia-uvm"), fmt.Sprint(count)))
 	var unguarded int
@@ -261,14 +262,14 @@ func TestAGuardThatDoesNotLook(t *testing.T) {
 		t.Fatalf("a guard that waits counts as stalled:\n%s", out)
 	}
 	w.a.does(e2e.UID, "cat", w.device("nvidia-uvm")) // the guard's next look is near
-	e2e.OK(t, w.Guard.Kill(unix.SIGSTOP))
+	must.OK(t, w.Guard.Kill(unix.SIGSTOP))
 	t.Cleanup(func() { _ = w.Guard.Kill(unix.SIGCONT) })
 	says := func() bool {
 		_, out := w.MpsctlAs(0, "status")
 		return strings.Contains(out, "guard-stalled") && strings.Contains(out, "stalled since")
 	}
 	w.Until("finding", says)
-	e2e.OK(t, w.Guard.Kill(unix.SIGCONT))
+	must.OK(t, w.Guard.Kill(unix.SIGCONT))
 	w.Until("end of the finding", func() bool { return !says() })
 	w.ends()
 }

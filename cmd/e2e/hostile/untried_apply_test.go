@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
@@ -38,8 +39,8 @@ func TestAPolicyInAFolderOfOthers(t *testing.T) {
 			p.Write(filepath.Join(dir, "policy.hcl"), e2e.Read(t, p.Paths().Policy()))
 			planted := filepath.Join(dir, c.file)
 			_ = os.Remove(planted)
-			e2e.OK(t, c.plant(planted))
-			e2e.OK(t, os.Lchown(planted, int(e2e.OtherUID), int(e2e.OtherUID)))
+			must.OK(t, c.plant(planted))
+			must.OK(t, os.Lchown(planted, int(e2e.OtherUID), int(e2e.OtherUID)))
 			ctx, cancel := e2e.Limited()
 			defer cancel()
 			result, err := p.Run(ctx, nil, "mpsctl", "policy", "apply", filepath.Join(dir, "policy.hcl"))

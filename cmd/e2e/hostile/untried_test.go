@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -78,7 +79,7 @@ func TestFileSystemsWithoutRoom(t *testing.T) {
 		t.Run(strings.ReplaceAll(c.folder, "/", "-")+" "+c.room, func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			folder := filepath.Join(a.Root, c.folder)
-			e2e.OK(t, os.MkdirAll(folder, 0o755))
+			must.OK(t, os.MkdirAll(folder, 0o755))
 			if err := unix.Mount("none", folder, "tmpfs", 0, "mode=755,"+c.room); err != nil {
 				t.Skip(err)
 			}

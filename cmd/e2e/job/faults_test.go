@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -112,7 +113,7 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json")); err != nil {
 				t.Errorf("the lease: %v", err)
 			}
-			e2e.OK(t, os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", c.fault)))
+			must.OK(t, os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", c.fault)))
 			// This runs the command of the message, as an admin pastes it.
 			repair := out[strings.LastIndex(out, "SLURM_SCRIPT_CONTEXT="):]
 			if text, err := exec.Command("/bin/sh", "-c", repair).CombinedOutput(); err != nil {
@@ -131,12 +132,12 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	started := filepath.Join(e2e.PublicDir(t), "started")
 	p.Write(started, "")
-	e2e.OK(t, os.Chmod(started, 0o666))
+	must.OK(t, os.Chmod(started, 0o666))
 	p.ControlIs("#!/bin/sh\necho $$ >" + started + "\nexec sleep 900\n")
 	job, line := p.Job(7, "0"), p.Command("prolog")
 	prolog := exec.CommandContext(p.Ctx, line[0], line[1:]...)
 	prolog.Dir, prolog.Env = "/", job.Environment("prolog_slurmd")
-	e2e.OK(t, prolog.Start())
+	must.OK(t, prolog.Start())
 	var control proc.Stat
 	p.Until("control program", func() bool {
 		var pid int
@@ -170,7 +171,7 @@ func TestModesBefore(t *testing.T) {
 			gpu := p.Sim.Node.GPU(0)
 			set := func(mode string) {
 				if mode != "" {
-					e2e.OK(t, gpu.Set("compute_mode", mode))
+					must.OK(t, gpu.Set("compute_mode", mode))
 				}
 			}
 			set(c.before)
@@ -211,20 +212,20 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestNode(t, "", node.H200)
 			p.Facts(`epilog_deadline = "6s"`)
-			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay))
+			must.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay))
 			line := p.Command("prolog")
 			cmd := exec.Command(line[0])
 			cmd.Args, cmd.Env = line, p.Job(7, "0").Environment("prolog_slurmd")
-			e2e.OK(t, cmd.Start())
+			must.OK(t, cmd.Start())
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
 			defer cmd.Process.Kill()
 			p.SleepsInDriver(cmd.Process.Pid)
 			if c.stops {
-				e2e.OK(t, cmd.Process.Signal(syscall.SIGSTOP))
+				must.OK(t, cmd.Process.Signal(syscall.SIGSTOP))
 			}
 			// The epilog's own calls do not wait.
-			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0))
+			must.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0))
 			p.Close(p.Job(7, "0"))
 			if taken := strings.Contains(p.Log(), "killing the job's prolog"); taken != c.takes {
 				t.Errorf("the epilog took over: %v\n%s", taken, p.Log())
@@ -239,8 +240,7 @@ func TestMIGInstances(t *testing.T) {
 	p := newTestNode(t, "", node.H100SXM.Cut(node.H100Slice3, node.H100Slice1))
 	instances := []string{}
 	for k := range 2 {
-		uuid, err := p.Sim.Node.GPU(0).Text(fmt.Sprintf("mig/%d/uuid", k))
-		e2e.OK(t, err)
+		uuid := must.Get(p.Sim.Node.GPU(0).Text(fmt.Sprintf("mig/%d/uuid", k)))(t)
 		instances = append(instances, uuid)
 	}
 	job := p.Job(7, "")

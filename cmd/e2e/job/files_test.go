@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -25,8 +26,7 @@ func TestJobFilesOfAJob(t *testing.T) {
 	files := func(want string) {
 		t.Helper()
 		var found []string
-		entries, err := os.ReadDir(dir)
-		e2e.OK(t, err)
+		entries := must.Get(os.ReadDir(dir))(t)
 		for _, e := range entries {
 			found = append(found, e.Name()+":"+strings.TrimSpace(e2e.Read(t, filepath.Join(dir, e.Name()))))
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -58,7 +59,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 				}
 				neighbour := p.neighbour(8)
 				victim := p.neighbour(7)
-				e2e.OK(t, victim.Process.Kill())
+				must.OK(t, victim.Process.Kill())
 				p.Must(0, both[0], "epilog")
 				p.lives(neighbour)
 				p.placed(8, share.task)
@@ -153,7 +154,7 @@ func TestAFaultStaysInItsJob(t *testing.T) {
 func TestASharedGPUInExclusiveMode(t *testing.T) {
 	p := newTestNode(t, "", node.H200, node.H200)
 	p.sharesGPUs(shares[0].gres)
-	e2e.OK(t, p.Sim.Node.GPU(0).Set("compute_mode", "3"))
+	must.OK(t, p.Sim.Node.GPU(0).Set("compute_mode", "3"))
 	p.Must(0, p.Job(7, "0"), "prolog")
 	if refused := p.Ticket(7).RefusalReason; !strings.Contains(refused, "nvidia-smi -i "+string(p.UUID(0))+" -c DEFAULT") {
 		t.Errorf("refused for %q", refused)
@@ -210,9 +211,8 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 // plain submits a script that does not ask for MPS.
 func (c *cluster) plain(script string, args ...string) int {
 	c.T.Helper()
-	home, err := c.Home(c.User)
-	e2e.OK(c.T, err)
+	home := must.Get(c.Home(c.User))(c.T)
 	id, err := c.Submit(c.Ctx, c.User, append(args, "-o", home+"/%A.%a.out", "--wrap", fmt.Sprintf("export LD_LIBRARY_PATH=%s; %s", c.First().Sim.Libraries(), script))...)
-	e2e.OK(c.T, err)
+	must.OK(c.T, err)
 	return id
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -103,7 +104,7 @@ func (p testNode) older(id uint32, add map[string]any) {
 	}
 	maps.Copy(l, add)
 	content, failed := json.Marshal(l)
-	e2e.OK(p.T, errors.Join(err, failed))
+	must.OK(p.T, errors.Join(err, failed))
 	p.Rewrite(path, string(content))
 }
 
@@ -120,8 +121,7 @@ func (p testNode) serves(job testnode.Job, ceiling, hold string) {
 	if guarded := shared.Guard.Running(); guarded != (hold != "0s") || time.Duration(shared.Hold).String() != hold {
 		p.T.Errorf("job %d has a guard: %t, hold %v, want %s", job.ID, guarded, time.Duration(shared.Hold), hold)
 	}
-	percent, err := policy.ParsePercent(ceiling[:len(ceiling)-2])
-	e2e.OK(p.T, err)
+	percent := must.Get(policy.ParsePercent(ceiling[:len(ceiling)-2]))(p.T)
 	own := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.CudaClient(), "info")
 	want := fmt.Sprintf("sm=%d", policy.GPU{SMs: 132, SMsPerTPC: 2}.SMsAt(percent))
 	if out, err := p.AsUser(job.ID, own).CombinedOutput(); err != nil || !strings.Contains(string(out), want) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -53,8 +54,7 @@ func newCrowd(t *testing.T, policy string, gpus int) testNode {
 	if e2e.SweepName != "race" {
 		return p
 	}
-	dir, err := raced()
-	e2e.OK(t, err)
+	dir := must.Get(raced())(t)
 	p.Bin = dir
 	return p
 }
@@ -188,7 +188,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newCrowd(t, "", 1)
 			p.Facts(`epilog_deadline = "9s"`)
-			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay))
+			must.OK(t, p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay))
 			job := p.Job(7, "0")
 			orphan := p.orphan(job)
 			p.SleepsInDriver(orphan.PID)
@@ -209,12 +209,9 @@ func (p testNode) orphan(job testnode.Job) proc.Process {
 	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
 	cmd.Args = append(cmd.Args, p.Command("prolog")...)
 	cmd.Env = job.Environment("prolog_slurmd")
-	out, err := cmd.Output()
-	e2e.OK(p.T, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	e2e.OK(p.T, err)
-	stat, err := proc.ReadStat(pid)
-	e2e.OK(p.T, err)
+	out := must.Get(cmd.Output())(p.T)
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(out))))(p.T)
+	stat := must.Get(proc.ReadStat(pid))(p.T)
 	p.T.Cleanup(func() { _ = stat.Kill(9) })
 	return stat.Process
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -91,8 +92,7 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 				p.lives(n)
 			}
 			// One that is of no use ends when the samples first name the other: work of both is in them in turns.
-			limit, err := time.ParseDuration(c.pause)
-			e2e.OK(t, err)
+			limit := must.Get(time.ParseDuration(c.pause))(t)
 			got, short := p.guard(7), limit*3/4
 			useless := c.pauses == 0 && (c.mib == room && got.Pauses > 0 || got.PausedMillis > short.Milliseconds())
 			if useless || got.Pauses < c.pauses || got.Released["hold over"] > 0 {

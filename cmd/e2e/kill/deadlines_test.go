@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -70,7 +71,7 @@ func (p testNode) within(bound time.Duration, code int, job testnode.Job, progra
 // hang makes an NVML function take 15 minutes.
 func (p testNode) hang(function string) {
 	p.T.Helper()
-	e2e.OK(p.T, p.Sim.Node.Delay(function, 900_000))
+	must.OK(p.T, p.Sim.Node.Delay(function, 900_000))
 }
 
 // answer ends the delay of every NVML function.
@@ -83,7 +84,7 @@ func (p testNode) answer() {
 			err = os.Remove(filepath.Join(delays, entry.Name()))
 		}
 	}
-	e2e.OK(p.T, err)
+	must.OK(p.T, err)
 }
 
 // stop stops every MPS process on the node, daemons and servers.
@@ -100,7 +101,7 @@ func (p testNode) stop() {
 		if err == nil {
 			err = stat.Kill(syscall.SIGSTOP)
 		}
-		e2e.OK(p.T, err)
+		must.OK(p.T, err)
 	}
 }
 
@@ -108,12 +109,12 @@ func (p testNode) stop() {
 func (p testNode) hold(name string) (release func()) {
 	p.T.Helper()
 	path := filepath.Join(p.Paths().Run(), name)
-	e2e.OK(p.T, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.OK(p.T, os.MkdirAll(filepath.Dir(path), 0o755))
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err == nil {
 		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
-	e2e.OK(p.T, err)
+	must.OK(p.T, err)
 	p.T.Cleanup(func() { file.Close() })
 	return func() { file.Close() }
 }
@@ -208,7 +209,7 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 func (p testNode) small(blocks, inodes int) {
 	p.T.Helper()
 	run := p.Paths().Run()
-	e2e.OK(p.T, os.MkdirAll(run, 0o755))
+	must.OK(p.T, os.MkdirAll(run, 0o755))
 	limits := fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", blocks*os.Getpagesize(), inodes)
 	if err := unix.Mount("small", run, "tmpfs", 0, limits); err != nil {
 		p.T.Fatalf("cannot mount a tmpfs: %v: give the container CAP_SYS_ADMIN", err)

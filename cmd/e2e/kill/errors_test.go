@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -470,7 +471,7 @@ func TestAnswersOfEveryWrongKind(t *testing.T) {
 		test := map[bool]string{false: "-eq", true: "-ge"}[w.always]
 		asked := filepath.Join(filepath.Dir(p.Root), "asked")
 		p.Write(asked, "")
-		e2e.OK(p.T, os.Chmod(asked, 0o666))
+		must.OK(p.T, os.Chmod(asked, 0o666))
 		p.Control(fmt.Sprintf(`[ "$1" = -d ] && exec $REAL "$@"
 echo >>%[1]s
 [ $(wc -l <%[1]s) %[2]s %[3]d ] || exec $REAL "$@"

@@ -7,16 +7,10 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // testNode is the node of one test, with the methods of these tests alone.
 type testNode struct{ e2e.Node }
-
-func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
-	t.Helper()
-	return testNode{e2e.NewNode(t, policy, models...)}
-}
 
 // cluster is a real Slurm, with the methods of these tests alone.
 type cluster struct{ *e2e.Cluster }

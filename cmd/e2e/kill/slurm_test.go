@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 )
@@ -26,7 +27,7 @@ func (c *cluster) cutter(program string) (where string) {
 	e2e.Runs(c.T, exec.Command("go", "build", "-o", cut, "github.com/slurm-mps/slurm-mps/site/sim/faultinject/cut"))
 	hook, where := filepath.Join(c.Top, program), filepath.Join(c.Top, program+".cut")
 	script := strings.Replace(e2e.Read(c.T, hook), "\nexec ", fmt.Sprintf("\nexec %s %s ", cut, where), 1)
-	e2e.OK(c.T, node.WriteProgram(hook, []byte(script)))
+	must.OK(c.T, node.WriteProgram(hook, []byte(script)))
 	return where
 }
 
@@ -44,7 +45,7 @@ func (c *cluster) drained() {
 // resumed puts the node back into service and checks that a job runs on it.
 func (c *cluster) resumed() {
 	c.T.Helper()
-	e2e.OK(c.T, c.Resume(c.Ctx, "n1"))
+	must.OK(c.T, c.Resume(c.Ctx, "n1"))
 	id := c.Batch("srun -n4 "+c.Wrap("info"), "-n4", "--gres=gpu:2")
 	if job := c.Ended(id); len(e2e.SMCounts(c.T, c.Output(id))) != 4 {
 		c.T.Errorf("%+v: %s\n%s", job, c.Output(id), c.Log())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A rank submits a job. The job's batch script, its steps and its launchers have their own places, and not that rank's.
@@ -29,7 +30,7 @@ func TestPlacementsOfAJobFromARank(t *testing.T) {
 	for _, launcher := range []string{"mpirun.openmpi -np 2", "mpiexec.hydra -launcher fork -n 2"} {
 		inner := filepath.Join(s.Top, "inner.sh")
 		script := "#!/bin/bash\n" + s.script(launches)
-		e2e.OK(t, os.WriteFile(inner, []byte(script), 0o755))
+		must.OK(t, os.WriteFile(inner, []byte(script), 0o755))
 		id := s.Batch(launcher+` sh -c '[ "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 ] || exit 0
 			sbatch -W -n2 --gres=gpu:1 --constraint=mps -o $TMPDIR/inner.out `+inner+`'
 			cat $TMPDIR/inner.out`, "-n2", "--gres=gpu:1")

@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -115,11 +116,9 @@ func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	s.Ctx = ctx
-	gpus, err := s.First().Sim.Node.GPUs()
-	e2e.OK(t, err)
+	gpus := must.Get(s.First().Sim.Node.GPUs())(t)
 	for _, gpu := range gpus {
-		uuid, err := gpu.Text("uuid")
-		e2e.OK(t, err)
+		uuid := must.Get(gpu.Text("uuid"))(t)
 		s.uuids = append(s.uuids, uuid)
 	}
 	s.makeRanks()
@@ -131,7 +130,7 @@ func (s *launchCluster) makeRanks() {
 	s.T.Helper()
 	source := filepath.Join(s.Top, "rank.c")
 	for path, text := range map[string]string{source: rankSource, filepath.Join(s.Top, "rank"): rankScript} {
-		e2e.OK(s.T, node.WriteProgram(path, []byte(text)))
+		must.OK(s.T, node.WriteProgram(path, []byte(text)))
 	}
 	for _, mpi := range []string{"openmpi", "mpich"} {
 		e2e.Runs(s.T, exec.CommandContext(s.Ctx, "mpicc."+mpi, "-o", filepath.Join(s.Top, "rank."+mpi), source))
@@ -304,9 +303,8 @@ func TestPlacementsOnOneNode(t *testing.T) {
 func (s *launchCluster) interactive(launches []launchCase) {
 	s.T.Helper()
 	script := "export LD_LIBRARY_PATH=" + s.First().Sim.Libraries() + "\n" + s.script(launches)
-	e2e.OK(s.T, node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)))
-	result, err := s.Run(s.Ctx, s.User, "salloc", "-n5", "--gres=gpu:2", "--constraint=mps")
-	e2e.OK(s.T, err)
+	must.OK(s.T, node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)))
+	result := must.Get(s.Run(s.Ctx, s.User, "salloc", "-n5", "--gres=gpu:2", "--constraint=mps"))(s.T)
 	s.judge(launches, result.Stdout+result.Stderr)
 }
 

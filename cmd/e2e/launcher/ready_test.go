@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -66,7 +67,7 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 	before := printed()
 	ranks := p.Launch(4, p.CudaClient(), "info")
 	p.Until("entry of what the ranks print", func() bool { return !printed().Equal(before) })
-	e2e.OK(t, holder.Process.Kill())
+	must.OK(t, holder.Process.Kill())
 	codes, said := ranks.End()
 	if fmt.Sprint(codes) != "[0 0 0 0]" || strings.Count(ranks.Out(), "err=0(") != 4 {
 		t.Errorf("codes %d\n%s", codes, ranks.Out())
@@ -80,7 +81,7 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 func (p testNode) killDaemon() lease.Daemon {
 	p.T.Helper()
 	d := p.Ticket(7).Daemons[0]
-	e2e.OK(p.T, d.Proc.Kill(syscall.SIGKILL))
+	must.OK(p.T, d.Proc.Kill(syscall.SIGKILL))
 	p.Gone(d.Proc)
 	return d
 }
@@ -110,7 +111,7 @@ func TestRanksWithoutMPS(t *testing.T) {
 // error 46, and one of 61 ranks prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {
 	p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
-	e2e.OK(t, p.Sim.Node.Set("driver_version", "590.44.01"))
+	must.OK(t, p.Sim.Node.Set("driver_version", "590.44.01"))
 	p.Open(p.Job(7, "0"))
 	defer p.Must(0, p.Job(7, "0"), "epilog")
 	p.Launch(60, p.CudaClient(), "stay", "context", "100")
@@ -143,7 +144,7 @@ func TestARankInNamespaces(t *testing.T) {
 		t.Errorf("the rank does not run under MPS: %s\n%s", out, p.Log())
 	}
 	daemon := p.Ticket(7).Daemons[0]
-	e2e.OK(t, daemon.Proc.Kill(syscall.SIGKILL))
+	must.OK(t, daemon.Proc.Kill(syscall.SIGKILL))
 	p.Until("end of the daemon", func() bool { return !e2e.Alive(daemon.Proc) })
 	if out := run(); !strings.Contains(out, "no control daemon has the socket "+daemon.PipeDir+"/control") {
 		t.Errorf("a rank without a daemon prints %s", out)

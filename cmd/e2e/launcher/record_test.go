@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -36,9 +37,9 @@ func (s *launchCluster) recorder(number int) string {
 		return ""
 	}
 	path := filepath.Join(s.Top, "record")
-	e2e.OK(s.T, node.WriteProgram(path, []byte(fmt.Sprintf(recordScript, s.Top))))
-	e2e.OK(s.T, os.MkdirAll(filepath.Join(s.Top, "said"), 0o777))
-	e2e.OK(s.T, os.Chmod(filepath.Join(s.Top, "said"), 0o777))
+	must.OK(s.T, node.WriteProgram(path, []byte(fmt.Sprintf(recordScript, s.Top))))
+	must.OK(s.T, os.MkdirAll(filepath.Join(s.Top, "said"), 0o777))
+	must.OK(s.T, os.Chmod(filepath.Join(s.Top, "said"), 0o777))
 	return fmt.Sprintf("%s %d ", path, number)
 }
 
@@ -48,12 +49,11 @@ func (s *launchCluster) keep(number int, l launchCase) {
 		return
 	}
 	for _, name := range s.Nodes() {
-		paths, err := filepath.Glob(fmt.Sprintf("%s/said/%d.%s.*", s.Top, number, name))
-		e2e.OK(s.T, err)
+		paths := must.Get(filepath.Glob(fmt.Sprintf("%s/said/%d.%s.*", s.Top, number, name)))(s.T)
 		var ranks []slurm.Env
 		for _, path := range paths {
 			ranks = append(ranks, slurm.ParseEnv(strings.Split(e2e.Read(s.T, path), "\n")))
-			e2e.OK(s.T, os.Remove(path))
+			must.OK(s.T, os.Remove(path))
 		}
 		if len(ranks) == 0 {
 			continue
@@ -67,14 +67,13 @@ func (s *launchCluster) keep(number int, l launchCase) {
 		if len(s.Nodes()) == 1 {
 			name = "n1"
 		}
-		e2e.OK(s.T, txtar.Put(*recordTo, file+"."+name, text.String()))
+		must.OK(s.T, txtar.Put(*recordTo, file+"."+name, text.String()))
 	}
 }
 
 func (s *launchCluster) localRank(env slurm.Env) int {
 	pid, _ := strconv.Atoi(env["RANK_PID"])
-	task, err := launch.ReadTask(env, pid)
-	e2e.OK(s.T, err)
+	task := must.Get(launch.ReadTask(env, pid))(s.T)
 	return task.LocalRank
 }
 

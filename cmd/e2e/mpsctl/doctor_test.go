@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/doctor"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -32,7 +33,7 @@ func newHealthyNode(t *testing.T) healthyNode {
 	for _, program := range []string{"prolog", "epilog", "task-prolog"} {
 		hook := filepath.Join(hooks, program)
 		w.Write(hook, fmt.Sprintf("#!/bin/sh\nexec %s --root %s\n", filepath.Join(w.Bin, program), w.Root))
-		e2e.OK(t, os.Chmod(hook, 0o755))
+		must.OK(t, os.Chmod(hook, 0o755))
 	}
 	conf := strings.ReplaceAll(e2e.Read(t, "../../../site/etc/slurm.conf"), "/usr/libexec/slurm-mps", hooks)
 	w.Write(w.Conf, strings.ReplaceAll(conf, "gpu:4", "gpu:2"))
@@ -51,13 +52,12 @@ func (w healthyNode) doctor(args ...string) testnode.Result {
 // files returns all files of the node, with their modes and sizes.
 func (w healthyNode) files() (all []string) {
 	w.T.Helper()
-	err := filepath.Walk(filepath.Dir(w.Root), func(path string, info os.FileInfo, err error) error {
+	must.OK(w.T, filepath.Walk(filepath.Dir(w.Root), func(path string, info os.FileInfo, err error) error {
 		if err == nil {
 			all = append(all, fmt.Sprint(path, info.Mode(), info.Size()))
 		}
 		return err
-	})
-	e2e.OK(w.T, err)
+	}))
 	return all
 }
 
@@ -81,7 +81,7 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 	var d doctor.Report
 	decoder := json.NewDecoder(strings.NewReader(raw))
 	decoder.DisallowUnknownFields()
-	e2e.OK(t, decoder.Decode(&d))
+	must.OK(t, decoder.Decode(&d))
 	if c := d.Checked; d.Node != healthyName || c.SlurmConf != w.Conf || c.GPUs != 2 || c.Programs != 7 || c.Checks < 35 || c.Driver == "" {
 		t.Errorf("doctor checked %+v", c)
 	}
@@ -103,7 +103,7 @@ func TestDoctorBesideAJob(t *testing.T) {
 		t.Errorf("a job runs: %+v", result)
 	}
 	d := w.Ticket(id).Daemons[0]
-	e2e.OK(t, d.Proc.Kill(unix.SIGSTOP))
+	must.OK(t, d.Proc.Kill(unix.SIGSTOP))
 	if result := w.doctor("-v"); result.Code != 0 || !strings.Contains(result.Output, "~ daemon-wedged") ||
 		!strings.Contains(result.Output, "\n  ~   ended jobs have left nothing\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
 		t.Errorf("its daemon does not answer: %+v", result)
@@ -111,7 +111,7 @@ func TestDoctorBesideAJob(t *testing.T) {
 	if result := w.doctor("--strict"); result.Code != 1 || !strings.HasSuffix(result.Output, "\n~ 1 warning\n") {
 		t.Errorf("strict: %+v", result)
 	}
-	e2e.OK(t, d.Proc.Kill(unix.SIGCONT))
+	must.OK(t, d.Proc.Kill(unix.SIGCONT))
 	end()
 	w.Must(0, job, "epilog")
 	if result := w.doctor("--strict"); result.Code != 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -80,7 +81,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	other.UID, other.GID = e2e.UID+1, e2e.GID+1
 	p.Open(other)
 	for _, d := range p.Ticket(7).Daemons {
-		e2e.OK(t, d.Proc.Kill(unix.SIGSTOP))
+		must.OK(t, d.Proc.Kill(unix.SIGSTOP))
 	}
 	var said testnode.Result
 	var took time.Duration
@@ -102,7 +103,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 		}
 	}
 	for _, d := range p.Ticket(7).Daemons {
-		e2e.OK(t, d.Proc.Kill(unix.SIGCONT))
+		must.OK(t, d.Proc.Kill(unix.SIGCONT))
 	}
 	p.Must(0, other, "epilog")
 	p.Close(p.Job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"))
@@ -112,20 +113,20 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 func TestMetricsFollowNoLink(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where every user may write
-	e2e.OK(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(own) })
-	e2e.OK(t, os.Chmod(own, 0o755))
+	must.OK(t, os.Chmod(own, 0o755))
 	victim := filepath.Join(own, "victim")
 	p.Write(victim, "precious")
 	theirs := filepath.Join(own, "theirs")
-	e2e.OK(t, os.MkdirAll(filepath.Join(theirs, "below"), 0o755))
+	must.OK(t, os.MkdirAll(filepath.Join(theirs, "below"), 0o755))
 	for _, name := range []string{".slurm-mps.new", "slurm-mps.prom", ".draft-slurm-mps.prom-1"} {
-		e2e.OK(t, os.Symlink(victim, filepath.Join(theirs, name)))
+		must.OK(t, os.Symlink(victim, filepath.Join(theirs, name)))
 	}
-	e2e.OK(t, os.Chown(theirs, int(e2e.UID), int(e2e.GID)))
-	e2e.OK(t, os.Symlink(own, filepath.Join(own, "link")))
-	e2e.OK(t, os.MkdirAll(filepath.Join(own, "open"), 0o755))
-	e2e.OK(t, os.Chmod(filepath.Join(own, "open"), 0o775))
+	must.OK(t, os.Chown(theirs, int(e2e.UID), int(e2e.GID)))
+	must.OK(t, os.Symlink(own, filepath.Join(own, "link")))
+	must.OK(t, os.MkdirAll(filepath.Join(own, "open"), 0o755))
+	must.OK(t, os.Chmod(filepath.Join(own, "open"), 0o775))
 	for path, want := range map[string]string{
 		filepath.Join(theirs, "slurm-mps.prom"):       fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
 		filepath.Join(theirs, "below/slurm-mps.prom"): fmt.Sprint("not root's own: its owner is uid ", e2e.UID),
@@ -141,7 +142,7 @@ func TestMetricsFollowNoLink(t *testing.T) {
 	}
 	// In a folder of root, the file is replaced, and the target of a link in its place does not change.
 	out := filepath.Join(own, "slurm-mps.prom")
-	e2e.OK(t, os.Symlink(victim, out))
+	must.OK(t, os.Symlink(victim, out))
 	for range 2 {
 		if result := p.Ctl("metrics", "--out", out); result.Code != 0 || result.Output != "" {
 			t.Fatalf("%+v", result)

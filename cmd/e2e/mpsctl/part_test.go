@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -39,7 +40,7 @@ func quartersOf(t *testing.T, gres, how string, set map[string]string) quarters 
 	q.Write(q.Conf, strings.Replace(e2e.Read(t, q.Conf), "Gres=gpu:2", fmt.Sprintf("Gres=gpu:2,%s:%d", gres, count), 1))
 	maps.Copy(set, map[string]string{"gpm/1": "96", "gpm/2": "43", "gpm/10": "12"})
 	for name, value := range set {
-		e2e.OK(t, q.Sim.Node.GPU(0).Set(name, value))
+		must.OK(t, q.Sim.Node.GPU(0).Set(name, value))
 	}
 	for _, id := range q.jobs {
 		job := q.Job(id, "0")
@@ -79,7 +80,7 @@ type figures struct {
 
 func (q quarters) report(job uint32) (f figures) {
 	q.T.Helper()
-	e2e.OK(q.T, json.Unmarshal([]byte(q.Ctl("report", fmt.Sprint(job), "--json").Output), &f))
+	must.OK(q.T, json.Unmarshal([]byte(q.Ctl("report", fmt.Sprint(job), "--json").Output), &f))
 	return f
 }
 
@@ -228,7 +229,7 @@ func TestEnergyOfPartsIsTheGPUs(t *testing.T) {
 			const before, used = 5_000_000, 80_000_000 // mJ
 			q := quartersOf(t, gres, "turns", map[string]string{"energy_mj": fmt.Sprint(before)})
 			q.Until("samples of each job", func() bool { return q.last(0) })
-			e2e.OK(t, q.Sim.Node.GPU(0).Set("energy_mj", fmt.Sprint(before+used)))
+			must.OK(t, q.Sim.Node.GPU(0).Set("energy_mj", fmt.Sprint(before+used)))
 			joules, each := 0, []int{}
 			for _, job := range q.jobs {
 				q.Must(0, q.Job(job, "0"), "epilog")

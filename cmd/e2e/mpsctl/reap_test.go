@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -96,8 +97,7 @@ func (p testNode) settled() []string {
 // everything returns the records, the log, the modes and the processes.
 func (p testNode) everything() []string {
 	p.T.Helper()
-	pids, err := p.Processes()
-	e2e.OK(p.T, err)
+	pids := must.Get(p.Processes())(p.T)
 	return append(p.files(), p.Log(), p.Modes(), fmt.Sprint(pids))
 }
 
@@ -209,9 +209,9 @@ func (p testNode) stepd(title string) (end func()) {
 	if err == nil {
 		err = node.WriteProgram(path, content)
 	}
-	e2e.OK(p.T, err)
+	must.OK(p.T, err)
 	cmd := &exec.Cmd{Path: path, Args: []string{title, "120"}}
-	e2e.OK(p.T, cmd.Start())
+	must.OK(p.T, cmd.Start())
 	end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
 	p.T.Cleanup(end)
 	return end
@@ -225,7 +225,7 @@ func (p testNode) socket(job uint32, owner int) (end func()) {
 	if err == nil {
 		err = os.Chown(path, owner, owner)
 	}
-	e2e.OK(p.T, err)
+	must.OK(p.T, err)
 	end = func() { _ = listener.Close() }
 	p.T.Cleanup(end)
 	return end
@@ -272,7 +272,7 @@ func TestReapThatIsKilled(t *testing.T) {
 		}
 		line := p.Command("mpsctl", "reap", "--job", fmt.Sprint(goneJob))
 		cmd := exec.Command(line[0], line[1:]...)
-		e2e.OK(t, cmd.Start())
+		must.OK(t, cmd.Start())
 		p.Until("reap at work", func() bool { return p.Lease(goneJob).Phase == lease.Closing })
 		if stat, err := proc.ReadStat(cmd.Process.Pid); err != nil || stat.Kill(unix.SIGKILL) != nil {
 			t.Fatal(err)

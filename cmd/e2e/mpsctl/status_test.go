@@ -24,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -103,8 +104,7 @@ func kinds(found []e2e.Finding) string {
 // contexts returns the pids of a GPU's clients from the driver.
 func (p testNode) contexts(gpu int) []int {
 	p.T.Helper()
-	held, err := p.Sim.Node.GPU(gpu).Contexts()
-	e2e.OK(p.T, err)
+	held := must.Get(p.Sim.Node.GPU(gpu).Contexts())(p.T)
 	var pids []int
 	for _, c := range held {
 		if c.Type == node.Client {
@@ -234,7 +234,7 @@ func (s scene) path(name string) string { return filepath.Join(s.Paths().Run(), 
 // remove removes a file of the state.
 func (s scene) remove(name string) {
 	s.T.Helper()
-	e2e.OK(s.T, os.Remove(s.path(name)))
+	must.OK(s.T, os.Remove(s.path(name)))
 }
 
 // start starts a control daemon for a GPU by hand, as the job's user.
@@ -242,7 +242,7 @@ func (s scene) start(pipe string, gpu int) {
 	s.T.Helper()
 	log := filepath.Join(filepath.Dir(s.Root), "log")
 	for _, dir := range []string{pipe, log} {
-		e2e.OK(s.T, errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, int(e2e.UID), int(e2e.GID))))
+		must.OK(s.T, errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, int(e2e.UID), int(e2e.GID))))
 	}
 	cmd := exec.Command(s.Sim.Program("nvidia-cuda-mps-control"), "-d")
 	cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe, "CUDA_MPS_LOG_DIRECTORY=" + log, "CUDA_VISIBLE_DEVICES=" + string(s.UUID(gpu))}
@@ -283,21 +283,20 @@ func (s scene) pipe() string { return "CUDA_MPS_PIPE_DIRECTORY=" + s.daemon.Pipe
 
 func (s scene) mode(gpu, mode int) {
 	s.T.Helper()
-	e2e.OK(s.T, s.Sim.Node.GPU(gpu).SetMode(mode))
+	must.OK(s.T, s.Sim.Node.GPU(gpu).SetMode(mode))
 }
 
 // stop stops a process until the test ends.
 func (s scene) stop(pid int) {
 	s.T.Helper()
-	e2e.OK(s.T, syscall.Kill(pid, syscall.SIGSTOP))
+	must.OK(s.T, syscall.Kill(pid, syscall.SIGSTOP))
 	s.T.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 }
 
 // server waits for the daemon's server and returns its pid.
 func (s scene) server() int {
 	s.T.Helper()
-	pid, err := strconv.Atoi(s.ask(s.daemon, "get_server_list"))
-	e2e.OK(s.T, err)
+	pid := must.Get(strconv.Atoi(s.ask(s.daemon, "get_server_list")))(s.T)
 	return pid
 }
 
@@ -479,11 +478,11 @@ func TestStatusForAUser(t *testing.T) {
 	}
 	// While an epilog works, the ticket is withdrawn, and the job's own user cannot read its lease.
 	ticket := filepath.Join(p.Paths().Run(), "tickets", "7.json")
-	e2e.OK(t, os.Rename(ticket, ticket+".away"))
+	must.OK(t, os.Rename(ticket, ticket+".away"))
 	if code, out := p.MpsctlAs(e2e.UID, "status"); code != 0 || strings.Contains(out, "! ") || !strings.Contains(out, "jobs 7, 8, 9") {
 		t.Errorf("status beside an epilog: code %d\n%s", code, out)
 	}
-	e2e.OK(t, os.Rename(ticket+".away", ticket))
+	must.OK(t, os.Rename(ticket+".away", ticket))
 	// A user may not read the copy of the policy that is used in place of a broken one.
 	p.Write(p.Paths().Policy(), "version = 1\nrule {")
 	if code, out := p.MpsctlAs(e2e.UID, "status"); code != 1 || strings.Contains(out, "was kept:") || !strings.Contains(out, "which root can see") {

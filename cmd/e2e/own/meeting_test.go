@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -42,9 +43,7 @@ func (n testNode) program(name string, args ...string) []string {
 	path := filepath.Join(n.home, "own.test")
 	if _, err := os.Stat(path); err != nil {
 		self, err := os.ReadFile("/proc/self/exe")
-		if err := errors.Join(err, node.WriteProgram(path, self)); err != nil {
-			n.T.Fatal(err)
-		}
+		must.OK(n.T, errors.Join(err, node.WriteProgram(path, self)))
 	}
 	return append([]string{"env", "OWN_TEST=" + name, path}, args...)
 }
@@ -220,21 +219,4 @@ func (n testNode) address() string {
 	}
 	n.T.Fatalf("no socket%s: %v\n%s", inode, errors.Join(err1, err2), n.state())
 	return ""
-}
-
-// A rank whose program starts one that the kernel hides is killed soon. Its neighbours read so before.
-func TestAHiddenChildThatIsKilledSoon(t *testing.T) {
-	n := newTestNode(t, node.H200)
-	neighbour := n.start(inStep(7, 0, 0, 2), n.spin("60")...)
-	ready(neighbour)
-	client := n.hidden(n.CudaClient())
-	computes := n.start(inStep(7, 0, 1, 2), n.wrap("sh", "-c", client+" spin -ms 1 -for 60 -exit-idle; true")...)
-	ready(computes)
-	began := time.Now()
-	n.Until("line", func() bool { return strings.Contains(neighbour.Text(), cannotGuard) })
-	t.Logf("a line comes %v after the first work", time.Since(began))
-	_ = node.SignalGroup(computes.cmd, unix.SIGKILL)
-	computes.end()
-	lives(neighbour)
-	n.clean()
 }

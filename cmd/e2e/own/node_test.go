@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/watch"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
@@ -114,7 +115,7 @@ func (n testNode) startAs(uid uint32, env []string, line ...string) *process {
 	}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr, p.cmd.WaitDelay = n.home, p, p, time.Second
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	e2e.OK(n.T, p.cmd.Start())
+	must.OK(n.T, p.cmd.Start())
 	began := time.Now()
 	go func() {
 		_ = p.cmd.Wait()
@@ -260,8 +261,7 @@ func (n testNode) folders() (found []string) {
 // daemons are the processes of MPS: for each step a daemon and its server.
 func (n testNode) daemons() []proc.Process {
 	n.T.Helper()
-	found, err := n.Below(n.Root + "/")
-	e2e.OK(n.T, err)
+	found := must.Get(n.Below(n.Root + "/"))(n.T)
 	return found
 }
 

@@ -6,15 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // What --own cannot serve ends with 125 and a sentence, and no rank computes without MPS.
 func TestASentenceForEachRefusal(t *testing.T) {
 	exclusive := func(n testNode) {
-		if err := n.Sim.Node.GPU(0).SetMode(3); err != nil {
-			n.T.Fatal(err)
-		}
+		must.OK(n.T, n.Sim.Node.GPU(0).SetMode(3))
 	}
 	for _, c := range []struct {
 		name    string
@@ -53,9 +52,7 @@ func TestASentenceForEachRefusal(t *testing.T) {
 // A node in EXCLUSIVE_PROCESS without a prolog: the daemon takes the GPU, and ranks run under MPS.
 func TestExclusiveMode(t *testing.T) {
 	n := newTestNode(t, node.H200)
-	if err := n.Sim.Node.GPU(0).SetMode(3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Sim.Node.GPU(0).SetMode(3))
 	all := n.step(7, 0, 4, n.spin("60")...)
 	ready(all...)
 	lives(all...)

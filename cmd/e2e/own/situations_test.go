@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -59,25 +59,6 @@ func TestSecondStep(t *testing.T) {
 	n.clean()
 }
 
-// killAll stops all processes of a step and then kills them, so that none can react.
-func (n testNode) killAll(ranks ...*process) {
-	n.T.Helper()
-	all := slices.Concat(n.of("--own-supervise"), n.of("--own-keep"), n.daemons())
-	for _, p := range ranks {
-		if stat, err := proc.ReadStat(p.cmd.Process.Pid); err == nil {
-			all = append(all, stat.Process)
-		}
-	}
-	for _, p := range all {
-		_ = p.Kill(unix.SIGSTOP)
-	}
-	kill(all...)
-	for _, p := range all {
-		n.Gone(p)
-	}
-	n.Until("end of helpers", func() bool { return len(n.Strangers()) == 0 })
-}
-
 // Each of two users has a daemon, and is told of the other one's. Neither can enter or take the other one's folder.
 func TestSecondUser(t *testing.T) {
 	n := newTestNode(t, node.H200)
@@ -109,8 +90,7 @@ func TestACrash(t *testing.T) {
 			t.Errorf("the crashing rank prints %s", crash.Text())
 		}
 	}
-	library, err := e2e.WithoutFirstThread()
-	e2e.OK(t, err)
+	library := must.Get(e2e.WithoutFirstThread())(t)
 	spin := []string{"spin", "-ms", "100", "-queue", "10", "-for", "60", "-end", "signal:9", "-after", "0.5"}
 	line := append([]string{"env", "LD_PRELOAD=" + library, n.CudaClient()}, spin...)
 	crash := n.start(inStep(7, 0, 3, 8), n.wrap(line...)...)
@@ -212,7 +192,7 @@ func TestAQuestionWhileTheDaemonStarts(t *testing.T) {
 	const program = "nvidia-cuda-mps-control"
 	slow := filepath.Join(n.home, "slow")
 	script := fmt.Sprintf("#!/bin/sh\n[ $# != 0 ] || sleep 0.3\nexec %s \"$@\"\n", n.Sim.Program(program))
-	e2e.OK(t, errors.Join(os.Mkdir(slow, 0o755), node.WriteProgram(filepath.Join(slow, program), []byte(script))))
+	must.OK(t, errors.Join(os.Mkdir(slow, 0o755), node.WriteProgram(filepath.Join(slow, program), []byte(script))))
 	for range 4 {
 		var ranks []*process
 		for i := range 2 {

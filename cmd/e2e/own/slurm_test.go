@@ -4,21 +4,17 @@ package own_test
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
-	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
-	"golang.org/x/sys/unix"
 )
 
 // cluster is a real Slurm. Its jobs do not ask for MPS, so no prolog starts a daemon.
@@ -44,7 +40,7 @@ here=%s/$(/bin/hostname)
 export PATH=$here/sim/bin:/usr/bin:/bin LD_LIBRARY_PATH=$here/sim/lib TMPDIR=$here/t
 exec $here/home/mpirun-wrap --own --root $here/root "$@"
 `, c.Top)
-	e2e.OK(t, node.WriteProgram(c.rank, []byte(script)))
+	must.OK(t, node.WriteProgram(c.rank, []byte(script)))
 	return c
 }
 
@@ -173,131 +169,4 @@ func (c *cluster) sweepUp() {
 			ends(0, n.start(nil, n.wrap("true")...))
 		}
 	}
-}
-
-// TestOwnSoakUnderSlurm runs random steps of srun with kills, as TestOwnSoak does.
-func TestOwnSoakUnderSlurm(t *testing.T) {
-	starts, seed := e2e.Number(t, "OWN_STARTS", 45)/3, uint64(e2e.Number(t, "OWN_SEED", 1))
-	c := newCluster(t, lab.Options{CPUs: 64, Extra: []string{"KillWait=2", "SlurmctldDebug=info", "SlurmdDebug=info"}})
-	n := c.nodes["n1"]
-	c.Ctx, n.Ctx = t.Context(), t.Context() // each wait has its own limit
-	version, err := c.Run(c.Ctx, c.User, "sinfo", "--version")
-	e2e.OK(t, err)
-	began := time.Now()
-	sum := tally{Where: strings.TrimSpace(version.Stdout), Seed: seed, Kills: map[string]int{}}
-	for random := rand.New(rand.NewPCG(seed, 1)); sum.Starts < starts; {
-		c.soakStep(n, newPlan(random), &sum)
-	}
-	sum.report(t, time.Since(began))
-}
-
-// soakStep runs one step of srun. Each rank prints its status before its shell returns it, because srun kills the others
-// of a step if one is killed.
-func (c *cluster) soakStep(n testNode, p plan, sum *tally) {
-	n.T.Helper()
-	sum.Steps++
-	sum.Starts += p.ranks
-	sum.Kills[string(p.fault)]++
-	script := fmt.Sprintf(`%s %s spin -ms 1 -for 0.3 -exit-idle; echo "rank ends with $?"`, c.rank, c.Client())
-	type outcome struct {
-		result lab.Result
-		err    error
-	}
-	ended := make(chan outcome, 1)
-	go func() {
-		ctx, cancel := e2e.Limited()
-		defer cancel()
-		result, err := c.Run(ctx, c.User, "srun", "-n", strconv.Itoa(p.ranks), "--gres=gpu:1", "-K0", "sh", "-c", script)
-		ended <- outcome{result, err}
-	}()
-	killed := c.strike(n, p)
-	o := <-ended
-	codes := rankEnds.FindAllStringSubmatch(o.result.Stdout, -1)
-	wrong := o.err != nil || len(codes) != p.ranks || o.result.Exit != 0
-	for _, m := range codes {
-		code, _ := strconv.Atoi(m[1])
-		wrong = wrong || code != 0 && (code != 137 || killed == 0) && (code != 143 || p.fault != term) && (code != 1 || p.fault != daemon && p.fault != everything)
-		if code == 137 {
-			killed--
-		}
-	}
-	if wrong {
-		sum.Wrong++
-		n.T.Logf("%+v: %v, exit %d\n%s%s", p, o.err, o.result.Exit, o.result.Stdout, o.result.Stderr)
-	}
-	n.after(p, sum)
-}
-
-var rankEnds = regexp.MustCompile(`(?m)^rank ends with (\d+)$`)
-
-// strike makes the fault of a step happen some time after the first rank is there. It returns how many ranks it may have
-// killed.
-func (c *cluster) strike(n testNode, p plan) (killed int) {
-	n.T.Helper()
-	if p.fault == daemon {
-		e2e.Comes(func() bool { return n.contexts() == p.ranks })
-	} else {
-		e2e.Comes(func() bool { return len(n.folders()) > 0 })
-		wait.Sleep(n.Ctx, p.delay)
-	}
-	switch p.fault {
-	case starter, someRanks, allRanks, everything:
-		all := n.clients()
-		if p.fault != allRanks && p.fault != everything {
-			all = all[:(len(all)+2)/3]
-		}
-		if p.fault == everything {
-			all = append(all, append(append(n.of("--own-supervise"), n.of("--own-keep")...), n.daemons()...)...)
-		}
-		kill(all...)
-		killed = len(all)
-	case keeper:
-		kill(n.of("--own-keep")...)
-	case supervisor:
-		kill(n.of("--own-supervise")...)
-	case both:
-		kill(append(n.of("--own-supervise"), n.of("--own-keep")...)...)
-	case daemon:
-		all := n.daemons()
-		kill(all...)
-	case term:
-		n.terminate()
-		for _, q := range n.clients() {
-			_ = q.Kill(unix.SIGTERM)
-		}
-	}
-	return killed
-}
-
-// contexts counts the clients of MPS that have a context.
-func (n testNode) contexts() (count int) {
-	gpus, err := n.Sim.Node.GPUs()
-	e2e.OK(n.T, err)
-	for _, gpu := range gpus {
-		all, _ := gpu.Contexts()
-		for _, c := range all {
-			if c.Type == node.Client {
-				count++
-			}
-		}
-	}
-	return count
-}
-
-// clients are the ranks: the wrappers, and the programs that they have become.
-func (n testNode) clients() (found []proc.Process) {
-	folders, _ := filepath.Glob("/proc/[0-9]*")
-	for _, folder := range folders {
-		line, _ := os.ReadFile(folder + "/cmdline")
-		args := strings.Split(string(line), "\x00")
-		pid, _ := strconv.Atoi(filepath.Base(folder))
-		if len(args) < 2 || args[0] != n.wrapper() && args[0] != n.CudaClient() && filepath.Base(args[0]) != "cuda-client" {
-			continue
-		}
-		environment, _ := os.ReadFile(folder + "/environ")
-		if stat, err := proc.ReadStat(pid); err == nil && stat.Running() && strings.Contains(string(environment), n.tmp) {
-			found = append(found, stat.Process)
-		}
-	}
-	return found
 }

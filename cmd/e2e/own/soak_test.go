@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -90,12 +91,10 @@ func TestOwnSoak(t *testing.T) {
 func (sum tally) report(t *testing.T, took time.Duration) {
 	t.Helper()
 	sum.Seconds = took.Round(100 * time.Millisecond).Seconds()
-	line, err := json.Marshal(sum)
-	e2e.OK(t, err)
+	line := must.Get(json.Marshal(sum))(t)
 	t.Logf("%s", line)
 	if path := os.Getenv("OWN_LOG"); path != "" {
-		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-		e2e.OK(t, err)
+		file := must.Get(os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644))(t)
 		defer file.Close()
 		fmt.Fprintf(file, "%s\n", line)
 	}
@@ -239,6 +238,6 @@ func (n testNode) after(p plan, sum *tally) {
 	if pids := strings.Fields(e2e.Read(n.T, path)); len(pids) > 0 {
 		sum.Without += len(pids)
 		n.T.Logf("%+v: these have computed without MPS: %q", p, pids)
-		e2e.OK(n.T, os.Truncate(path, 0))
+		must.OK(n.T, os.Truncate(path, 0))
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
@@ -21,11 +22,10 @@ import (
 // hidden is a copy of a program that the user may run and not read. The kernel hides its processes from the user.
 func (n testNode) hidden(program string) string {
 	n.T.Helper()
-	content, err := os.ReadFile(program)
-	e2e.OK(n.T, err)
+	content := must.Get(os.ReadFile(program))(n.T)
 	path := filepath.Join(n.home, "hidden-"+filepath.Base(program))
-	e2e.OK(n.T, node.WriteProgram(path, content))
-	e2e.OK(n.T, os.Chmod(path, 0o711))
+	must.OK(n.T, node.WriteProgram(path, content))
+	must.OK(n.T, os.Chmod(path, 0o711))
 	return path
 }
 
@@ -49,7 +49,7 @@ func TestAHiddenProgram(t *testing.T) {
 		t.Errorf("they print %s\nwant once %s", text, want)
 	}
 	script := filepath.Join(n.home, "script")
-	e2e.OK(t, node.WriteProgram(script, []byte("#!/bin/sh\nexec true\n")))
+	must.OK(t, node.WriteProgram(script, []byte("#!/bin/sh\nexec true\n")))
 	for code, program := range map[int]string{0: script, 127: "/nonexistent"} {
 		p := n.start(inStep(7, 0, 3, 4), n.wrap(program)...)
 		ends(code, p)
@@ -110,9 +110,7 @@ func TestAProcessOutside(t *testing.T) {
 	plain := n.start(nil, n.CudaClient(), "spin", "-ms", "1", "-for", "600", "-exit-idle") // not of this step
 	launcher := filepath.Join(n.home, "prted")
 	shell, err := os.ReadFile("/bin/sh")
-	if err := errors.Join(err, node.WriteProgram(launcher, shell)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, node.WriteProgram(launcher, shell)))
 	rank := strings.Join(n.wrap("sleep", "600"), " ")
 	spawned := n.start(inStep(7, 0, 2, 3), launcher, "-c", rank+" & rank=$!; sleep 1; "+spin+" & wait $!; kill $rank")
 	ready(clean, container, plain, spawned)
@@ -147,7 +145,7 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	n := newTestNode(t, node.H200)
 	out := filepath.Join(n.home, "out")
 	line := n.CudaClient() + " spin -ms 1 -for 600 -exit-idle"
-	e2e.OK(t, unix.Mkfifo(out+".go", 0o666))
+	must.OK(t, unix.Mkfifo(out+".go", 0o666))
 	rank := n.start(inStep(7, 0, 0, 1), n.wrap("perl", "-e", daemonize, out, "sh", "-c", "echo $$; read line <"+out+".go; exec "+line)...)
 	ends(0, rank)
 	keeper := n.one("--own-keep")
@@ -155,12 +153,11 @@ func TestADaemonOfTheUsers(t *testing.T) {
 	if daemons := n.serving(2); !e2e.Alive(keeper) || daemons != 2 {
 		t.Fatalf("the keeper has ended, or there are %d processes of MPS, not 2\n%s", daemons, n.state())
 	}
-	e2e.OK(t, os.WriteFile(out+".go", []byte("go\n"), 0))
+	must.OK(t, os.WriteFile(out+".go", []byte("go\n"), 0))
 	n.Until("client", func() bool { return strings.Contains(e2e.Read(t, out), " ready ") })
 	pid := 0
 	fmt.Sscan(e2e.Read(t, out), &pid)
-	stat, err := proc.ReadStat(pid)
-	e2e.OK(t, err)
+	stat := must.Get(proc.ReadStat(pid))(t)
 	late := n.start(inStep(7, 0, 0, 1), n.spin("0.1")...)
 	ends(0, late)
 	kill(stat.Process)
@@ -193,8 +190,7 @@ func TestAClientThatOutlivesItsRank(t *testing.T) {
 	}
 	var number int
 	fmt.Sscan(pid[1], &number)
-	stat, err := proc.ReadStat(number)
-	e2e.OK(t, err)
+	stat := must.Get(proc.ReadStat(number))(t)
 	kill(stat.Process)
 	n.clean()
 }
@@ -217,7 +213,7 @@ func TestAnOrphansKeeper(t *testing.T) {
 		}
 	}
 	for i := range 20_000 {
-		e2e.OK(t, os.WriteFile(filepath.Join(crowd, fmt.Sprint(i)), nil, 0o600))
+		must.OK(t, os.WriteFile(filepath.Join(crowd, fmt.Sprint(i)), nil, 0o600))
 	}
 	lives(first...)
 	n.Until("removal", func() bool {

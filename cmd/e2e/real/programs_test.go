@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -72,25 +73,10 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, p.Stop())
 	})
 	p.exports, p.machine = p.environment(dir, machine), machine
 	return p
-}
-
-// facts adds lines to site.hcl.
-func (p *realPrograms) facts(lines ...string) {
-	p.t.Helper()
-	path := p.machine.Paths().ConfigFile()
-	content, err := os.ReadFile(path)
-	if err == nil {
-		err = os.WriteFile(path, append(content, strings.Join(lines, "\n")+"\n"...), 0o644)
-	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
 }
 
 // countSMs asks the driver.
@@ -140,10 +126,7 @@ func (p *realPrograms) environment(dir string, machine testnode.Node) string {
 	if parallel, err := os.ReadFile(filepath.Join(os.Getenv("BUILT_FOLDER"), "programs", "parallel")); err == nil {
 		_ = node.WriteProgram(filepath.Join(bin, "parallel"), parallel)
 	}
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	python := must.Get(exec.LookPath("python3"))(p.t)
 	exports := fmt.Sprintf("ulimit -c 0\nexport PATH=%s:%s:$PATH PROGRAMS='python3 %s/programs.py'\nexport LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH\nexport PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 HOME=/tmp PARALLEL_HOME=/tmp\n",
 		bin, filepath.Dir(python), dir, os.Getenv("LD_LIBRARY_PATH"))
 	for _, entry := range machineEnvironment() {
@@ -155,21 +138,13 @@ func (p *realPrograms) environment(dir string, machine testnode.Node) string {
 // run runs a batch script to its end, and returns what it prints and how long it takes.
 func (p *realPrograms) run(script string, args ...string) (string, time.Duration) {
 	p.t.Helper()
-	home, err := p.Home(p.user)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	home := must.Get(p.Home(p.user))(p.t)
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
-	if err := node.WriteProgram(path, []byte("#!/bin/bash\n"+p.exports+script+"\n")); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, node.WriteProgram(path, []byte("#!/bin/bash\n"+p.exports+script+"\n")))
 	out := path + ".out"
 	args = append([]string{"-N1", "-n16", fmt.Sprintf("--gres=gpu:%d", p.gpus), "-o", out}, args...)
 	began := time.Now()
-	id, err := p.Submit(p.ctx, p.user, append(args, path)...)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	id := must.Get(p.Submit(p.ctx, p.user, append(args, path)...))(p.t)
 	if _, err := p.WaitJob(p.ctx, id); err != nil {
 		p.t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -68,15 +69,9 @@ func realTestNode(t *testing.T, attributes ...string) testNode {
 func realTestNodeUnder(t *testing.T, policy string) testNode {
 	t.Helper()
 	m := realMachine(t)
-	built, err := e2e.Built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	built := must.Get(e2e.Built())(t)
 	dir := e2e.PublicDir(t)
-	s, err := testnode.Real(dir, built, policy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(testnode.Real(dir, built, policy))(t)
 	p := testNode{e2e.Installed(t, s, dir, m.gpus, time.Minute)}
 	t.Cleanup(p.closeLeft)
 	return p
@@ -101,9 +96,7 @@ func (p testNode) closeLeft() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the context of the testNode may be over
 	defer cancel()
-	if err := p.CloseLeft(ctx); err != nil {
-		p.T.Error(err)
-	}
+	must.Note(p.T, p.CloseLeft(ctx))
 }
 
 // holdsModes checks that only the GPUs of an open job are exclusive. It checks nothing if modes are left alone.
@@ -145,10 +138,7 @@ func TestRealLife(t *testing.T) {
 
 // showTree prints the daemon and its servers with their parents and sessions. The programs recognise them by these.
 func (p testNode) showTree() {
-	tree, err := exec.Command("ps", "-eo", "pid,ppid,pgid,sid,uid,args").CombinedOutput()
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	tree := must.Get(exec.Command("ps", "-eo", "pid,ppid,pgid,sid,uid,args").CombinedOutput())(p.T)
 	for line := range strings.Lines(string(tree)) {
 		if strings.Contains(line, "PPID") || strings.Contains(line, "nvidia-cuda-mps") {
 			fmt.Print(line)
@@ -174,9 +164,7 @@ func TestRealTrial(t *testing.T) {
 	p := realTestNode(t)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.Write(script, fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", e2e.UID, realMachine(t).control))
-	if err := os.Chmod(script, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(script, 0o755))
 	p.nameControl(script)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	fmt.Print(p.Log())
@@ -217,9 +205,7 @@ func TestRealTools(t *testing.T) {
 		Checked  struct{ Driver string }
 		Findings []struct{ Kind string }
 	}
-	if err := json.Unmarshal([]byte(outputs["doctor"]), &doctor); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(outputs["doctor"]), &doctor))
 	if doctor.Checked.Driver == "" {
 		t.Error("doctor did not ask the driver")
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -103,12 +104,12 @@ func (c *cluster) seen(job, clients int) {
 // asyncFolder is the beginning of a script: a folder with ./member and seq for fewer members.
 func (c *cluster) asyncFolder(name, member string) string {
 	bin := filepath.Join(c.Top, name)
-	e2e.OK(c.T, os.Mkdir(bin, 0o755))
+	must.OK(c.T, os.Mkdir(bin, 0o755))
 	for name, text := range map[string]string{
 		"member": member, "mpirun-wrap": "#!/bin/sh\nexec " + filepath.Join(c.Top, "mpirun-wrap") + ` "$@"` + "\n",
 		"seq": fmt.Sprintf("#!/bin/sh\nexec /usr/bin/seq %d\n", asyncMembers),
 	} {
-		e2e.OK(c.T, node.WriteProgram(filepath.Join(bin, name), []byte(text)))
+		must.OK(c.T, node.WriteProgram(filepath.Join(bin, name), []byte(text)))
 	}
 	return "cd $(mktemp -d); ln -s " + bin + "/member .; export PATH=" + bin + ":$PATH\n"
 }

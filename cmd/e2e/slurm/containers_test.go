@@ -15,6 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -46,7 +47,7 @@ func TestContainers(t *testing.T) {
 	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", Dir: e2e.PublicDirIn(t, "/srv")})
 	s, image := c.First(), c.image()
 	names := strings.NewReplacer("SIM", s.Sim.Dir, "BIN", s.Bin, "IMAGE", image, "UID", fmt.Sprint(e2e.UID))
-	e2e.OK(t, node.WriteProgram(filepath.Join(c.Top, "container"), []byte(names.Replace(byHand))))
+	must.OK(t, node.WriteProgram(filepath.Join(c.Top, "container"), []byte(names.Replace(byHand))))
 	// These are the names that a user writes, and what they are here.
 	const inside = "/usr/bin/mpirun-wrap"
 	here := strings.NewReplacer("./app", c.Client()+" info", "/run/slurm-mps", s.Paths().Run(), " --device nvidia.com/gpu=all", "",
@@ -115,6 +116,6 @@ func (c *cluster) image() string {
 		content, err := os.ReadFile(path)
 		errs = append(errs, err, os.MkdirAll(filepath.Dir(image+path), 0o755), os.WriteFile(image+path, content, 0o755))
 	}
-	e2e.OK(c.T, errors.Join(append(errs, err, exec.CommandContext(c.Ctx, "chown", "-R", fmt.Sprintf("%d:%[1]d", e2e.UID), image).Run())...))
+	must.OK(c.T, errors.Join(append(errs, err, exec.CommandContext(c.Ctx, "chown", "-R", fmt.Sprintf("%d:%[1]d", e2e.UID), image).Run())...))
 	return image
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -31,10 +32,7 @@ type inside struct {
 func startInside(t *testing.T, o lab.Options, script string) inside {
 	t.Helper()
 	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), o)
-	home, err := c.Home(c.User)
-	if err != nil {
-		t.Fatal(err)
-	}
+	home := must.Get(c.Home(c.User))(t)
 	in := inside{cluster: c, home: home}
 	client, libraries := c.Client(), c.First().Sim.Libraries()
 	submit := "sbatch --parsable -o " + home + "/%j.0.out "
@@ -45,9 +43,7 @@ func startInside(t *testing.T, o lab.Options, script string) inside {
 		"submit": `name=$1; shift; [ ${SLURM_PROCID:-0} = 0 ] && echo "$name=$(` + submit + ` "$@")="`,
 	} {
 		text = "#!/bin/bash\nexport LD_LIBRARY_PATH=" + libraries + "\ncd " + home + "\n" + text + "\n"
-		if err := node.WriteProgram(filepath.Join(home, name), []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, node.WriteProgram(filepath.Join(home, name), []byte(text)))
 	}
 	filler := c.Batch("until [ -e go ]; do sleep 0.1; done", "--gres=gpu:1", "--constraint=a100")
 	in.outer = c.Batch(c.Wrap("info -v")+"; until [ -e begin ]; do sleep 0.1; done\n"+script+
@@ -62,9 +58,7 @@ func startInside(t *testing.T, o lab.Options, script string) inside {
 // touch makes a file for which a script waits.
 func (in inside) touch(name string) {
 	in.T.Helper()
-	if err := os.WriteFile(filepath.Join(in.home, name), nil, 0o644); err != nil {
-		in.T.Fatal(err)
-	}
+	must.OK(in.T, os.WriteFile(filepath.Join(in.home, name), nil, 0o644))
 }
 
 // prints waits until a job has printed a text.
@@ -157,10 +151,7 @@ func TestABatchScriptFromAStep(t *testing.T) {
 // Slurm overwrites each variable that the table of variables says it sets, whatever a submitter has handed on.
 func TestSlurmOverwritesASubmittersVariables(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
-	home, err := c.Home(c.User)
-	if err != nil {
-		t.Fatal(err)
-	}
+	home := must.Get(c.Home(c.User))(t)
 	inTasks := append(slurm.Names(slurm.ByTask), slurm.Names(slurm.ByGPUs)...)
 	inSteps := slurm.Names(slurm.ByStep)
 	export := "--export=ALL," + strings.Join(slices.Concat(inTasks, inSteps), "=planted,") + "=planted"

@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -176,8 +177,8 @@ func TestSlurmdKilledInMidJob(t *testing.T) {
 	id := c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")
 	c.Running(id)
 	before := c.First().Ticket(uint32(id)).Daemons[0].Proc
-	e2e.OK(t, c.KillNode("n1"))
-	e2e.OK(t, c.StartNode("n1"))
+	must.OK(t, c.KillNode("n1"))
+	must.OK(t, c.StartNode("n1"))
 	if after := c.First().Ticket(uint32(id)).Daemons[0].Proc; after != before || !e2e.Alive(after) {
 		t.Errorf("the daemon was %v and is %v", before, after)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -54,24 +55,24 @@ func newLoader(t *testing.T, o lab.Options) loader {
 	l := loader{cluster: newCluster(t, testnode.Default(""), o)}
 	l.evil, l.marks = filepath.Join(l.Top, "evil"), filepath.Join(l.Top, "marks")
 	for _, dir := range []string{l.evil, l.marks} {
-		e2e.OK(t, os.Mkdir(dir, 0o777))
-		e2e.OK(t, os.Chmod(dir, 0o777))
+		must.OK(t, os.Mkdir(dir, 0o777))
+		must.OK(t, os.Chmod(dir, 0o777))
 	}
 	source, library := filepath.Join(l.Top, "marker.c"), l.library("libmarker.so")
-	e2e.OK(t, os.WriteFile(source, []byte(marker), 0o644))
+	must.OK(t, os.WriteFile(source, []byte(marker), 0o644))
 	gcc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-DMARKS=\""+l.marks+"\"", "-o", library, source)
 	out, err := gcc.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, name := range strings.Fields("libnvidia-ml.so.1 libcuda.so.1 libnss_files.so.2 libgcc_s.so.1 libdl.so.2 gconv-modules") {
-		e2e.OK(t, os.Link(library, l.library(name)))
+		must.OK(t, os.Link(library, l.library(name)))
 	}
 	for _, hook := range []string{"prolog", "epilog"} { // a record of what the hook gets, before it runs
 		path := filepath.Join(l.Top, hook)
 		record := fmt.Sprintf("\ncat /proc/$$/environ >%s.environ\n/bin/readlink /proc/$$/ns/mnt >%[1]s.mnt\n", path)
 		text := strings.Replace(e2e.Read(t, path), "\n", record, 1)
-		e2e.OK(t, node.WriteProgram(path, []byte(text)))
+		must.OK(t, node.WriteProgram(path, []byte(text)))
 	}
 	return l
 }
@@ -112,7 +113,7 @@ func (l loader) script() string {
 	within, step := filepath.Join(l.Top, "within"), filepath.Join(l.Top, "step")
 	clients := []string{client + " &", "unshare -Urm bash " + within + " &", "wait"}
 	for path, lines := range map[string][]string{within: inside, step: clients} {
-		e2e.OK(l.T, node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")))
+		must.OK(l.T, node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")))
 	}
 	return "#!/bin/bash\nsrun " + step + "\n"
 }
@@ -120,8 +121,7 @@ func (l loader) script() string {
 // marked returns who has loaded the marker: the names of the programs by their user.
 func (l loader) marked() map[uint32][]string {
 	l.T.Helper()
-	entries, err := os.ReadDir(l.marks)
-	e2e.OK(l.T, err)
+	entries := must.Get(os.ReadDir(l.marks))(l.T)
 	by := map[uint32][]string{}
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil {
@@ -136,8 +136,7 @@ func (l loader) marked() map[uint32][]string {
 // roots returns our programs that run as root, by pid.
 func (l loader) roots() map[int]string {
 	l.T.Helper()
-	pids, err := proc.PIDs()
-	e2e.OK(l.T, err)
+	pids := must.Get(proc.PIDs())(l.T)
 	found := map[int]string{}
 	for _, pid := range pids {
 		status, err1 := proc.ReadStatus(pid)
@@ -218,10 +217,8 @@ func (l loader) attacks() {
 	if !ready {
 		t.Fatalf("the job does not run: %v, %v\n%s\n%s", running, l.marked(), l.Output(id), l.Log())
 	}
-	slurmd, err := l.NodeProc(l.Nodes()[0])
-	e2e.OK(t, err)
-	mnt, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", slurmd.PID))
-	e2e.OK(t, err)
+	slurmd := must.Get(l.NodeProc(l.Nodes()[0]))(t)
+	mnt := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", slurmd.PID)))(t)
 	for pid, name := range running {
 		environ, err1 := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		maps, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // newScripted is a cluster whose Slurm runs one of the examples in Lua, and has --mps.
@@ -24,29 +25,26 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 		t.Skip("this Slurm has no Lua")
 	}
 	e2e.NeedRoot(t)
-	user, err := lab.EnsureUser(e2e.UserName, e2e.UID)
-	e2e.OK(t, err)
+	user := must.Get(lab.EnsureUser(e2e.UserName, e2e.UID))(t)
 	dir := e2e.PublicDir(t)
 	content, err := os.ReadFile(filepath.Join("../../../site/etc", script))
 	folder := filepath.Join(dir, "lab", "etc")
-	e2e.OK(t, errors.Join(err, os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, script), content, 0o644)))
+	must.OK(t, errors.Join(err, os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, script), content, 0o644)))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	c, err := lab.Start(ctx,
 		lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: 2, Features: "mps,a100,h200", Extra: []string{plugin + "=lua", "GresTypes=gpu,shard,mps"}})
-	e2e.OK(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 	})
 	spank := filepath.Join(dir, "slurm_mps.so")
 	e2e.Runs(t, exec.Command("../../../site/spank/build.sh", "/usr/include", spank))
-	e2e.OK(t, os.WriteFile(filepath.Join(folder, "plugstack.conf"), []byte("required "+spank+"\n"), 0o644))
+	must.OK(t, os.WriteFile(filepath.Join(folder, "plugstack.conf"), []byte("required "+spank+"\n"), 0o644))
 	return c, func(args ...string) lab.Result {
 		t.Helper()
 		result, err := c.Run(ctx, user, "sbatch", append([]string{"--parsable", "--hold", "--wrap", "true"}, args...)...)
-		e2e.OK(t, err)
+		must.OK(t, err)
 		return result
 	}
 }

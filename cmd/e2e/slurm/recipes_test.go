@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -42,7 +43,7 @@ var recipeForm = regexp.MustCompile("(?s)\\*\\*([^*]+)\\*\\*[^\n]*\n\n```sh\n(.*
 func TestTheRecipesOfTheUsers(t *testing.T) {
 	c := newCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	bin := filepath.Join(c.Top, "recipes")
-	e2e.OK(t, os.Mkdir(bin, 0o755))
+	must.OK(t, os.Mkdir(bin, 0o755))
 	wrapper := filepath.Join(c.Top, "mpirun-wrap")
 	for name, script := range map[string]string{
 		"mpirun-wrap": "exec " + wrapper + ` "$@"`, "mpirun": `exec mpirun.openmpi "$@"`, "mpiexec": `exec mpiexec.hydra "$@"`,
@@ -50,7 +51,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 		"parallel": `jobs=$1; shift; line=; while [ "$1" != ::: ]; do line="$line $1"; shift; done; shift; printf '%s\n' "$@" | xargs -P${jobs#-j} -n1 $line`,
 		"torchrun": `shift; n=${1#*=}; shift; for i in $(/usr/bin/seq 0 $((n - 1))); do TORCHELASTIC_RUN_ID=1 LOCAL_RANK=$i LOCAL_WORLD_SIZE=$n "$@" & done; wait`,
 	} {
-		e2e.OK(t, node.WriteProgram(filepath.Join(bin, name), []byte("#!/bin/bash\n"+script+"\n")))
+		must.OK(t, node.WriteProgram(filepath.Join(bin, name), []byte("#!/bin/bash\n"+script+"\n")))
 	}
 	// These are the user's programs, in a folder of the job.
 	setup := "cd $(mktemp -d); for p in app member solver analysis; do ln -s " + bin + "/app $p; done; mkdir cases; touch cases/a cases/b cases/c\n" +
@@ -87,8 +88,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 // member of the third case. All others end well after that, and the lists of bad ends name this member alone.
 func (c *cluster) killsAMember(setup, section string) {
 	t := c.T
-	parallel, err := exec.LookPath("parallel")
-	e2e.OK(t, err)
+	parallel := must.Get(exec.LookPath("parallel"))(t)
 	setup += "ln -sf " + parallel + " path/parallel; rm cases/* member; touch cases/c{01..12}\n" +
 		"printf '#!/bin/sh\\ncase $1 in *c03) kill -9 $$;; esac; sleep 0.3; echo ended $1\\n' >member; chmod +x member\n"
 	for tool, list := range map[string]string{"parallel -j8 ": `awk '$7 != 0 || $8 != 0 {print $NF, $8}' failed | sed 1d`, "ls cases | xargs -P8 ": "cat failed"} {

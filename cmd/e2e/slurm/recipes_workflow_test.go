@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -54,14 +55,13 @@ func TestWorkflows(t *testing.T) {
 	}
 	run := func(name, outputs string, files map[string]string, line string) {
 		t.Run(name, func(t *testing.T) {
-			home, err := c.Home(c.User)
-			e2e.OK(t, err)
+			home := must.Get(c.Home(c.User))(t)
 			folder := filepath.Join(home, name)
-			e2e.OK(t, os.Mkdir(folder, 0o777))
-			e2e.OK(t, os.Chown(folder, int(c.User.UID), int(c.User.GID)))
+			must.OK(t, os.Mkdir(folder, 0o777))
+			must.OK(t, os.Chown(folder, int(c.User.UID), int(c.User.GID)))
 			files["member"] = fmt.Sprintf("#!/bin/bash\nLD_LIBRARY_PATH=%s exec %s info\n", c.First().Sim.Libraries(), c.Client())
 			for file, text := range files {
-				e2e.OK(t, node.WriteProgram(filepath.Join(folder, file), []byte(text)))
+				must.OK(t, node.WriteProgram(filepath.Join(folder, file), []byte(text)))
 			}
 			r, err := c.Run(c.Ctx, c.User, "bash", "-c", "cd "+folder+" && export PATH="+c.Top+":$PATH && "+line)
 			if err != nil || r.Exit != 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -20,13 +21,11 @@ import (
 // submits submits a script that asks for no MPS.
 func (c *cluster) submits(script string, args ...string) int {
 	c.T.Helper()
-	home, err := c.Home(c.User)
-	e2e.OK(c.T, err)
+	home := must.Get(c.Home(c.User))(c.T)
 	path := filepath.Join(home, "plain.sh")
 	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
-	e2e.OK(c.T, node.WriteProgram(path, []byte(text)))
-	id, err := c.Submit(c.Ctx, c.User, append(append([]string{"-o", home + "/%A.%a.out"}, args...), path)...)
-	e2e.OK(c.T, err)
+	must.OK(c.T, node.WriteProgram(path, []byte(text)))
+	id := must.Get(c.Submit(c.Ctx, c.User, append(append([]string{"-o", home + "/%A.%a.out"}, args...), path)...))(c.T)
 	return id
 }
 
@@ -84,7 +83,7 @@ func TestJobsWithoutMPSAreRecorded(t *testing.T) {
 		l, err = store.Read(uint32(id))
 		return err == nil && l.Guard.PID > 0
 	})
-	e2e.OK(t, l.Guard.Kill(unix.SIGKILL))
+	must.OK(t, l.Guard.Kill(unix.SIGKILL))
 	c.First().Gone(l.Guard)
 	if job := c.Ended(id); job.State != "COMPLETED" || !strings.Contains(c.Output(id), " done ") {
 		t.Errorf("%+v\n%s\n%s", job, c.Output(id), c.Log())

@@ -18,6 +18,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -50,10 +51,8 @@ func TestReportsOfTwoNodes(t *testing.T) {
 	c := newCluster(t, testnode.Default(""), lab.Options{Nodes: 2, UTSNodes: true, PrologFlags: "Alloc"})
 	shared, login := filepath.Join(c.Top, "shared"), filepath.Join(c.Top, "login", "etc", "slurm-mps")
 	fact := fmt.Sprintf("shared_reports = %q", shared+"/%u")
-	if err := errors.Join(os.Mkdir(shared, 0o755), os.Chmod(shared, 0o777|os.ModeSticky), os.MkdirAll(login, 0o755),
-		os.WriteFile(filepath.Join(login, "site.hcl"), []byte(fact+"\n"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(shared, 0o755), os.Chmod(shared, 0o777|os.ModeSticky), os.MkdirAll(login, 0o755),
+		os.WriteFile(filepath.Join(login, "site.hcl"), []byte(fact+"\n"), 0o644)))
 	for _, n := range c.TestNodes {
 		n.Facts(fact, `usage_interval = "1s"`)
 	}
@@ -113,7 +112,7 @@ func TestReportsOfTwoNodes(t *testing.T) {
 	var said strings.Builder
 	first.Stdout, first.Stderr = &said, &said
 	began := time.Now()
-	e2e.OK(t, first.Start())
+	must.OK(t, first.Start())
 	c.First().Until("the first process with the lock", func() bool {
 		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", first.Process.Pid))
 		return slices.ContainsFunc(files, func(file string) bool {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -21,8 +22,7 @@ func needRelease(t *testing.T, minRelease string) {
 	if len(lab.Missing()) > 0 {
 		return // newCluster skips or fails the test
 	}
-	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
-	e2e.OK(t, err)
+	release := must.Get(lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE")))(t)
 	if release < minRelease {
 		t.Skipf("the test needs Slurm %s, and this is %s: SLURM_BUNDLE names another (site/lab/bundle.sh)", minRelease, release)
 	}

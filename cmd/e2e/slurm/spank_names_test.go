@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // ownOption is Slurm's variable for the option of our plugin.
@@ -66,10 +67,7 @@ func TestNamesOfSPANKVariables(t *testing.T) {
 	t.Run("commands", func(t *testing.T) {
 		for _, value := range []string{x(5000), "a\nb", "", "(null)"} {
 			line := []string{"-Q", "--mps=share=even", "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "echo", "runs"}
-			srun, err := s.Command(s.Ctx, s.User, "srun", line...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			srun := must.Get(s.Command(s.Ctx, s.User, "srun", line...))(t)
 			for _, name := range []string{ownOption, "SLURM_SPANK_" + ownOption, "SPANK_MPS", "SLURM_SPANK_MPS"} {
 				srun.Env = append(srun.Env, name+"="+value)
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -66,14 +67,13 @@ func (s spanked) build(include string) {
 func (s spanked) plugstack(need string, arguments ...string) {
 	s.T.Helper()
 	line := strings.Join(append([]string{need, s.plugin}, arguments...), " ")
-	e2e.OK(s.T, os.WriteFile(filepath.Join(s.Dir(), "etc", "plugstack.conf"), []byte(line+"\n"), 0o644))
+	must.OK(s.T, os.WriteFile(filepath.Join(s.Dir(), "etc", "plugstack.conf"), []byte(line+"\n"), 0o644))
 }
 
 // run runs a command as the user.
 func (s spanked) run(name string, args ...string) lab.Result {
 	s.T.Helper()
-	result, err := s.Run(s.Ctx, s.User, name, args...)
-	e2e.OK(s.T, err)
+	result := must.Get(s.Run(s.Ctx, s.User, name, args...))(s.T)
 	return result
 }
 
@@ -81,7 +81,7 @@ func (s spanked) run(name string, args ...string) lab.Result {
 func (s spanked) script(lines ...string) string {
 	s.T.Helper()
 	path := filepath.Join(s.Top, fmt.Sprintf("script%d", len(glob(s.Top, "script*"))))
-	e2e.OK(s.T, node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")))
+	must.OK(s.T, node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")))
 	return path
 }
 
@@ -113,8 +113,7 @@ func granted(t *testing.T, output string) (lease.Ticket, []int) {
 // two seconds.
 func (s spanked) batched(args ...string) (lab.Job, string) {
 	s.T.Helper()
-	id, err := s.Submit(s.Ctx, s.User, append([]string{"-o", "%j.0.out"}, args...)...)
-	e2e.OK(s.T, err)
+	id := must.Get(s.Submit(s.Ctx, s.User, append([]string{"-o", "%j.0.out"}, args...)...))(s.T)
 	job := s.Ended(id)
 	if job.State != "COMPLETED" && job.State != "FAILED" { // a held job prints nothing either
 		s.T.Errorf("a job that did not run to its end: %+v", job)
@@ -178,8 +177,7 @@ func TestTheOptionMPS(t *testing.T) {
 			t.Fatalf("%+v\n%s", result, s.Log())
 		}
 		for i, id := range said[:2] {
-			n, err := strconv.Atoi(id)
-			e2e.OK(t, err)
+			n := must.Get(strconv.Atoi(id))(t)
 			said[i] = strconv.Itoa(s.Ended(n).Exit)
 		}
 		if !slices.Equal(said, []string{"125", "0", "125", "0"}) {
@@ -252,8 +250,8 @@ func TestPlugstackArguments(t *testing.T) {
 	}
 	s.Quiet() // a slurmd that stops before it was told of a job's end is told again only minutes later
 	s.plugstack("required", cases[0].argument)
-	e2e.OK(t, s.StopNode("n1"))
-	e2e.OK(t, s.StartNode("n1"))
+	must.OK(t, s.StopNode("n1"))
+	must.OK(t, s.StartNode("n1"))
 	if log := e2e.Read(t, filepath.Join(s.Dir(), "log", "slurmd.n1.log")); !strings.Contains(log, cases[0].want) {
 		t.Errorf("slurmd's log does not have %q", cases[0].want)
 	}
@@ -265,17 +263,16 @@ var versionNumber = regexp.MustCompile(`(define SLURM_VERSION_NUMBER )0x([0-9a-f
 func (s spanked) otherHeaders(change int64) string {
 	s.T.Helper()
 	dir := s.T.TempDir()
-	e2e.OK(s.T, os.CopyFS(filepath.Join(dir, "slurm"), os.DirFS(filepath.Join(slurmHeaders(), "slurm"))))
+	must.OK(s.T, os.CopyFS(filepath.Join(dir, "slurm"), os.DirFS(filepath.Join(slurmHeaders(), "slurm"))))
 	path := filepath.Join(dir, "slurm", "slurm_version.h")
 	text := e2e.Read(s.T, path)
 	number := versionNumber.FindStringSubmatch(text)
 	if number == nil {
 		s.T.Fatalf("%s has no version", path)
 	}
-	version, err := strconv.ParseInt(number[2], 16, 64)
-	e2e.OK(s.T, err)
+	version := must.Get(strconv.ParseInt(number[2], 16, 64))(s.T)
 	text = versionNumber.ReplaceAllString(text, fmt.Sprintf("${1}0x%06x", version+change))
-	e2e.OK(s.T, os.WriteFile(path, []byte(text), 0o644))
+	must.OK(s.T, os.WriteFile(path, []byte(text), 0o644))
 	return dir
 }
 
@@ -312,7 +309,7 @@ func TestAutoWrap(t *testing.T) {
 	wrapper := filepath.Join(s.Top, "mpirun-wrap")
 	s.plugstack("optional", "auto_wrap=1", "wrapper="+wrapper, "root="+s.First().Root)
 	programs := filepath.Join(s.Top, "programs")
-	e2e.OK(t, os.WriteFile(programs, []byte("0 "+s.Client()+" info\n1 "+s.Client()+" info\n"), 0o644))
+	must.OK(t, os.WriteFile(programs, []byte("0 "+s.Client()+" info\n1 "+s.Client()+" info\n"), 0o644))
 	const report = "# rank "
 	for _, started := range []struct {
 		name, line string

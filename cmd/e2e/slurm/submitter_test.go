@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -96,9 +97,8 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 	if err == nil {
 		err = os.Chmod(dir, 0o755)
 	}
-	e2e.OK(c.T, err)
-	home, err := c.Home(c.User)
-	e2e.OK(c.T, err)
+	must.OK(c.T, err)
+	home := must.Get(c.Home(c.User))(c.T)
 	list := func(texts ...string) string {
 		return strings.Join(append(texts, ""), "\x00")
 	}
@@ -111,15 +111,14 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 		"slurm.conf":     conf + "\nPlugStackConfig=" + dir + "/plugstack.conf\n",
 		"plugstack.conf": fmt.Sprintf(plugstack, dir),
 	} {
-		e2e.OK(c.T, node.WriteProgram(filepath.Join(dir, name), []byte(text)))
+		must.OK(c.T, node.WriteProgram(filepath.Join(dir, name), []byte(text)))
 	}
 	gcc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-I"+slurmHeaders(), "-o", dir+"/raw.so", dir+"/raw.c")
 	out, err := gcc.CombinedOutput()
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, out)
 	}
-	srun, err := c.Command(c.Ctx, c.User, "srun", "true")
-	e2e.OK(c.T, err)
+	srun := must.Get(c.Command(c.Ctx, c.User, "srun", "true"))(c.T)
 	srun.Env = append(srun.Env, "SLURM_CONF="+dir+"/slurm.conf")
 	out, err = srun.CombinedOutput()
 	answer := string(out)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -57,9 +58,7 @@ func TestAReasonIsPrintedOnce(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cl := newCluster(t, testnode.Default(""), lab.Options{PrologFlags: "Alloc"})
 			if !c.prolog {
-				if err := node.WriteProgram(filepath.Join(cl.Top, "task-prolog"), []byte("#!/bin/sh\n")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, node.WriteProgram(filepath.Join(cl.Top, "task-prolog"), []byte("#!/bin/sh\n")))
 			}
 			args := []string{"-n2"}
 			if strings.Contains(c.script, "--gpus") {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // judge checks what must be true after every job. If the job ended as planned, it also checks the result of the
@@ -43,9 +44,7 @@ func (v *jobRun) judgeDrain() {
 	}
 	v.wrong(drained, state)
 	v.abandon()
-	if err := v.Resume(v.soak.Ctx, v.name); err != nil {
-		v.T.Error(err)
-	}
+	must.Note(v.T, v.Resume(v.soak.Ctx, v.name))
 	v.queue.fresh()
 }
 

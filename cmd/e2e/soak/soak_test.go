@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -133,9 +134,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	t.Cleanup(cancel)
 	c := &e2e.Cluster{T: t, Ctx: ctx, User: user, Top: e2e.PublicDir(t), TestNodes: map[string]e2e.Node{}}
 	s := &soak{Cluster: c, seed: seed, folder: filepath.Join(c.Top, "out"), done: map[string]int{}, failed: map[string]int{}}
-	if err := errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, int(e2e.UID), int(e2e.GID))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, int(e2e.UID), int(e2e.GID))))
 	o := s.options()
 	for i := range o.Nodes {
 		name := fmt.Sprintf("%s%d", o.Prefix, i+1)
@@ -145,9 +144,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	c.Hook("mpirun-wrap")
 	s.start(o)
 	for _, p := range c.TestNodes { // the device files of the GPUs and of the memory driver
-		if err := e2e.LinkAll(filepath.Join(s.Dir(), "dev"), p.Paths().Devices()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, e2e.LinkAll(filepath.Join(s.Dir(), "dev"), p.Paths().Devices()))
 	}
 	return s
 }
@@ -163,9 +160,7 @@ func (s *soak) start(o lab.Options) {
 		s.T.Fatal(err)
 	}
 	s.T.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			s.T.Error(err)
-		}
+		must.Note(s.T, s.Stop())
 	})
 }
 

@@ -36,8 +36,7 @@ func TestTheLineOfALargeNode(t *testing.T) {
 		err = os.WriteFile(path, append(line, '\n'), 0o600)
 	}
 	must.OK(t, err)
-	g, err := Start([]string{"/bin/cat", path}, func() {})
-	must.OK(t, err)
+	g := must.Get(Start([]string{"/bin/cat", path}, func() {}))(t)
 	defer g.Stop()
 	select {
 	case got := <-g.Lines:

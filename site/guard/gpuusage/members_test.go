@@ -41,8 +41,7 @@ const sharedID = 0xf0000000
 // partOf is a recorder of a lease with a part of a GPU. The clients' pids are their jobs' numbers, and each has shards.
 func partOf(t *testing.T, id uint32, part lease.Part, shards int, g *ticking) *recorder {
 	t.Helper()
-	folder, err := os.Open(t.TempDir())
-	must.OK(t, err)
+	folder := must.Get(os.Open(t.TempDir()))(t)
 	t.Cleanup(func() { folder.Close() })
 	return newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: id}, Part: part, CreatedAt: time.Now()},

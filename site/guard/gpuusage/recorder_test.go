@@ -142,16 +142,14 @@ func (broken) Read() (gpu.Activity, error) { return gpu.Activity{}, gpu.ErrHung 
 
 // If a GPU does not answer, its report has a gap. The recorder ends when the events end.
 func TestAGPUThatDoesNotAnswer(t *testing.T) {
-	folder, err := os.Open(t.TempDir())
-	must.OK(t, err)
+	folder := must.Get(os.Open(t.TempDir()))(t)
 	defer folder.Close()
 	r := newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now()},
 		ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, folder: folder, interval: time.Second, samplers: []sampler{broken{}}, read: nothing,
 	})
 	events := make(chan usage.Event, 1)
-	self, err := proc.Current()
-	must.OK(t, err)
+	self := must.Get(proc.Current())(t)
 	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now(), Counts: lease.Counts{ClientsSeen: 1}}
 	r.sample(time.Now())
 	close(events)
@@ -171,8 +169,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 // The guard ends before the recorder has noticed that the ticket is withdrawn, as on a busy node. The energy after the
 // latest sample is counted, not reckoned by the power until then.
 func TestAnEndThatTheWatchHasMissed(t *testing.T) {
-	folder, err := os.Open(t.TempDir())
-	must.OK(t, err)
+	folder := must.Get(os.Open(t.TempDir()))(t)
 	defer folder.Close()
 	r := newRecorder(options{
 		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now().Add(-time.Hour)},

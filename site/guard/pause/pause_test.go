@@ -82,8 +82,7 @@ func (p *pauser) asks(t *testing.T, of proc.Process) string {
 func (p *pauser) asksOf(t *testing.T, of proc.Process, uid int) string {
 	t.Helper()
 	fmt.Fprintln(p.in, of.PID, of.Start, uid)
-	line, err := p.out.ReadString('\n')
-	must.OK(t, err)
+	line := must.Get(p.out.ReadString('\n'))(t)
 	return strings.TrimSpace(line)
 }
 
@@ -279,8 +278,7 @@ func newTestProgram(t *testing.T, name string) *exec.Cmd {
 
 func processOf(t *testing.T, pid int) proc.Process {
 	t.Helper()
-	stat, err := proc.ReadStat(pid)
-	must.OK(t, err)
+	stat := must.Get(proc.ReadStat(pid))(t)
 	return stat.Process
 }
 

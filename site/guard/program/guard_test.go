@@ -22,11 +22,9 @@ import (
 func newStore(t *testing.T) (*lease.Store, string, lease.Lease) {
 	t.Helper()
 	must.Root(t)
-	boot, err := proc.BootID()
-	must.OK(t, err)
+	boot := must.Get(proc.BootID())(t)
 	folder := filepath.Join(t.TempDir(), "run")
-	store, err := lease.Open(folder, boot)
-	must.OK(t, err)
+	store := must.Get(lease.Open(folder, boot))(t)
 	l := lease.Lease{
 		Job: lease.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1"}, Phase: lease.Opening,
 		Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},

@@ -67,8 +67,7 @@ func TestTakers(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	for range 20 {
-		fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-		must.OK(t, err)
+		fd := must.Get(taken.Duplicate(os.Getpid(), pidfd, number, wanted))(t)
 		if target, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); target != file.Name() {
 			t.Fatalf("%q, %v", target, err)
 		}
@@ -109,8 +108,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	}
 	taken.Wait = soon
 	must.OK(t, taken.Start())
-	ended, err := unix.PidfdOpen(taken.current.process.PID, 0)
-	must.OK(t, err)
+	ended := must.Get(unix.PidfdOpen(taken.current.process.PID, 0))(t)
 	defer unix.Close(ended)
 	taken.current.process.End()
 	must.OK(t, wait.Readable(ended, soon))
@@ -122,8 +120,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 			t.Fatal("the one that has ended still counts")
 		}
 	}
-	fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-	must.OK(t, err)
+	fd := must.Get(taken.Duplicate(os.Getpid(), pidfd, number, wanted))(t)
 	unix.Close(fd)
 }
 
@@ -163,8 +160,7 @@ func TestTakersThatHang(t *testing.T) {
 	taken.Wait = soon
 	for began := time.Now(); taken.stuck.Load() > 0 && time.Since(began) < soon; time.Sleep(time.Millisecond) {
 	}
-	fd, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-	must.OK(t, err)
+	fd := must.Get(taken.Duplicate(os.Getpid(), pidfd, number, wanted))(t)
 	unix.Close(fd)
 }
 
@@ -172,8 +168,7 @@ func TestTakersThatHang(t *testing.T) {
 func TestTakersHavePlaces(t *testing.T) {
 	must.Root(t)
 	folder := t.TempDir()
-	store, err := lease.Open(folder, "boot")
-	must.OK(t, err)
+	store := must.Get(lease.Open(folder, "boot"))(t)
 	taken, pidfd, file := takes(t)
 	full, tries := false, 0
 	taken.Place = func() (*lease.TakerPlace, error) {
@@ -182,8 +177,7 @@ func TestTakersHavePlaces(t *testing.T) {
 		}
 		return store.TakerPlace(lease.Taker{Job: 7, UID: 2001})
 	}
-	fd, err := taken.Duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd())))
-	must.OK(t, err)
+	fd := must.Get(taken.Duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd()))))(t)
 	unix.Close(fd)
 	pid := taken.current.process.PID
 	if kept, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/1", pid)); kept != filepath.Join(folder, "takers") {
@@ -220,8 +214,7 @@ func TestLower(t *testing.T) {
 	taken, _, _ := takes(t)
 	must.OK(t, taken.Start())
 	pid := taken.current.process.PID
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	must.OK(t, err)
+	threads := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)))(t)
 	nice := func(thread os.DirEntry, raise bool) int {
 		id, _ := strconv.Atoi(thread.Name())
 		if raise {
@@ -229,8 +222,7 @@ func TestLower(t *testing.T) {
 				t.Skipf("this process may raise no priority: %v", err)
 			}
 		}
-		raw, err := unix.Getpriority(unix.PRIO_PROCESS, id)
-		must.OK(t, err)
+		raw := must.Get(unix.Getpriority(unix.PRIO_PROCESS, id))(t)
 		return 20 - raw // the system call's answer is never negative
 	}
 	for _, thread := range threads {
@@ -251,8 +243,7 @@ func TestADuplicateThatIsDropped(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
-	next, err := taken.Duplicate(os.Getpid(), pidfd, number, wanted)
-	must.OK(t, err)
+	next := must.Get(taken.Duplicate(os.Getpid(), pidfd, number, wanted))(t)
 	unix.Close(next)
 	var old unix.Rlimit
 	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
@@ -273,8 +264,7 @@ func TestRequestsCloseTheirFiles(t *testing.T) {
 		"no file to ask": fmt.Sprintf(`{"Number":%d,"Text":"line\n"}`, file.Fd()),
 	} {
 		if leaks := testproc.Leaks(t, func() {
-			fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
-			must.OK(t, err)
+			fd := must.Get(unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0))(t)
 			if _, code := take(fd, []byte(question)); code == 0 {
 				t.Errorf("%s: no error", what)
 			}

@@ -23,8 +23,7 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 	cmd.Stderr = stderr
 	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	must.OK(t, err)
+	pidfd := must.Get(unix.PidfdOpen(cmd.Process.Pid, 0))(t)
 	defer unix.Close(pidfd)
 	taken := Takers{Line: takerLine, Wait: soon, Place: uncounted}
 	defer taken.Abandon(0)
@@ -175,8 +174,7 @@ func TestNoLine(t *testing.T) {
 	}
 	writes.Close()
 	path := filepath.Join(t.TempDir(), "file")
-	file, err := os.Create(path)
-	must.OK(t, err)
+	file := must.Get(os.Create(path))(t)
 	defer file.Close()
 	if code := told(t, file, "line\n"); code != unix.ENOTTY {
 		t.Errorf("a file: %v", code)
@@ -196,11 +194,9 @@ func TestALineThatIsLate(t *testing.T) {
 	must.OK(t, cmd.Start())
 	writes.Close()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	must.OK(t, err)
+	pidfd := must.Get(unix.PidfdOpen(cmd.Process.Pid, 0))(t)
 	defer unix.Close(pidfd)
-	self, err := os.Executable()
-	must.OK(t, err)
+	self := must.Get(os.Executable())(t)
 	late := []string{"/bin/sh", "-c", `sleep 1; exec "$@"`, "sh", self, takerLine[1]}
 	taken := Takers{Line: late, Place: uncounted}
 	taken.Tell(pidfd, "rank 3 ended\n", 2001, 2002)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lab/watch"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // testLimit bounds a test. A busy machine needs this long.
@@ -55,10 +56,7 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 		t.Skip(err)
 	}
 	t.Parallel()
-	path, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Get(program())(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	t.Cleanup(cancel)
 	d := &demo{exec.CommandContext(ctx, path, args...), t, &watch.Output{}}
@@ -66,9 +64,7 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	d.Env = append(append(os.Environ(), "BUILT_FOLDER="+filepath.Dir(path)), env...) // the programs are already built
 	d.Stdin = stdin
 	d.Stdout, d.Stderr = d.output, d.output
-	if err := d.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.Start())
 	return d
 }
 
@@ -135,13 +131,8 @@ func TestAPipedScript(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "script")
 	script := "exec 2>&1\nsrun -Q --gres=gpu:1 -n2 mpirun-wrap --own --share=even ./app\n" +
 		"salloc -Q --gres=gpu:1 --constraint=mps -n2 srun mpirun-wrap --share=even ./app\necho the last line: $?\n"
-	if err := os.WriteFile(path, []byte(script), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	stdin, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(script), 0o600))
+	stdin := must.Get(os.Open(path))(t)
 	defer stdin.Close()
 	text := begin(t, stdin, nil, "-play").ends(0)
 	if strings.Count(text, ": 66 SMs") != 4 || !strings.Contains(text, "\nthe last line: 0\n") ||

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/wait"
 	"golang.org/x/sys/unix"
 )
@@ -99,9 +100,7 @@ func TestACommandIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	cmd := hold.Command(ctx, "sh", "-c", family, "sh", folder, "stopped")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	all := started(t, folder, slices.Concat(members, []string{"stopped"})...)
 	cancel()
 	if err := cmd.Wait(); err == nil {
@@ -116,13 +115,9 @@ func TestACallerIsKilled(t *testing.T) {
 	folder := t.TempDir()
 	caller := exec.Command("/proc/self/exe")
 	caller.Env = append(os.Environ(), callerOf+"="+folder)
-	if err := caller.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, caller.Start())
 	all := started(t, folder, members...)
-	if err := caller.Process.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, caller.Process.Signal(unix.SIGKILL))
 	_ = caller.Wait()
 	gone(t, all)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lab/hold"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -39,10 +40,7 @@ func builtFolder(t *testing.T) string {
 	default:
 		t.Skip("prologs are root's: run as root")
 	}
-	built, err := testnode.Built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	built := must.Get(testnode.Built())(t)
 	return built
 }
 
@@ -50,19 +48,13 @@ func builtFolder(t *testing.T) string {
 // takes a minute, and make site-check has it.
 func withSuite(t *testing.T, built string) string {
 	t.Helper()
-	folder, err := os.MkdirTemp("/tmp", "kit")
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(os.MkdirTemp("/tmp", "kit"))(t)
 	t.Cleanup(func() { os.RemoveAll(folder) })
 	const suite = "#!/bin/sh\necho '--- PASS: TestOne (0.1s)'\necho '--- SKIP: TestTwo (0.1s)'\n" +
 		`test "$CONFORMANCE_TARGET" = real && test -x "$CONFORMANCE_CLIENT" && test -x "$MPS_CONTROL"` + "\n"
-	err = errors.Join(os.Chmod(folder, 0o755), os.Symlink(filepath.Join(built, "bin"), filepath.Join(folder, "bin")),
+	must.OK(t, errors.Join(os.Chmod(folder, 0o755), os.Symlink(filepath.Join(built, "bin"), filepath.Join(folder, "bin")),
 		os.Symlink(filepath.Join(built, "sim"), filepath.Join(folder, "sim")),
-		os.WriteFile(filepath.Join(folder, "conformance.test"), []byte(suite), 0o755))
-	if err != nil {
-		t.Fatal(err)
-	}
+		os.WriteFile(filepath.Join(folder, "conformance.test"), []byte(suite), 0o755)))
 	return folder
 }
 

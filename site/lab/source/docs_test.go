@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -152,10 +153,7 @@ var (
 
 func newManual(t *testing.T) manual {
 	t.Helper()
-	folder, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(built())(t)
 	return manual{t, filepath.Join(folder, "bin")}
 }
 

@@ -7,11 +7,7 @@ package watch
 import (
 	"bytes"
 	"context"
-	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
-	"strconv"
 	"sync"
 	"time"
 
@@ -62,21 +58,3 @@ func Until(ctx context.Context, limit time.Duration, done func() bool) bool {
 }
 
 var switchLine = regexp.MustCompile(`(?m)^(non)?voluntary_ctxt_switches:\s+(\d+)$`)
-
-// Switches returns how often the threads of a process have given up their processor so far, and how often they have lost
-// it. A thread that ends while they are read counts 0.
-func Switches(pid int) (given, lost int) {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-	for _, thread := range threads {
-		status, _ := os.ReadFile(thread)
-		for _, line := range switchLine.FindAllSubmatch(status, -1) {
-			count, _ := strconv.Atoi(string(line[2]))
-			if len(line[1]) > 0 {
-				lost += count
-			} else {
-				given += count
-			}
-		}
-	}
-	return given, lost
-}

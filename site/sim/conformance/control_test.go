@@ -69,8 +69,7 @@ func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 func TestProcesses(t *testing.T) {
 	alone(t)
 	d := directories(t, under(t).uid)
-	kept, err := os.Create(filepath.Join(d.dir, "kept"))
-	must.OK(t, err)
+	kept := must.Get(os.Create(filepath.Join(d.dir, "kept")))(t)
 	defer kept.Close()
 	c := d.control(d.uid, []string{"MARK=here"}, "-d")
 	c.Dir = "/usr"

@@ -29,8 +29,7 @@ type daemon struct {
 // directories makes the pipe and log directories p and l of a daemon.
 func directories(t *testing.T, uid int) *daemon {
 	t.Helper()
-	dir, err := os.MkdirTemp(under(t).scratch, "d")
-	must.OK(t, err)
+	dir := must.Get(os.MkdirTemp(under(t).scratch, "d"))(t)
 	for _, path := range []string{dir, filepath.Join(dir, "p"), filepath.Join(dir, "l")} {
 		os.Mkdir(path, 0o755)
 		os.Chmod(path, 0o755)
@@ -264,8 +263,7 @@ func (d *daemon) launch(variables []string, args ...string) *spinner {
 func (d *daemon) run(variables []string, args ...string) *spinner {
 	d.t.Helper()
 	c := under(d.t).command(append(append([]string{}, d.environment...), variables...), d.uid, under(d.t).client, args...)
-	stdout, err := c.StdoutPipe()
-	must.OK(d.t, err)
+	stdout := must.Get(c.StdoutPipe())(d.t)
 	s := &spinner{t: d.t, call: c, done: make(chan struct{})}
 	must.OK(d.t, c.Start())
 	go func() {

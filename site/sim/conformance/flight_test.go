@@ -41,8 +41,7 @@ func hold(t *testing.T, pid int) *held {
 	t.Helper()
 	files := &held{}
 	t.Cleanup(files.release)
-	pidfd, err := unix.PidfdOpen(pid, 0)
-	must.OK(t, err)
+	pidfd := must.Get(unix.PidfdOpen(pid, 0))(t)
 	defer unix.Close(pidfd)
 	for _, kind := range []string{"nvidia-uvm", "nvidia", "nvidiactl"} {
 		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -53,8 +52,7 @@ func hold(t *testing.T, pid int) *held {
 				continue
 			}
 			number, _ := strconv.Atoi(filepath.Base(link))
-			file, err := unix.PidfdGetfd(pidfd, number, 0)
-			must.OK(t, err)
+			file := must.Get(unix.PidfdGetfd(pidfd, number, 0))(t)
 			*files = append(*files, file)
 		}
 	}

@@ -53,8 +53,7 @@ func TestPrivateFolder(t *testing.T) {
 func withoutMPS(t *testing.T) []string {
 	t.Helper()
 	path := filepath.Join(under(t).node.Dir, "without_mps")
-	text, err := os.ReadFile(path)
-	must.OK(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	must.OK(t, os.Truncate(path, 0))
 	return strings.Fields(string(text))
 }

@@ -227,8 +227,7 @@ func TestSharesOfArithmetic(t *testing.T) {
 	}
 	command := exec.Command(program)
 	command.Stdin = &stdin
-	out, err := command.Output()
-	must.OK(t, err)
+	out := must.Get(command.Output())(t)
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if len(lines) != len(all) {
 		t.Fatalf("%d lines for %d points", len(lines), len(all))

@@ -58,8 +58,7 @@ func TestFilesThatAForkHolds(t *testing.T) {
 	files := hold(t, victim.pid())
 	heir := exec.Command("sleep", "60")
 	for _, fd := range *files {
-		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		must.OK(t, err)
+		own := must.Get(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0))(t)
 		heir.ExtraFiles = append(heir.ExtraFiles, os.NewFile(uintptr(own), "duplicate"))
 	}
 	must.OK(t, heir.Start())

@@ -59,8 +59,7 @@ func alone(t *testing.T) {
 	}
 	t.Parallel()
 	mine := machine
-	scratch, err := os.MkdirTemp(machine.scratch, "t")
-	must.OK(t, err)
+	scratch := must.Get(os.MkdirTemp(machine.scratch, "t"))(t)
 	mine.scratch = scratch
 	must.OK(t, errors.Join(os.Chmod(scratch, 0o755), mine.simulate()))
 	owned.Store(t.Name(), &mine)

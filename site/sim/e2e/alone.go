@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -83,11 +84,9 @@ func enter(test string) (first, isAlone bool) {
 // lockMachine takes a lock that all tests of this source share.
 func lockMachine(t *testing.T, name string, how int) *os.File {
 	t.Helper()
-	folder, err := testnode.Shared()
-	OK(t, err)
+	folder := must.Get(testnode.Shared())(t)
 	OK(t, os.MkdirAll(folder, 0o755))
-	file, err := os.Create(filepath.Join(folder, name+".lock"))
-	OK(t, err)
+	file := must.Get(os.Create(filepath.Join(folder, name+".lock")))(t)
 	for deadline := time.Now().Add(10 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
 		if err == nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -66,9 +67,7 @@ func NewCluster(t *testing.T, policy string, o lab.Options) *Cluster {
 		OK(t, LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()))
 	}
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 	})
 	return c
 }
@@ -109,15 +108,13 @@ func NeedSlurm(t *testing.T) lab.User {
 		}
 		t.Skipf("packages are missing: %q: run make setup", missing)
 	}
-	user, err := lab.EnsureUser(UserName, UID)
-	OK(t, err)
+	user := must.Get(lab.EnsureUser(UserName, UID))(t)
 	return user
 }
 
 func names(t *testing.T, o lab.Options) []string {
 	if o.SameName {
-		host, err := os.Hostname()
-		OK(t, err)
+		host := must.Get(os.Hostname())(t)
 		short, _, _ := strings.Cut(host, ".")
 		return []string{short}
 	}
@@ -169,8 +166,7 @@ func (c *Cluster) Log() string {
 // Batch submits a script and returns the job's number.
 func (c *Cluster) Batch(script string, args ...string) int {
 	c.T.Helper()
-	home, err := c.Home(c.User)
-	OK(c.T, err)
+	home := must.Get(c.Home(c.User))(c.T)
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
 	// Each job's Open MPI has its own folder for temporary files. If two share a folder, one that ends may delete it
 	// while the other needs it (seen on 4.1).
@@ -195,8 +191,7 @@ func (c *Cluster) Does(user lab.User, line ...string) lab.Result {
 // Output is what a batch job printed.
 func (c *Cluster) Output(id int) string {
 	c.T.Helper()
-	home, err := c.Home(c.User)
-	OK(c.T, err)
+	home := must.Get(c.Home(c.User))(c.T)
 	paths, _ := filepath.Glob(fmt.Sprintf("%s/%d.*.out", home, id))
 	var all strings.Builder
 	for _, path := range paths {

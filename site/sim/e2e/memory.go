@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,8 +97,7 @@ func (g MemoryGroup) number(v1, v2 string) int64 {
 	if g.v2 {
 		v1 = v2
 	}
-	value, err := strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64)
-	OK(g.t, err)
+	value := must.Get(strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64))(g.t)
 	return value
 }
 

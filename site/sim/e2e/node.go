@@ -37,6 +37,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -126,10 +127,8 @@ func NodeIn(t *testing.T, dir, policy string, models ...node.Model) Node {
 	t.Helper()
 	NeedRoot(t)
 	beside(t)
-	built, err := Built()
-	OK(t, err)
-	s, err := testnode.New(dir, built, policy, models...)
-	OK(t, err)
+	built := must.Get(Built())(t)
+	s := must.Get(testnode.New(dir, built, policy, models...))(t)
 	return Installed(t, s, dir, len(models), testLimit)
 }
 
@@ -170,8 +169,7 @@ func PublicDir(t *testing.T) string {
 
 // PublicDirIn is a folder like PublicDir below another folder than /tmp, and no tmpfs of its own.
 func PublicDirIn(t *testing.T, parent string) string {
-	dir, err := os.MkdirTemp(parent, "mps")
-	OK(t, err)
+	dir := must.Get(os.MkdirTemp(parent, "mps"))(t)
 	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
 	OK(t, os.Chmod(dir, 0o755))
 	return dir
@@ -222,8 +220,7 @@ func (p Node) Rewrite(path, content string) {
 // Read returns the content of a file.
 func Read(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	OK(t, err)
+	content := must.Get(os.ReadFile(path))(t)
 	return string(content)
 }
 
@@ -256,8 +253,7 @@ func (p Node) Must(code int, job testnode.Job, program string) string {
 	p.T.Helper()
 	ctx, cancel := Limited()
 	defer cancel()
-	result, err := p.Run(ctx, job.Environment(program+"_slurmd"), program)
-	OK(p.T, err)
+	result := must.Get(p.Run(ctx, job.Environment(program+"_slurmd"), program))(p.T)
 	if result.Code != code {
 		p.T.Fatalf("%s of job %d: code %d, want %d: %s\n%s", program, job.ID, result.Code, code, result.Output, p.Log())
 	}
@@ -312,8 +308,7 @@ func (p Node) ClientWith(job uint32, env []string, args ...string) *exec.Cmd {
 // Ready starts a CUDA client, and waits until it is ready.
 func (p Node) Ready(cmd *exec.Cmd) *exec.Cmd {
 	p.T.Helper()
-	out, err := cmd.StdoutPipe()
-	OK(p.T, err)
+	out := must.Get(cmd.StdoutPipe())(p.T)
 	cmd.Stderr = cmd.Stdout
 	OK(p.T, cmd.Start())
 	p.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
@@ -376,20 +371,17 @@ func (p Node) ServerLog(job uint32) string {
 // UUID returns the UUID of a simulated GPU.
 func (p Node) UUID(gpu int) site.UUID {
 	p.T.Helper()
-	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
-	OK(p.T, err)
+	uuid := must.Get(p.Sim.Node.GPU(gpu).Text("uuid"))(p.T)
 	return site.UUID(uuid)
 }
 
 // Modes returns the compute modes of the simulated GPUs, a digit for each.
 func (p Node) Modes() string {
 	p.T.Helper()
-	gpus, err := p.Sim.Node.GPUs()
-	OK(p.T, err)
+	gpus := must.Get(p.Sim.Node.GPUs())(p.T)
 	var modes []string
 	for _, gpu := range gpus {
-		mode, err := gpu.Mode()
-		OK(p.T, err)
+		mode := must.Get(gpu.Mode())(p.T)
 		modes = append(modes, fmt.Sprint(mode))
 	}
 	return strings.Join(modes, "")
@@ -404,8 +396,7 @@ func (p Node) Log() string {
 // Leftovers returns files, processes and modes that are left of any job.
 func (p Node) Leftovers() []string {
 	p.T.Helper()
-	left, err := p.Left()
-	OK(p.T, err)
+	left := must.Get(p.Left())(p.T)
 	return left
 }
 

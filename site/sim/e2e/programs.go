@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/firstthread"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -180,8 +181,7 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 		cmd := p.AsUser(7, p.Command("mpirun-wrap", append([]string{p.CudaClient()}, program...)...))
 		cmd.Env = With(With(cmd.Env, "SLURM_LOCALID", fmt.Sprint(rank)), "SLURM_GTIDS", gtids)
 		cmd.SysProcAttr.Setpgid = true
-		out, err := cmd.StdoutPipe()
-		OK(p.T, err)
+		out := must.Get(cmd.StdoutPipe())(p.T)
 		cmd.Stderr = cmd.Stdout
 		OK(p.T, cmd.Start())
 		p.T.Cleanup(func() { _ = cmd.Process.Kill() })

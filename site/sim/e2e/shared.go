@@ -18,6 +18,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/wait"
@@ -105,8 +106,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 	if cmd.Stderr == nil {
 		cmd.Stderr = os.Stderr
 	}
-	out, err := cmd.StdoutPipe()
-	OK(s.T, err)
+	out := must.Get(cmd.StdoutPipe())(s.T)
 	OK(s.T, cmd.Start())
 	r := &Running{cmd, s, LinesOf(s.T, out), strings.Join(cmd.Args, " "), 0}
 	s.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
@@ -302,8 +302,7 @@ func (s *Shared) ByHand(args ...string) (code int, output string) {
 	s.T.Helper()
 	ctx, cancel := Limited()
 	defer cancel()
-	result, err := s.Run(ctx, nil, "guard", args...)
-	OK(s.T, err)
+	result := must.Get(s.Run(ctx, nil, "guard", args...))(s.T)
 	return result.Code, result.Output
 }
 

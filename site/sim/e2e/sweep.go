@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
 )
@@ -26,8 +27,7 @@ func Report(t *testing.T, name string, tried, failed int, took time.Duration, sa
 	if path == "" {
 		return
 	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
-	OK(t, err)
+	file := must.Get(os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644))(t)
 	defer file.Close()
 	line := fmt.Sprintf("%s\t%d\t%d\t%.0f", name, tried, failed, took.Seconds())
 	if _, err := fmt.Fprintln(file, strings.Join(append([]string{line}, said...), "\t")); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The node has two GPUs.
@@ -51,14 +52,8 @@ func New(t *testing.T) *Node {
 		t.Skip("leases are root's own: run as root")
 	}
 	dir := filepath.Join(t.TempDir(), "run")
-	store, err := lease.Open(dir, "boot-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := proc.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(lease.Open(dir, "boot-1"))(t)
+	self := must.Get(proc.Current())(t)
 	t.Cleanup(func() { // a job may have its own file system, which would keep the folder
 		jobs, err := store.Dirs()
 		for _, job := range jobs {
@@ -112,16 +107,13 @@ func (n *Node) Claimed(uuid site.UUID) bool {
 func (n *Node) Files() []string {
 	n.T.Helper()
 	var all []string
-	err := filepath.WalkDir(n.Dir, func(path string, entry fs.DirEntry, err error) error {
+	must.OK(n.T, filepath.WalkDir(n.Dir, func(path string, entry fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(n.Dir, path)
 		if err == nil && name != "lock" && (!entry.IsDir() || strings.Count(name, "/") > 0) {
 			all = append(all, name)
 		}
 		return err
-	})
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	}))
 	return all
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
 	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 )
@@ -39,9 +40,7 @@ func compare(t testing.TB, name, want string, err error, got string, write func(
 	t.Helper()
 	switch {
 	case *update:
-		if err := write(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, write())
 	case err != nil:
 		t.Fatalf("%v\nto write it: %s -update", err, rerun.Command(t))
 	case got != want:

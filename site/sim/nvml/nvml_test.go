@@ -7,17 +7,16 @@ package nvml_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -59,10 +58,7 @@ func opened(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
 
 func created(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
 	t.Helper()
-	made, err := sim.New(place, built, models...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Get(sim.New(place, built, models...))(t)
 	return made, nvml.New(nvml.WithLibraryPath(made.NVML()))
 }
 
@@ -81,15 +77,10 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 // The recording is of calls on a real H200 with driver 580.159.04. The test makes each call again and compares the
 // line that it prints with the recorded line.
 func TestH200AnswersAsRecorded(t *testing.T) {
-	recording, err := os.ReadFile("testdata/nvml-h200.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	recording := must.Get(os.ReadFile("testdata/nvml-h200.txt"))(t)
 	lines := strings.Split(strings.TrimSpace(string(recording)), "\n")
 	made, lib := created(t, node.H200)
-	if err := made.Node.GPU(0).Set("uuid", strings.Fields(lines[2])[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, made.Node.GPU(0).Set("uuid", strings.Fields(lines[2])[0]))
 	got := record(lib)
 	if len(got) != len(lines) {
 		t.Fatalf("%d answers for %d recorded lines", len(got), len(lines))
@@ -184,169 +175,13 @@ func TestH200RefusesAsRecorded(t *testing.T) {
 	want(t, "NUMA node that the GPU is", ret, nvml.ERROR_NOT_SUPPORTED)
 }
 
-func TestSetComputeModeRefuses(t *testing.T) {
-	needRoot(t)
-	made, lib := opened(t, node.A100SXM40, node.A100SXM40.Cut(node.A100Slice3))
-	plain, _ := lib.DeviceGetHandleByIndex(0)
-	cut, _ := lib.DeviceGetHandleByIndex(1)
-	instance, ret := cut.GetMigDeviceHandleByIndex(0)
-	ok(t, ret)
-	want(t, "a mode that does not exist", plain.SetComputeMode(4), nvml.ERROR_INVALID_ARGUMENT)
-	want(t, "a GPU in MIG mode", cut.SetComputeMode(3), nvml.ERROR_NOT_SUPPORTED)
-	want(t, "a MIG instance", instance.SetComputeMode(3), nvml.ERROR_NOT_SUPPORTED)
-	asNobody(t, func() {
-		want(t, "an ordinary user", plain.SetComputeMode(3), nvml.ERROR_NO_PERMISSION)
-	})
-	for i := range 2 {
-		if mode, err := made.Node.GPU(i).Mode(); err != nil || mode != node.Default {
-			t.Errorf("mode of GPU %d after the refusals: %d, %v", i, mode, err)
-		}
-	}
-	if err := made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode.ignored", 1, 1); err != nil {
-		t.Fatal(err)
-	}
-	for _, after := range []int{node.Default, node.ExclusiveProcess} {
-		ok(t, plain.SetComputeMode(3))
-		if mode, err := made.Node.GPU(0).Mode(); err != nil || mode != after {
-			t.Errorf("mode %d, %v, want %d", mode, err, after)
-		}
-	}
-}
-
-// asNobody calls a function with the effective uid 65534. The tests of this package run one after the other.
-func asNobody(t *testing.T, do func()) {
-	t.Helper()
-	if err := syscall.Seteuid(65534); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := syscall.Seteuid(0); err != nil {
-			panic(err)
-		}
-	}()
-	do()
-}
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can set compute modes with NVML; run this as root or below `unshare -r`")
-	}
-}
-
-func TestMIGInstances(t *testing.T) {
-	made, lib := opened(t, node.L4, node.A100SXM40.Cut(node.A100Slice3, node.A100Slice1))
-	uuid, err := made.Node.GPU(1).Text("mig/1/uuid")
-	if err != nil {
-		t.Fatal(err)
-	}
-	instance, ret := lib.DeviceGetHandleByUUID(uuid)
-	ok(t, ret)
-	is, ret := instance.IsMigDeviceHandle()
-	ok(t, ret)
-	want(t, "is an instance", is, true)
-	attributes, ret := instance.GetAttributes()
-	ok(t, ret)
-	want(t, "SMs", attributes.MultiprocessorCount, 14)
-	want(t, "memory", attributes.MemorySizeMB, 4864)
-	want(t, "slices", attributes.GpuInstanceSliceCount, 1)
-	gi, ret := instance.GetGpuInstanceId()
-	ok(t, ret)
-	want(t, "GPU instance", gi, 2)
-	ci, ret := instance.GetComputeInstanceId()
-	ok(t, ret)
-	want(t, "compute instance", ci, 0)
-	parent, ret := instance.GetDeviceHandleFromMigDeviceHandle()
-	ok(t, ret)
-	index, _ := parent.GetIndex()
-	want(t, "parent", index, 1)
-	mode, _, ret := parent.GetMigMode()
-	ok(t, ret)
-	want(t, "MIG mode", mode, nvml.DEVICE_MIG_ENABLE)
-	_, ret = parent.GetNumGpuCores()
-	want(t, "cores of a GPU in MIG mode", ret, nvml.ERROR_NOT_SUPPORTED)
-	limit, ret := parent.GetMaxMigDeviceCount()
-	ok(t, ret)
-	want(t, "maximum of instances", limit, 7)
-	_, ret = parent.GetMigDeviceHandleByIndex(2)
-	want(t, "instance that is not there", ret, nvml.ERROR_NOT_FOUND)
-	whole, _ := lib.DeviceGetHandleByIndex(0)
-	_, _, ret = whole.GetMigMode()
-	want(t, "MIG mode of an L4", ret, nvml.ERROR_NOT_SUPPORTED)
-}
-
-// A sample of processes is of one server, also while several compute, and a server without work has none (measured on
-// an H100). A sample of the GPU has the work of all.
-func TestSamplesOfTwoServers(t *testing.T) {
-	made, lib := opened(t, node.H200)
-	device, _ := lib.DeviceGetHandleByIndex(0)
-	other := exec.Command("sleep", "60")
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
-	const period = 200_000
-	end := uint64(time.Now().UnixMicro())/period - 2
-	sampled := func(pid int, end uint64, percents ...int) {
-		t.Helper()
-		start, _ := node.Start(pid)
-		_ = made.Node.GPU(0).AddContext(node.Context{PID: pid, Start: start, Type: node.Server, MemoryMiB: 1000, Instance: node.Whole})
-		var lines strings.Builder
-		for i, percent := range percents {
-			fmt.Fprintf(&lines, "%020d %3d\n", (end-uint64(len(percents)-1-i))*period+uint64(pid%100), percent)
-		}
-		if err := made.Node.GPU(0).Set(filepath.Join("samples", fmt.Sprint(pid)), lines.String()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	const rounds = 64
-	self, seen := os.Getpid(), map[int]int{}
-	for i := range uint64(rounds) {
-		sampled(self, end-i, 60)
-		sampled(other.Process.Pid, end-i, 60)
-		samples, ret := device.GetProcessUtilization((end-i)*period - 1)
-		ok(t, ret)
-		if len(samples) != 1 || samples[0].SmUtil != 60 || samples[0].TimeStamp/period != end-i {
-			t.Fatalf("a sample of two servers: %+v", samples)
-		}
-		seen[int(samples[0].Pid)]++
-	}
-	if seen[self] < rounds/4 || seen[other.Process.Pid] < rounds/4 {
-		t.Errorf("the samples are of %v, want about half of each", seen)
-	}
-	sampled(self, end, 60, 60, 60, 60, 60, 60)
-	sampled(other.Process.Pid, end, 60, 60, 0, 0, 0, 0)
-	samples, ret := device.GetProcessUtilization((end-3)*period - 1)
-	ok(t, ret)
-	if len(samples) != 1 || int(samples[0].Pid) != self {
-		t.Errorf("of one that works and one that does not: %+v", samples)
-	}
-	_, whole, ret := device.GetSamples(nvml.GPU_UTILIZATION_SAMPLES, (end-5)*period-1)
-	ok(t, ret)
-	var got []byte
-	for _, s := range whole {
-		got = append(got, s.SampleValue[0])
-	}
-	want(t, "samples of the GPU", fmt.Sprint(got), fmt.Sprint([]byte{100, 100, 60, 60, 60, 60}))
-	sampled(self, end, 0, 0)
-	sampled(other.Process.Pid, end, 0, 0)
-	_, ret = device.GetProcessUtilization(0)
-	want(t, "samples of idle servers", ret, nvml.ERROR_NOT_FOUND)
-}
-
 // The texts are those of the library of driver 580.159.04.
 func TestErrorTextsAreAsRecorded(t *testing.T) {
-	recording, err := os.ReadFile("testdata/nvml-h200-returns.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	recording := must.Get(os.ReadFile("testdata/nvml-h200-returns.txt"))(t)
 	opened(t, node.H200)
 	for line := range strings.Lines(string(recording)) {
 		number, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-		code, err := strconv.Atoi(number)
-		if err != nil {
-			t.Fatal(err)
-		}
+		code := must.Get(strconv.Atoi(number))(t)
 		want(t, "text of "+number, nvml.Return(code).Error(), text)
 	}
 }

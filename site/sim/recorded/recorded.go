@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/txtar"
 )
 
@@ -45,10 +46,7 @@ var read = sync.OnceValues(func() (map[string]string, error) {
 // Text returns a recording.
 func Text(t *testing.T, path string) string {
 	t.Helper()
-	texts, err := read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	texts := must.Get(read())(t)
 	text, found := texts[path]
 	if !found {
 		t.Fatalf("no recording %s", path)
@@ -70,15 +68,9 @@ func Lines(t *testing.T, path string) (lines []string) {
 // Paths lists the recordings that match a pattern of path.Match. It fails if there are fewer than atLeast.
 func Paths(t *testing.T, pattern string, atLeast int) (paths []string) {
 	t.Helper()
-	texts, err := read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	texts := must.Get(read())(t)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		matches, err := path.Match(pattern, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		matches := must.Get(path.Match(pattern, name))(t)
 		if matches {
 			paths = append(paths, name)
 		}

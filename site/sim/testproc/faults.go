@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // Leaks returns how many more files this process has open after ten calls of a function. Nothing is collected in that
@@ -22,10 +24,7 @@ func Leaks(t *testing.T, call func()) int {
 	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	count := func() int {
-		open, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		open := must.Get(os.ReadDir("/proc/self/fd"))(t)
 		return len(open)
 	}
 	call() // the runtime opens files of its own once
@@ -55,9 +54,7 @@ func Synced(t *testing.T, call func() error) (names []string) {
 		names = answerSyncs(listener, over)
 		unix.Close(listener)
 	}
-	if err := <-result; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-result)
 	return names
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,10 +66,7 @@ func Count() {
 // Identity identifies the process.
 func (c *Counter) Identity(t *testing.T) proc.Process {
 	t.Helper()
-	stat, err := proc.ReadStat(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat := must.Get(proc.ReadStat(c.Process.Pid))(t)
 	return stat.Process
 }
 

@@ -362,16 +362,14 @@ func TestRecordedRanksInAJobOfTheirOwn(t *testing.T) {
 				origin.Env[name] = "864900000"
 			}
 		}
-		fresh, err := WithoutInheritedLauncher(env, origin)
-		must.OK(t, err)
+		fresh := must.Get(WithoutInheritedLauncher(env, origin))(t)
 		got, err := ReadTask(fresh, 1)
 		if err != nil || got.LocalRank != rank || got.Source == SourceInherited {
 			t.Errorf("%s: %+v, %v", path, got, err)
 		}
 		origin.HasPMI = false
 		origin.Env = env
-		fresh, err = WithoutInheritedLauncher(env, origin)
-		must.OK(t, err)
+		fresh = must.Get(WithoutInheritedLauncher(env, origin))(t)
 		if got, err = ReadTask(fresh, 1); err != nil || got.LocalRank != 0 || got.LocalSize != 1 {
 			t.Errorf("%s, inherited: %+v, %v", path, got, err)
 		}

@@ -90,8 +90,7 @@ func recordedRanks(t *testing.T, path string) (ranks []slurm.Env) {
 func TestReadTaskRecordedLaunches(t *testing.T) {
 	for name, ranks := range launchRecordings(t) {
 		for i, env := range ranks {
-			pid, err := strconv.Atoi(env["RANK_PID"])
-			must.OK(t, err)
+			pid := must.Get(strconv.Atoi(env["RANK_PID"]))(t)
 			got, err := ReadTask(env, pid)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)

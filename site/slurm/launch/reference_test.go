@@ -40,8 +40,7 @@ func TestTheReferenceHasTheLaunchers(t *testing.T) {
 		}
 		table += fmt.Sprintf("| %s | %s | %s |\n", name, code(l.rank), size)
 	}
-	content, err := os.ReadFile(page)
-	must.OK(t, err)
+	content := must.Get(os.ReadFile(page))(t)
 	before, rest, found := strings.Cut(string(content), begin)
 	shown, after, closed := strings.Cut(rest, end)
 	if !found || !closed {

@@ -19,8 +19,7 @@ import (
 
 func taskPID(t *testing.T, env slurm.Env) int {
 	t.Helper()
-	pid, err := strconv.Atoi(env["SLURM_TASK_PID"])
-	must.OK(t, err)
+	pid := must.Get(strconv.Atoi(env["SLURM_TASK_PID"]))(t)
 	return pid
 }
 
@@ -52,8 +51,7 @@ func TestReadTaskRecordedSlurm(t *testing.T) {
 
 func checkTask(t *testing.T, env slurm.Env, pid int, want Task) {
 	t.Helper()
-	got, err := ReadTask(env, pid)
-	must.OK(t, err)
+	got := must.Get(ReadTask(env, pid))(t)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -81,8 +79,7 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 			if !ok {
 				t.Fatalf("the test has no entry for %s", launcher)
 			}
-			rank, err := strconv.Atoi(suffix)
-			must.OK(t, err)
+			rank := must.Get(strconv.Atoi(suffix))(t)
 			env := recording(t, path)
 			pid := taskPID(t, env)
 			if !tt.stepd {
@@ -134,8 +131,7 @@ func TestReadTask(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := ReadTask(tt.env, tt.pid)
-			must.OK(t, err)
+			got := must.Get(ReadTask(tt.env, tt.pid))(t)
 			if got.LocalRank != tt.rank || got.LocalSize != tt.size || got.Source != tt.source {
 				t.Errorf("got %+v, want rank %d of %d by %s", got, tt.rank, tt.size, tt.source)
 			}

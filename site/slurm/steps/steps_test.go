@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A socket of root's at the path of a step daemon is a sign. An abstract socket is not, because every user can give it
@@ -16,10 +18,7 @@ func TestSocket(t *testing.T) {
 		t.Skip("step daemons are root's")
 	}
 	path := filepath.Join(t.TempDir(), "n1_7.0")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", path))(t)
 	defer listener.Close()
 	const line = "0000000000000000: 00000002 00000000 00010000 0001 01    45 "
 	for name, runs := range map[string]bool{path: true, "@" + path: false, "@x " + path: false, path + ".1x": false} {
