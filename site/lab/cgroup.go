@@ -16,9 +16,25 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// checkGroups returns an error if this machine lacks the control groups that ConstrainDevices needs. They are version
-// 1, because Slurm uses systemd for version 2.
+// slice is where Slurm keeps its step daemons with version 2.
+const slice = cgroupRoot + "/system.slice"
+
+// version2 reports whether this machine has control groups version 2 alone.
+func version2() bool {
+	_, err := os.Stat(cgroupRoot + "/cgroup.controllers")
+	return err == nil
+}
+
+// checkGroups returns an error if this machine lacks the control groups that ConstrainDevices needs. Without systemd, no
+// one has made version 2's slice, which Slurm takes for granted.
 func checkGroups() error {
+	if version2() {
+		err := os.MkdirAll(slice, 0o755)
+		for _, folder := range []string{cgroupRoot, slice} {
+			err = errors.Join(err, os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+cpu +cpuset +memory +pids"), 0))
+		}
+		return err
+	}
 	for _, controller := range []string{"freezer", "devices"} {
 		path := filepath.Join(cgroupRoot, controller, "release_agent")
 		if _, err := os.Stat(path); err != nil {
@@ -35,6 +51,10 @@ func removeGroups(ctx context.Context, names []string) error {
 		tops, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "slurm_"+name))
 		if err != nil {
 			return err
+		}
+		if scope := filepath.Join(slice, name+"_slurmstepd.scope"); version2() {
+			_ = os.WriteFile(scope+"/cgroup.kill", []byte("1"), 0) // Slurm keeps a process in it, for systemd
+			tops = append(tops, scope)
 		}
 		for _, top := range tops {
 			if err := removeGroup(ctx, top); err != nil {
