@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,11 +30,7 @@ func version2() bool {
 // one has made version 2's slice, which Slurm takes for granted.
 func checkGroups() error {
 	if version2() {
-		err := os.MkdirAll(slice, 0o755)
-		for _, folder := range []string{cgroupRoot, slice} {
-			err = errors.Join(err, os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+cpu +cpuset +memory +pids"), 0))
-		}
-		return err
+		return makeSlice()
 	}
 	for _, controller := range []string{"freezer", "devices"} {
 		path := filepath.Join(cgroupRoot, controller, "release_agent")
@@ -42,6 +39,19 @@ func checkGroups() error {
 		}
 	}
 	return nil
+}
+
+// makeSlice makes the slice, with all controllers that the machine has.
+func makeSlice() error {
+	err := os.MkdirAll(slice, 0o755)
+	for _, folder := range []string{cgroupRoot, slice} {
+		controllers, unread := os.ReadFile(filepath.Join(folder, "cgroup.controllers"))
+		err = errors.Join(err, unread)
+		for _, name := range strings.Fields(string(controllers)) {
+			err = errors.Join(err, os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+name), 0))
+		}
+	}
+	return err
 }
 
 // removeGroups removes the nodes' control groups, because Slurm does not remove them. A group stays busy until its

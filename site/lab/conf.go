@@ -334,7 +334,7 @@ func gresConf(o Options, devices []string) string {
 func cgroupConf(o Options, release string) string {
 	switch {
 	case o.ConstrainDevices && version2():
-		return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nEnableControllers=yes\nConstrainDevices=yes\n"
+		return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainDevices=yes\n"
 	case o.ConstrainDevices:
 		return "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"
 	case release >= "24.05":
