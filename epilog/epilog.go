@@ -173,6 +173,9 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job))
 		e.logBusy(l.Job)
 	}
+	if guardEnded == nil && l.GuardGroup != "" {
+		e.emptyGuardGroup(ctx, l)
+	}
 	if failed == nil {
 		failed = forget(ctx, l)
 	}

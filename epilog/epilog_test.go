@@ -45,7 +45,7 @@ func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 // Contract: R1, G1
 func TestAnEpilogUndoesInOrder(t *testing.T) {
 	n := newNode(t)
-	n.leased(nil)
+	n.leased(func(l *lease.Lease) { l.GuardGroup = "group-7-guard" })
 	must.Note(t, n.close())
 	n.Did(
 		"ask for clients: lease closing, claims, folders",
@@ -54,6 +54,7 @@ func TestAnEpilogUndoesInOrder(t *testing.T) {
 		"end guard: lease closing, claims, folders",
 		"set mode of a to default: lease closing, claims, folders",
 		"set mode of b to default: lease closing, claims, folders",
+		"empty group-7-guard: lease closing, claims",
 	)
 	n.IsAsBefore()
 }

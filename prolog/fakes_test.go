@@ -191,6 +191,8 @@ type fakeGroups struct{ n *node }
 func (c fakeGroups) Of(job uint32, k int) (string, error) {
 	return fmt.Sprintf("group-%d-%d", job, k), nil
 }
+func (c fakeGroups) OfGuard(job uint32) string { return "" }
+
 func (c fakeGroups) Make(dir string) error { return c.n.Event("make %s", dir) }
 
 type gpus struct{ n *node }

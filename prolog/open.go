@@ -341,18 +341,25 @@ func (p Prolog) noGroup(err error) {
 	p.Log.Warn().Err(err).Msg("a daemon has no control group: processes that its user starts through it may outlive the job")
 }
 
-// makeDirs makes the job's folders, and the daemons' control groups if the node can have them.
+// makeDirs makes the job's folders, and the control groups if the node can have them.
 func (p Prolog) makeDirs(l *lease.Lease) error {
 	for n := range l.Daemons {
-		if l.Daemons[n].Group == "" {
-			continue
-		}
-		if err := p.Groups.Make(l.Daemons[n].Group); err != nil {
-			p.noGroup(err)
-			l.Daemons[n].Group = ""
-		}
+		l.Daemons[n].Group = p.makeGroup(l.Daemons[n].Group)
 	}
+	l.GuardGroup = p.makeGroup(l.GuardGroup)
 	return p.Store.MakeDirs(*l)
+}
+
+// makeGroup makes a control group, and returns "" if the node cannot have it.
+func (p Prolog) makeGroup(dir string) string {
+	if dir == "" {
+		return ""
+	}
+	if err := p.Groups.Make(dir); err != nil {
+		p.noGroup(err)
+		return ""
+	}
+	return dir
 }
 
 // startAll starts the daemons and the guard side by side, and records their processes.

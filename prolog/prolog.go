@@ -39,6 +39,7 @@ type Guards interface {
 // controlGroups is what the prolog needs of the node's control groups.
 type controlGroups interface {
 	Of(job uint32, n int) (dir string, err error)
+	OfGuard(job uint32) (dir string)
 	Make(dir string) error
 }
 
@@ -209,7 +210,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	if joins(a.verdict.Grant, l.Part) {
 		return p.joinLease(ctx, a, l, found.devices)
 	}
-	l.Daemons = p.daemons(l.Job.ID, l.Settings)
+	l.Daemons, l.GuardGroup = p.daemons(l.Job.ID, l.Settings), p.Groups.OfGuard(l.Job.ID)
 	refusal, err := p.serve(ctx, a, l, found.devices)
 	switch {
 	case err != nil:

@@ -223,7 +223,7 @@ func record(paths site.Paths, out io.Writer, job slurm.Job) error {
 		return err
 	}
 	_, err = within(recordTime, recordMargin, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, n.prolog().Record(ctx, job)
+		return struct{}{}, n.prolog(job.Node).Record(ctx, job)
 	})
 	return err
 }
@@ -239,7 +239,7 @@ func openLease(
 		warn(log, policyfile.KeepConfig(paths), "the site's file is not kept for the day when it cannot be read")
 	}
 	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
-		return n.prolog().Open(ctx, job, rules)
+		return n.prolog(job.Node).Open(ctx, job, rules)
 	})
 	if outcome = cmp.Or(outcome, prolog.Failed); outcome == prolog.Failed {
 		err = errors.Join(err, n.status.Err)
@@ -247,9 +247,10 @@ func openLease(
 	return outcome, err
 }
 
-func (n node) prolog() prolog.Prolog {
+func (n node) prolog(slurmsName string) prolog.Prolog {
 	return prolog.Prolog{
-		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: cgroup.Tree{Run: n.paths.Run()}, GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Groups: cgroup.Tree{Run: n.paths.Run(), Node: slurmsName},
 		Listed: driver.Node{Root: n.paths.Root}.GPUs,
 		Site: lease.Settings{
 			Control: lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},

@@ -56,7 +56,8 @@ type Lease struct {
 	GPUs      []LeasedGPU     `json:"gpus"`
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
-	Guard proc.Process `json:"guard,omitzero"`
+	Guard      proc.Process `json:"guard,omitzero"`
+	GuardGroup string       `json:"guard_group,omitempty"` // the folder of its control group; "" if it has none of its own
 	// NoMPS is a job that is only recorded. It has no daemon, no ticket and no claim, its modes are as they were, and
 	// Guard is its recorder.
 	NoMPS bool `json:"no_mps,omitempty"`

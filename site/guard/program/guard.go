@@ -24,6 +24,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/rs/zerolog/diode"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/guard/pause"
@@ -144,11 +145,13 @@ func run(p cli.Process, line line) error {
 	if err != nil {
 		return errors.Join(err, lock.Release())
 	}
+	if err := leave(l.GuardGroup); err != nil {
+		warn(paths, job, err, "the guard stays in the prolog's control group")
+	}
 	if l.NoMPS {
 		return becomeRecorder(p, lock, line)
 	}
-	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
-	leaveJob()
+	defer runtime.KeepAlive(lock)            // the kernel releases the lock at the end of this process, and the epilog waits for that
 	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
 	// Room for all duplicates and their pidfds, if this process may. Go has raised the soft limit before.
 	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 8192, Max: 8192})
@@ -165,7 +168,6 @@ func run(p cli.Process, line line) error {
 // becomeRecorder makes this process the recorder of a job without MPS. Its pid, its start time and its lock stay, so
 // that an epilog finds and ends it like a guard. The prolog does not wait until the recorder has loaded NVML.
 func becomeRecorder(p cli.Process, lock *lease.JobLock, line line) error {
-	leaveJob()
 	err := lock.Inherit()
 	if err == nil {
 		fmt.Fprintln(p.Out, guard.Ready)
@@ -173,11 +175,15 @@ func becomeRecorder(p cli.Process, lock *lease.JobLock, line line) error {
 		argv := line.recorder()
 		err = fmt.Errorf("cannot start %s: %w", argv[0], unix.Exec(argv[0], argv, nil))
 	}
-	out, closeLog := logfile.Open(line.paths.Log())
-	defer closeLog()
-	log := logfile.Of(out, "guard", uint32(line.job))
-	log.Warn().Err(err).Msg("no report of this job is kept")
+	warn(line.paths, uint32(line.job), err, "no report of this job is kept")
 	return errors.Join(err, lock.Release())
+}
+
+func warn(paths site.Paths, job uint32, err error, what string) {
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
+	log := logfile.Of(out, "guard", job)
+	log.Warn().Err(err).Msg(what)
 }
 
 const (
@@ -363,9 +369,12 @@ func raisePriority() {
 	proc.SetNice(os.Getpid(), -20)
 }
 
-// leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these
-// groups, and Slurm ends their processes with the job.
-func leaveJob() {
+// leave moves this process into the group that its lease gives it. Without one, it leaves the job's groups. With
+// PrologFlags=RunInJob, a prolog runs in these groups, and Slurm ends their processes with the job.
+func leave(group string) error {
+	if group != "" {
+		return cgroup.Enter(group)
+	}
 	groups, _ := proc.GroupsOf(os.Getpid())
 	for _, group := range groups {
 		if !group.OfAJob() {
@@ -374,4 +383,5 @@ func leaveJob() {
 		folder := strings.TrimPrefix(group.Controllers, "name=")
 		_ = os.WriteFile(filepath.Join("/sys/fs/cgroup", folder, "cgroup.procs"), []byte("0"), 0)
 	}
+	return nil
 }

@@ -38,7 +38,7 @@ var packages = map[string][]string{
 	"site/cli":            {"site/words"},
 	"site/logfile":        {"github.com/rs/zerolog"},
 	"site/guard/gpuusage": {"policy", "site", "site/cli", "site/clientenv", "site/gpu", "site/guard/gauge", "site/lease", "site/logfile", "site/osfile", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"site/guard/program":  {"site", "site/cli", "site/guard", "site/guard/pause", "site/guard/take", "site/lease", "site/logfile", "site/proc", "site/slurm", "site/slurm/witness", "site/wait", "site/words", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
+	"site/guard/program":  {"site", "site/cgroup", "site/cli", "site/guard", "site/guard/pause", "site/guard/take", "site/lease", "site/logfile", "site/proc", "site/slurm", "site/slurm/witness", "site/wait", "site/words", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/guard":           {"site/cli", "site/guard/program"},
 	"prolog/frame":        {"epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/cli", "site/driver", "site/etc", "site/gpu", "site/guard", "site/lease", "site/logfile", "site/mps", "site/proc", "site/slurm", "site/wait", "github.com/rs/zerolog", "github.com/spf13/cobra"},
 	"mpirun-wrap/own":     {"policy", "site", "site/driver", "site/guard", "site/guard/gauge", "site/guard/pause", "site/guard/take", "site/lease", "site/mps", "site/osfile", "site/proc", "site/serverlog", "site/slurm", "site/slurm/launch", "site/slurm/witness", "site/wait", "golang.org/x/sys/unix"},
