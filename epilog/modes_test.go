@@ -24,7 +24,7 @@ func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
 	n.leased(nil)
 	stuck := errors.New("the driver refuses the mode")
 	n.Fail["set mode of a to default"] = stuck
-	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
+	n.keepsTheLease(n.close(), "lease closing", stuck)
 	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeDefault {
 		t.Errorf("modes: %v", n.Modes)
 	}
@@ -42,7 +42,7 @@ func TestAModeThatCannotBeReadKeepsTheLease(t *testing.T) {
 	n.leased(nil)
 	hung := errors.New("the driver does not answer")
 	n.Fail["read mode of b"] = hung
-	n.keepsTheLease(n.close(), "lease closing, claims", hung)
+	n.keepsTheLease(n.close(), "lease closing", hung)
 }
 
 // Contract: M1
@@ -51,7 +51,7 @@ func TestAModeThatIsAcceptedAndNotRestoredKeepsTheLease(t *testing.T) {
 	n.leased(nil)
 	n.pretend = true
 	err := n.close()
-	n.keepsTheLease(err, "lease closing, claims")
+	n.keepsTheLease(err, "lease closing")
 	want := "cannot restore compute mode of " + string(fakenode.GPUA) + ": set to default, and it reads exclusive_process"
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the error is %v, and should have %q", err, want)
@@ -76,7 +76,7 @@ func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
 	}
 }
 
-// If another job holds a GPU by now, its mode is not changed, and the other job's claim stays.
+// If another job holds a GPU by now, its mode is not changed.
 //
 // Contract: M2, R6
 func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
@@ -91,7 +91,7 @@ func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
 		t.Errorf("modes: %v", n.Modes)
 	}
-	if job, held, err := n.Store.Owner(fakenode.GPUB); job != 8 || !held || err != nil {
+	if job, held, err := n.Store.HeldByAnother(fakenode.GPUB, 7); job != 8 || !held || err != nil {
 		t.Errorf("GPU b is job %d's: %t, %v", job, held, err)
 	}
 }

@@ -23,7 +23,7 @@ import (
 type node struct {
 	*fakenode.Node
 	pretend  bool         // SetMode gives no error and sets nothing
-	later    site.Mode    // the mode of GPU A from its claim on, "" for the same mode
+	later    site.Mode    // the mode of GPU A from its lease on, "" for the same mode
 	asUser   error        // the error of a daemon's start as any user except nobody
 	pings    error        // what Ping returns
 	pinged   func()       // called by Ping
@@ -45,17 +45,17 @@ func newNode(t *testing.T) *node {
 		gres: slurm.Gres{Node: "n1", Detect: slurm.DetectOff, Entries: []slurm.GresEntry{{Minor: 0}, {Minor: 1}}},
 	}
 	n.guard, n.site.Control.Path = n.Self, "/usr/bin/control"
-	n.Claims = func() []string {
-		var claimed string
+	n.Holds = func() []string {
+		var held string
 		for _, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUB} {
-			if n.Claimed(uuid) {
-				claimed += " " + fakenode.Letter(uuid)
+			if n.Held(uuid) {
+				held += " " + fakenode.Letter(uuid)
 			}
 		}
-		if claimed == "" {
+		if held == "" {
 			return nil
 		}
-		return []string{"claims" + claimed}
+		return []string{"holds" + held}
 	}
 	return n
 }
@@ -225,7 +225,7 @@ func (g gpus) Capability(site.UUID) (major, minor int, err error) { return g.n.m
 func (g gpus) Driver() (string, error)                            { return g.n.driver, g.n.noDriver }
 
 func (g gpus) Mode(uuid site.UUID) (site.Mode, error) {
-	if _, claimed, _ := g.n.Store.Owner(uuid); claimed && uuid == fakenode.GPUA && g.n.later != "" {
+	if _, held, _ := g.n.Store.HeldByAnother(uuid, 0); held && uuid == fakenode.GPUA && g.n.later != "" {
 		g.n.Modes[uuid], g.n.later = g.n.later, ""
 	}
 	return g.n.Modes[uuid], nil
@@ -246,7 +246,7 @@ func (g gpus) SetMode(uuid site.UUID, mode site.Mode) error {
 
 // recorded reports whether the lease that holds a GPU has the mode that an undo must restore.
 func (g gpus) recorded(uuid site.UUID) bool {
-	job, _, _ := g.n.Store.Owner(uuid)
+	job, _, _ := g.n.Store.HeldByAnother(uuid, 0)
 	l, err := g.n.Store.Read(job)
 	return err == nil && slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool {
 		return gpu.UUID == uuid && gpu.OriginalMode == g.n.Modes[uuid]

@@ -20,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
-// The lease and the claims are written before the first change. The modes are set before the daemon starts, and the
+// The lease is written before the first change. The modes are set before the daemon starts, and the
 // ceiling is set when it runs. At the end the lease is open and the ticket is written.
 //
 // Contract: R1
@@ -29,13 +29,13 @@ func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveProcess // an admin has set it, so the prolog sets nothing
 	n.mustOpen(job(0, 1))
 	n.Did(
-		"set mode of a to exclusive_process: lease opening, claims a b",
-		"make group-7-0: lease opening, claims a b",
-		"start daemon of ab as hpc1: lease opening, claims a b",
-		"start guard: lease opening, claims a b",
-		"set ceiling 100: lease opening, claims a b",
+		"set mode of a to exclusive_process: lease opening, holds a b",
+		"make group-7-0: lease opening, holds a b",
+		"start daemon of ab as hpc1: lease opening, holds a b",
+		"start guard: lease opening, holds a b",
+		"set ceiling 100: lease opening, holds a b",
 	)
-	if got := n.Records(); got != "lease open, claims a b, ticket" {
+	if got := n.Records(); got != "lease open, holds a b, ticket" {
 		t.Errorf("the store has %s", got)
 	}
 	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
@@ -65,18 +65,18 @@ func TestALeaseNamesWhatIsUndone(t *testing.T) {
 	}
 }
 
-// Before a GPU is claimed, the epilog of another job may still restore its mode. So the prolog reads the mode again
-// after the claim. This mode is restored after the job.
+// Before a lease names a GPU, the epilog of another job may still restore its mode. So the prolog reads the mode again
+// after that. This mode is restored after the job.
 //
 // Contract: M2
-func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
+func TestAModeIsReadAgainWhenTheGPUIsHeld(t *testing.T) {
 	n := newNode(t)
 	n.Modes[fakenode.GPUA], n.later = site.ModeExclusiveProcess, site.ModeDefault
 	n.mustOpen(job(0))
 	if l, err := n.Store.Read(7); err != nil || l.GPUs[0].OriginalMode != site.ModeDefault {
 		t.Errorf("the lease has %+v, %v", l.GPUs, err)
 	}
-	if n.Events[0] != "set mode of a to exclusive_process: lease opening, claims a" {
+	if n.Events[0] != "set mode of a to exclusive_process: lease opening, holds a" {
 		t.Errorf("done: %q", n.Events)
 	}
 }
@@ -90,12 +90,12 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	}
 	slices.Sort(n.Events) // the daemons start side by side
 	n.Did(
-		"make group-7-0: lease opening, claims a b",
-		"make group-7-1: lease opening, claims a b",
-		"set ceiling 100: lease opening, claims a b",
-		"set ceiling 100: lease opening, claims a b",
-		"start daemon of a as hpc1: lease opening, claims a b",
-		"start daemon of b as hpc1: lease opening, claims a b",
+		"make group-7-0: lease opening, holds a b",
+		"make group-7-1: lease opening, holds a b",
+		"set ceiling 100: lease opening, holds a b",
+		"set ceiling 100: lease opening, holds a b",
+		"start daemon of a as hpc1: lease opening, holds a b",
+		"start daemon of b as hpc1: lease opening, holds a b",
 	)
 	ticket, err := n.Store.ReadTicket(7)
 	if err != nil || ticket.Exclusive || len(ticket.Devices) != 2 || ticket.Devices[1].Daemon != 1 {
@@ -103,7 +103,7 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	}
 }
 
-// If any step fails, everything is undone: modes, folders, claims, lease and ticket. The error names the step.
+// If any step fails, everything is undone: modes, folders, lease and ticket. The error names the step.
 //
 // Contract: R1
 func TestAPrologThatFailsLeavesTheNodeAsBefore(t *testing.T) {
@@ -133,11 +133,11 @@ func TestAModeThatIsAcceptedAndNotSetIsAFailure(t *testing.T) {
 		t.Errorf("%s, %v, want %s", outcome, err, want)
 	}
 	n.Did(
-		"set mode of a to exclusive_process: lease opening, claims a",
-		"make group-7-0: lease opening, claims a",
-		"start daemon of a as hpc1: lease opening, claims a",
-		"start guard: lease opening, claims a",
-		"undo: lease opening, claims a",
+		"set mode of a to exclusive_process: lease opening, holds a",
+		"make group-7-0: lease opening, holds a",
+		"start daemon of a as hpc1: lease opening, holds a",
+		"start guard: lease opening, holds a",
+		"undo: lease opening, holds a",
 	)
 	n.IsAsBefore()
 }
@@ -169,7 +169,7 @@ func TestALeaseWithoutATicketIsUndone(t *testing.T) {
 	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "cannot write") {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if last := n.Events[len(n.Events)-2:]; last[0] != "undo: lease open, claims a" {
+	if last := n.Events[len(n.Events)-2:]; last[0] != "undo: lease open, holds a" {
 		t.Errorf("undone when the store had %q", last)
 	}
 	n.IsAsBefore()
@@ -188,7 +188,7 @@ func TestALeaseIsKeptIfAModeCannotBeRestored(t *testing.T) {
 	if outcome != Failed || !errors.Is(err, dead) || !errors.Is(err, stuck) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if got := n.Records(); got != "lease opening, claims a" {
+	if got := n.Records(); got != "lease opening, holds a" {
 		t.Errorf("the store has %s", got)
 	}
 }
@@ -238,17 +238,17 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	attempt := []string{
-		"set mode of a to exclusive_process: lease opening, claims a",
-		"make group-7-0: lease opening, claims a",
-		"start daemon of a as hpc1: lease opening, claims a",
-		"undo: lease opening, claims a",
-		"set mode of a to default: lease opening, claims a",
+		"set mode of a to exclusive_process: lease opening, holds a",
+		"make group-7-0: lease opening, holds a",
+		"start daemon of a as hpc1: lease opening, holds a",
+		"undo: lease opening, holds a",
+		"set mode of a to default: lease opening, holds a",
 	}
 	trial := []string{
-		"make group-7-0: lease opening, claims a",
-		"start daemon of a as nobody: lease opening, claims a",
-		"set ceiling 100: lease opening, claims a",
-		"undo: lease opening, claims a",
+		"make group-7-0: lease opening, holds a",
+		"start daemon of a as nobody: lease opening, holds a",
+		"set ceiling 100: lease opening, holds a",
+		"undo: lease opening, holds a",
 	}
 	n.Did(slices.Concat(attempt, trial, attempt)...)
 	ticket, err := n.Store.ReadTicket(7)
@@ -291,8 +291,8 @@ func TestATrialChangesNoMode(t *testing.T) {
 	n.jobFiles = rootsFolder(t)
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveThread
 	trials := 0
-	state := n.Claims
-	n.Claims = func() []string { // at each event
+	state := n.Holds
+	n.Holds = func() []string { // at each event
 		l, err := n.Store.Read(7)
 		if err != nil || l.Job.User != "nobody" {
 			return state()

@@ -451,7 +451,7 @@ func (d *diagnosis) stateOurs() {
 	}
 }
 
-// The minimum space for a node's state. A job has about 30 files of a few KiB: a lease, a ticket, claims and sockets.
+// The minimum space for a node's state. A job has about 30 files of a few KiB: a lease, a ticket, locks and sockets.
 const (
 	minRoom  = 16 << 20
 	minNames = 2000

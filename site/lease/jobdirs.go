@@ -276,7 +276,7 @@ func (t *tree) list(name string) ([]fs.DirEntry, error) {
 }
 
 // A job file names the job of a GPU for dcgm-exporter: its name is the GPU's number, and it has a job on each line.
-// Only the job that has the claim on the GPU may write the file, so it has one writer.
+// Only the job that holds the GPU may write the file, so it has one writer.
 
 // WriteJobFile writes the job into a job file, in a folder that only root can change.
 func WriteJobFile(path string, job uint32) error {

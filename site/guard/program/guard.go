@@ -7,9 +7,7 @@ package program
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -59,57 +57,33 @@ it cannot guard.
 
 // line is the command line.
 type line struct {
-	paths         site.Paths
-	job           uint
-	nvml          string
-	interval      time.Duration
-	take          bool
-	pause         time.Duration
-	clear         string
-	version, help bool
-}
-
-func parse(args []string) (l line, err error) {
-	flags := flag.NewFlagSet("guard", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.StringVar(&l.paths.Root, "root", "", "")
-	flags.UintVar(&l.job, "job", 0, "")
-	flags.StringVar(&l.nvml, "nvml", "", "")
-	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "")
-	flags.BoolVar(&l.take, "take", false, "")
-	flags.DurationVar(&l.pause, "pause", 0, "")
-	flags.StringVar(&l.clear, "clear", "", "")
-	flags.BoolVar(&l.version, "version", false, "")
-	err = flags.Parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		l.help, err = true, nil
-	case err != nil:
-		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
-	case l.version || l.take || l.pause > 0 || l.clear != "":
-	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
-		err = errors.New("cannot guard: want --job ID: see guard --help")
-	}
-	return l, err
+	paths    site.Paths
+	job      uint32
+	nvml     string
+	interval time.Duration
+	take     bool
+	pause    time.Duration
+	clear    string
 }
 
 // Main runs the guard and returns its exit code.
 func Main(p cli.Process) int {
-	l, err := parse(p.Args)
+	l := line{interval: site.DefaultConfig().UsageInterval}
+	done, err := p.ParseAlone("guard", usage, cli.Flag{Name: "root", To: &l.paths.Root}, cli.Flag{Name: "job", To: &l.job},
+		cli.Flag{Name: "nvml", To: &l.nvml}, cli.Flag{Name: "interval", To: &l.interval}, cli.Flag{Name: "take", To: &l.take},
+		cli.Flag{Name: "pause", To: &l.pause}, cli.Flag{Name: "clear", To: &l.clear})
 	switch {
+	case done:
+		return cli.ExitOK
 	case err != nil:
-	case l.help:
-		fmt.Fprint(p.Out, usage)
-		return cli.ExitOK
-	case l.version:
-		fmt.Fprintln(p.Out, cli.Version())
-		return cli.ExitOK
 	case l.take:
 		err = take.Run(0)
 	case l.pause > 0:
 		err = pause.Run(l.pause)
 	case l.clear != "":
 		err = lease.Clear(l.paths.Run(), l.clear)
+	case l.job == 0:
+		err = errors.New("cannot guard: want --job ID: see guard --help")
 	default:
 		err = run(p, l)
 	}
@@ -127,7 +101,7 @@ func Main(p cli.Process) int {
 const collectAt = 25
 
 func run(p cli.Process, line line) error {
-	job, paths := uint32(line.job), line.paths
+	job, paths := line.job, line.paths
 	debug.SetGCPercent(collectAt)
 	if os.Geteuid() != 0 {
 		return errors.New("cannot guard: not root: the prolog runs this program")
