@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl policy: it reads, applies, explains and tests a site's policy, for the admin who writes it.
+// This file is mpsctl policy: it reads, explains and tests a site's policy, for the admin who writes it.
 
 package main
 
@@ -23,12 +23,12 @@ const policyHelp = `policy works on the files that define who gets what: policy.
 
 func policyCommand(call *command.Invocation) *cobra.Command {
 	c := &cobra.Command{
-		Use: "policy", Short: "check, apply, explain and test the policy", Long: policyHelp,
+		Use: "policy", Short: "check, explain and test the policy", Long: policyHelp,
 		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
 		Args:    command.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(check(call), apply(call), explain(call), test(call))
+	c.AddCommand(check(call), explain(call), test(call))
 	return c
 }
 
@@ -39,7 +39,7 @@ func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error
 	}
 	compiled, status := policyfile.ReadPolicy(call.Paths)
 	if errors.Is(status.Err, fs.ErrNotExist) && status.Kept.IsZero() && !status.Hidden {
-		return nil, fmt.Errorf("there is no %s, so jobs that ask for MPS fail: make one, and install it by mpsctl policy apply FILE",
+		return nil, fmt.Errorf("there is no %s, so jobs that ask for MPS fail: make one, or install the shipped one",
 			call.Paths.Policy())
 	}
 	if status.Err != nil {

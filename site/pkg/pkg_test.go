@@ -218,8 +218,6 @@ rm slurm-mps/policy.hcl slurm-mps/policy_test.hcl
 install "$1"
 [ "$(ls -A slurm-mps)" = "$(printf 'policy.d\nsite.hcl')" ]
 touch slurm-mps/policy.d/own.hcl
-mkdir -p slurm-mps/old/20261128-080000.000000
-touch slurm-mps/old/20261128-080000.000000/policy.hcl
 dpkg --purge slurm-mps
 [ "$(ls -A slurm-mps slurm-mps/policy.d | tr '\n' ' ')" = 'slurm-mps: policy.d  slurm-mps/policy.d: own.hcl ' ]
 rm slurm-mps/policy.d/own.hcl
