@@ -8,13 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
@@ -67,7 +71,8 @@ func refused(call *command.Invocation, err error) error {
 const checkHelp = `check reads a policy as the prolog does and prints its rules, or all its mistakes. Without an operand it reads this node's
 policy. A folder means its policy.hcl and policy.d/*.hcl.
 
-It warns of rules that are never tried, of comparisons that no job can meet, and of denials of jobs that do not ask.
+It warns of rules that are never tried, of comparisons that no job can meet, of groups and partitions that do not exist
+here, and of denials of jobs that do not ask.
 
 It exits with 0 if the policy can be used, and with 1 if it cannot.`
 
@@ -80,12 +85,30 @@ func check(call *command.Invocation) *cobra.Command {
 			if err != nil {
 				return refused(call, err)
 			}
-			answer := checked{OK: true, Rules: compiled.Rules(), Warnings: lint.Warnings(compiled)}
+			answer := checked{OK: true, Rules: compiled.Rules(), Warnings: lint.Warnings(compiled, missing(state.SlurmConf("")))}
 			for _, source := range compiled.Sources() {
 				answer.Files = append(answer.Files, source.Name)
 			}
 			return call.Print("policy", answer, answer.text)
 		},
+	}
+}
+
+// missing returns why no job has the name of a group that this node does not know, or of a partition that is not in
+// slurm.conf. What cannot be asked is not known to be missing.
+func missing(conf string) lint.Missing {
+	file, _ := slurm.ReadConfFile(conf, "")
+	return func(variable, name string) string {
+		switch {
+		case variable == "job.groups":
+			_, err := user.LookupGroup(name)
+			if _, unknown := errors.AsType[user.UnknownGroupError](err); unknown {
+				return fmt.Sprintf("this node knows no group %q: see getent group", name)
+			}
+		case variable == "job.partition" && len(file.Partitions) > 0 && !slices.Contains(file.Partitions, name):
+			return fmt.Sprintf("%s has no partition %q: it has %.200s", conf, name, strings.Join(file.Partitions, ", "))
+		}
+		return ""
 	}
 }
 

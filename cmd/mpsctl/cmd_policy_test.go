@@ -104,3 +104,20 @@ rule "rest" {
 		t.Errorf("a value apart from --mps: code %d: %s", code, complaint)
 	}
 }
+
+// The partitions that exist are those of slurm.conf. If there is none to read, each name may exist.
+func TestPartitionsThatDoNotExist(t *testing.T) {
+	conf := filepath.Join(t.TempDir(), "slurm.conf")
+	must.OK(t, os.WriteFile(conf, []byte("PartitionName=DEFAULT State=UP\nPartitionName=main Nodes=n1\n"), 0o600))
+	for _, c := range []struct{ conf, variable, name, want string }{
+		{conf, "job.partition", "mian", conf + ` has no partition "mian": it has main`},
+		{conf, "job.partition", "main", ""},
+		{conf, "job.qos", "mian", ""},
+		{conf, "job.groups", "root", ""},
+		{conf + "x", "job.partition", "mian", ""},
+	} {
+		if got := missing(c.conf)(c.variable, c.name); got != c.want {
+			t.Errorf("%s %s: %q, want %q", c.variable, c.name, got, c.want)
+		}
+	}
+}

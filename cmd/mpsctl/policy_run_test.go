@@ -90,6 +90,7 @@ func TestPolicyCheckAndTest(t *testing.T) {
 	good := write("policy.hcl", testnode.Teaching)
 	bad := write("bad.hcl", "version = 1\nrule \"x\" {\n  when = job.gpu == 1\n  grant { scope = \"nod\" }\n}\n")
 	never := write("never.hcl", strings.Replace(testnode.Teaching, `when = job.partition`, `when = gpu.model == "h200" || job.partition`, 1))
+	nowhere := write("nowhere.hcl", strings.Replace(testnode.Teaching, `when = job.partition`, `when = contains(job.groups, "studnets") || job.partition`, 1))
 	cases := write("policy_test.hcl", `version = 1
 case "a student with two GPUs" {
   job {
@@ -125,6 +126,7 @@ case "wrong" {
 		{[]string{"check", good}, 0, good + " can be used: 3 rules\n"},
 		{[]string{"check", never}, 0, "Warning: Never equal\n\n  on " + never + " line 9, column 23, in rule \"teaching\":"},
 		{[]string{"check", "--json", never}, 0, `"warnings":[{"file":"` + never + `","line":9,`},
+		{[]string{"check", nowhere}, 0, `this node knows no group "studnets": see getent group`},
 		{[]string{"check", bad}, 1, "   3:   when = job.gpu == 1\n                  ^^^^"},
 		{[]string{"check", bad}, 1, `scope: want job or gpu`},
 		{[]string{"check", "--json", bad}, 1, `{"ok":false,"diagnostics":[{"file":"` + bad + `","line":3,"column":13`},

@@ -234,11 +234,11 @@ func TestADenialOfJobsThatDoNotAsk(t *testing.T) {
 		"when = local.asked\n  deny = \"no\"\n}\nlocals {\n  asked = contains(job.requested, \"mps\")": 0,
 	} {
 		rule := "rule \"r\" {\n  " + text + "\n}\n"
-		found := Warnings(parsed(t, "version = 1\n"+rule))
+		found := Warnings(parsed(t, "version = 1\n"+rule), nil)
 		if len(found) != want || want > 0 && (found[0].Line != 2 || !found[0].Warning) {
 			t.Errorf("without a trigger, %s: %+v", text, found)
 		}
-		if found := Warnings(parsed(t, "version = 1\n"+trigger+rule)); len(found) > 0 {
+		if found := Warnings(parsed(t, "version = 1\n"+trigger+rule), nil); len(found) > 0 {
 			t.Errorf("with a trigger, %s: %+v", text, found)
 		}
 	}

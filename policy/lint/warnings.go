@@ -16,13 +16,16 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
+// Missing returns why a variable of a job never has a name on this node, "" if it may.
+type Missing func(variable, name string) string
+
 // Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
-// job can meet. It also returns the rules that deny jobs which never asked for MPS.
-func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
+// job can meet. It also returns the rules that deny jobs which never asked for MPS. missing may be nil.
+func Warnings(c *policyfile.Compiled, missing Missing) []policyfile.Diagnostic {
 	found := rules(c)
 	for _, body := range c.Bodies() {
 		_ = hclsyntax.VisitAll(body, func(n hclsyntax.Node) hcl.Diagnostics {
-			found = append(found, neverEqual(c, n)...)
+			found = append(found, neverEqual(c, n, missing)...)
 			return nil
 		})
 	}
@@ -55,7 +58,7 @@ func rules(c *policyfile.Compiled) (found hcl.Diagnostics) {
 }
 
 // neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.
-func neverEqual(c *policyfile.Compiled, n hclsyntax.Node) (found hcl.Diagnostics) {
+func neverEqual(c *policyfile.Compiled, n hclsyntax.Node, missing Missing) (found hcl.Diagnostics) {
 	type pair struct{ variable, value hclsyntax.Expression }
 	var pairs []pair
 	switch e := n.(type) {
@@ -65,7 +68,7 @@ func neverEqual(c *policyfile.Compiled, n hclsyntax.Node) (found hcl.Diagnostics
 		}
 	case *hclsyntax.FunctionCallExpr:
 		if e.Name == "contains" {
-			pairs = append(pairs, pair{e.Args[1], e.Args[0]})
+			pairs = append(pairs, pair{e.Args[0], e.Args[1]}, pair{e.Args[1], e.Args[0]})
 		}
 	}
 	for _, p := range pairs {
@@ -76,7 +79,11 @@ func neverEqual(c *policyfile.Compiled, n hclsyntax.Node) (found hcl.Diagnostics
 			continue
 		}
 		for _, text := range texts(value) {
-			if detail := never(variable, text); detail != "" {
+			detail := never(variable, text)
+			if detail == "" && missing != nil {
+				detail = missing(variable, text)
+			}
+			if detail != "" {
 				found = append(found, policyfile.Mistake(p.value.Range(), "Never equal", "%s", detail))
 			}
 		}

@@ -230,7 +230,7 @@ func TestTheCasesOfTheDocumentHold(t *testing.T) {
 
 func withoutWarnings(t *testing.T, source string) *Compiled {
 	compiled := parsed(t, source)
-	if warnings := lint.Warnings(compiled); len(warnings) > 0 {
+	if warnings := lint.Warnings(compiled, nil); len(warnings) > 0 {
 		t.Errorf("%v in\n%s", warnings, source)
 	}
 	return compiled

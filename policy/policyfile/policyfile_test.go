@@ -74,7 +74,7 @@ func TestADefaultWrittenDownChangesNothing(t *testing.T) {
 		if !verdict.Granted() || verdict.Grant != policy.DefaultGrant() {
 			t.Errorf("it grants %+v, the defaults are %+v:\n%s", verdict, policy.DefaultGrant(), text)
 		}
-		if warnings := lint.Warnings(compiled); len(warnings) > 0 {
+		if warnings := lint.Warnings(compiled, nil); len(warnings) > 0 {
 			t.Errorf("%v in\n%s", warnings, text)
 		}
 	}
