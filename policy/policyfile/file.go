@@ -135,7 +135,7 @@ func (c *typeChecker) open(f *file) bool {
 const folder = "policy.d"
 
 // Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. Root must own
-// all of them. Names that end in _test.hcl, or begin with a dot, are ignored.
+// all of them. Names that begin with a dot are ignored.
 func Load(path string) (*Compiled, error) {
 	dir := filepath.Join(filepath.Dir(path), folder)
 	names, err := osfile.ListRootOwned(dir)
@@ -180,7 +180,7 @@ func ReadAny(path string) ([]byte, error) {
 // ruleFiles returns the paths of the names in policy.d that are files of the policy.
 func ruleFiles(dir string, names []string) (paths []string) {
 	for _, name := range names {
-		if strings.HasSuffix(name, ".hcl") && !strings.HasSuffix(name, "_test.hcl") && !strings.HasPrefix(name, ".") {
+		if strings.HasSuffix(name, ".hcl") && !strings.HasPrefix(name, ".") {
 			paths = append(paths, filepath.Join(dir, name))
 		}
 	}
