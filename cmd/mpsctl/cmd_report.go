@@ -7,7 +7,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -25,7 +24,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
-	"github.com/slurm-mps/slurm-mps/site/usage/page"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
@@ -55,8 +53,8 @@ one that failed.
 Of a part of a GPU (gres/shard, gres/mps), the report has a part of the GPU hours and of the energy, the memory of the
 job's own clients, and no percentage, because the GPU's percentages have the work of other jobs.
 
-The legend below the table explains the figures. They have the same names in mpsctl status, in mpsctl metrics, in the
-page of --html and in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
+The legend below the table explains the figures. They have the same names in mpsctl status, in mpsctl metrics and
+in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
 and no energy. A value that is not known is printed as -.
 
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument. If
@@ -64,12 +62,12 @@ the job of $SLURM_JOB_ID has no report, that is a line and exit code 0, because 
 command is the job's.`
 
 func reportCommand(call *command.Invocation) *cobra.Command {
-	var html, from string
+	var from string
 	var share, line bool
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
-			"  mpsctl report 4711_3 --html report.html\n  mpsctl report 4711 --from reports",
+			"  mpsctl report 4711_3 --line\n  mpsctl report 4711 --from reports",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fmt.Errorf("cannot take %q: %s takes one job: see %s --help", args[1], c.CommandPath(), c.CommandPath())
@@ -81,11 +79,11 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 			switch {
 			case err != nil:
 				return err
-			case line && (html != "" || call.JSON) || html != "" && call.JSON:
-				return errors.New("cannot print in several forms: give one of --html, --json and --line")
+			case line && call.JSON:
+				return errors.New("cannot print in several forms: give one of --json and --line")
 			case share:
 				return command.WriteError("report", shareReports(call.Paths))
-			case job == "" && (html+from != "" || line):
+			case job == "" && (from != "" || line):
 				return errors.New("cannot choose a job: SLURM_JOB_ID is not set: name it: mpsctl report JOB")
 			case job == "":
 				return printReports(call)
@@ -100,12 +98,9 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 				return cli.RuntimeError{Err: fmt.Errorf("cannot report job %s: %w", job, err)}
 			}
 			of, now := judge.Job{Report: together(nodes)}, time.Now()
-			switch {
-			case line:
+			if line {
 				_, err := fmt.Fprintf(call.Out, "job %s: %s\n", nameOf(nodes[0]), of.Verdict())
 				return command.WriteError("report", err)
-			case html != "":
-				return writePage(html, func(w io.Writer) error { return page.Write(w, of, now) })
 			}
 			a := answerOf(nodes, now)
 			return call.Print("report", a, func(s command.Screen) string { return reportText(a, s, now) })
@@ -114,7 +109,6 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 	c.Flags().StringVar(&from, "from", "", "read the reports of all nodes in this `FOLDER`")
 	c.Flags().BoolVar(&line, "line", false, "print the result alone, as a line for a mail or a comment")
 	c.Flags().BoolVar(&share, "share", false, "copy this node's reports into the site's shared folder")
-	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
 	return c
 }
 

@@ -92,7 +92,7 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 			a.finish()
 			switch {
 			case html != "":
-				err = writePage(html, func(w io.Writer) error { return page.WriteWaste(w, a) })
+				err = writePage(html, func(w io.Writer) error { return page.Write(w, a) })
 			case asCSV:
 				err = command.WriteError("waste", csv.NewWriter(call.Out).WriteAll(a.table(true)))
 			default:
