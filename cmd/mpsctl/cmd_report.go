@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -256,43 +255,35 @@ func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 	return b.String() + "\n" + legend(r.Report, screen)
 }
 
-// figuresTable has a line for each GPU of the only node, or for each of several nodes, and then for all.
+// figuresTable has a row for each GPU of the only node, or for each of several nodes, and then for all.
 func figuresTable(a jobAnswer, screen command.Screen) string {
-	lines := [][]string{{"GPU"}}
-	line := func(r usage.Report, g usage.GPU, mean usage.Sample, joules int, cells ...string) {
+	t := table{gap: 2, columns: []column{{name: "GPU"}}}
+	add := func(r usage.Report, g usage.GPU, mean usage.Sample, joules int, row ...any) {
 		for _, f := range usage.All {
-			cells = append(cells, r.Text(f, g, mean))
+			row = append(row, r.Text(f, g, mean))
 		}
-		lines = append(lines, append(cells, usage.Energy(joules)))
+		t.rows = append(t.rows, append(row, usage.Energy(joules)))
 	}
 	ofAll := func(name string, r usage.Report) {
-		first := append(r.GPUs, usage.GPU{})[0]
-		line(r, first, r.Mean(), r.EnergyJ, name, strconv.Itoa(r.ClientsSeen), strconv.Itoa(r.BadEnds))
+		add(r, append(r.GPUs, usage.GPU{})[0], r.Mean(), r.EnergyJ, name, r.ClientsSeen, r.BadEnds)
 	}
 	switch len(a.nodes) {
 	case 1:
 		for _, g := range a.GPUs {
-			line(a.Report, g, g.Mean(a.Begin), g.EnergyJ, strconv.Itoa(g.Index))
+			add(a.Report, g, g.Mean(a.Begin), g.EnergyJ, g.Index)
 		}
 	default:
-		lines[0] = []string{"node", "clients", "bad ends"}
+		t.columns = []column{{name: "node"}, {name: "clients"}, {name: "bad ends"}}
 		for _, r := range a.nodes {
 			ofAll(r.Node, r)
 		}
 		ofAll("all", a.Report)
 	}
 	for _, f := range usage.All {
-		lines[0] = append(lines[0], f.Name)
+		t.columns = append(t.columns, column{name: f.Name})
 	}
-	lines[0] = append(lines[0], "energy")
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, line := range lines {
-		fmt.Fprintln(w, strings.Join(line, "\t")+"\t")
-	}
-	w.Flush()
-	head, rest, _ := strings.Cut(b.String(), "\n")
-	return screen.Faint(head) + "\n" + rest
+	t.columns = append(t.columns, column{name: "energy"})
+	return t.text(screen)
 }
 
 func legend(r usage.Report, screen command.Screen) string {

@@ -203,7 +203,7 @@ func TestWhoReadsAReport(t *testing.T) {
 	p.Must(0, p.Job(7, "0"), "epilog")
 	both("ended ")
 	expect(e2e.UID, "", 2, "cannot choose a job: SLURM_JOB_ID is not set", "--line")
-	expect(e2e.UID, "", 0, "\n7          ")
+	expect(e2e.UID, "", 0, "\n7 ")
 	expect(0, "", 0, `[{"job":7,`, "--json")
 	expect(e2e.UID+1, "", 0, "no report that you may read")
 	expect(e2e.UID, "", 2, `cannot report job "x"`, "x")
