@@ -161,7 +161,6 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	if last, err := e.Store.ReadGuard(l.Job.ID); err == nil {
 		guard = &last
 	}
-	e.removeJobFiles(l)
 	if ended == nil {
 		if was != lease.Opening && report.kept == nil && !lease.IsShared(l.Job.ID) { // its jobs have reports
 			report = e.keepReport(l, guard) // before the job's folder is removed

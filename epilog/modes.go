@@ -66,21 +66,3 @@ func (e Epilog) restoreMode(job uint32, gpu lease.LeasedGPU) error {
 	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Dur("ms", time.Since(began)).Send()
 	return nil
 }
-
-// removeJobFiles removes the files that name the job for dcgm-exporter. If a GPU belongs to another job now, its file
-// stays. If the leases cannot be read, the content of the file decides. A failure is logged and does not drain the
-// node, because its only effect is a wrong label in a chart.
-func (e Epilog) removeJobFiles(l lease.Lease) {
-	for _, gpu := range l.GPUs {
-		if gpu.JobFile == "" {
-			continue
-		}
-		_, taken, err := e.Store.HeldByAnother(gpu.UUID, l.Job.ID)
-		if err == nil && taken {
-			continue
-		}
-		if err := lease.RemoveJobFile(gpu.JobFile, l.Job.ID); err != nil {
-			e.Log.Warn().Err(err).Str("repair", "rm "+gpu.JobFile).Msg("dcgm-exporter still names the job: the file stays")
-		}
-	}
-}

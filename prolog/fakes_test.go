@@ -31,7 +31,6 @@ type node struct {
 	fit      int          // what Fit returns
 	driver   string       // what Driver returns, with noDriver
 	noDriver error
-	jobFiles string // folder, "" for none
 	site     lease.Settings
 	gres     slurm.Gres
 	noConf   error // what reading Slurm's files fails with
@@ -66,7 +65,6 @@ func (n *node) prolog() Prolog {
 		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: fakeGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
 		Undo: n.undo, Site: n.site, Log: zerolog.Nop(), Clock: time.Now,
 		Listed:     gpus{n}.Devices,
-		JobFiles:   n.jobFiles,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
 	}
 }
@@ -214,11 +212,6 @@ func (g gpus) Find(uuid site.UUID) (site.Device, error) {
 	all, err := g.Devices()
 	i := slices.IndexFunc(all, func(d site.Device) bool { return d.UUID == uuid })
 	return all[i], err
-}
-
-// Index gives GPU A the number 0 and GPU B the number 1.
-func (g gpus) Index(uuid site.UUID) (int, error) {
-	return map[site.UUID]int{fakenode.GPUB: 1}[uuid], g.n.Fail["number of "+fakenode.Letter(uuid)]
 }
 
 func (g gpus) Capability(site.UUID) (major, minor int, err error) { return g.n.major, 0, nil }

@@ -281,14 +281,13 @@ func TestAnUndoHasItsOwnTime(t *testing.T) {
 	}
 }
 
-// The lease of a trial names no mode and no job file, because the undo of the trial must not change a mode that an
+// The lease of a trial names no mode, because the undo of the trial must not change a mode that an
 // admin sets at that time.
 //
 // Contract: M2
 func TestATrialChangesNoMode(t *testing.T) {
 	n := newNode(t)
 	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
-	n.jobFiles = rootsFolder(t)
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveThread
 	trials := 0
 	state := n.Holds
@@ -299,7 +298,7 @@ func TestATrialChangesNoMode(t *testing.T) {
 		}
 		trials++
 		for _, gpu := range l.GPUs {
-			if gpu.OriginalMode != "" || gpu.NewMode != "" || gpu.JobFile != "" {
+			if gpu.OriginalMode != "" || gpu.NewMode != "" {
 				t.Errorf("the trial's lease names %+v", gpu)
 			}
 		}
@@ -335,65 +334,4 @@ func TestADaemonWithoutRoomForAClientIsNotStarted(t *testing.T) {
 	}
 	n.Did()
 	n.IsAsBefore()
-}
-
-// rootsFolder is a folder that only root can change. /tmp is not one.
-func rootsFolder(t *testing.T) string {
-	t.Helper()
-	dir := must.Get(os.MkdirTemp("/run", "mps"))(t)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
-// The job's GPUs have files for dcgm-exporter, and the lease names them.
-func TestJobFiles(t *testing.T) {
-	n := newNode(t)
-	n.jobFiles = rootsFolder(t)
-	n.mustOpen(job(0, 1))
-	l := must.Get(n.Store.Read(7))(t)
-	for i, name := range []string{"0", "1"} {
-		path := filepath.Join(n.jobFiles, name)
-		if content, err := os.ReadFile(path); err != nil || string(content) != "7\n" || l.GPUs[i].JobFile != path {
-			t.Errorf("%s: %q, %v; the lease has %+v", path, content, err, l.GPUs[i])
-		}
-	}
-}
-
-// If a site names no folder, the job gets no file, and the lease names none.
-func TestNoJobFiles(t *testing.T) {
-	n := newNode(t)
-	n.mustOpen(job(0))
-	if l, err := n.Store.Read(7); err != nil || l.GPUs[0].JobFile != "" {
-		t.Errorf("%+v, %v", l.GPUs, err)
-	}
-}
-
-// No failure of a job file fails the job.
-//
-// Contract: R13
-func TestJobFilesThatCannotBeWritten(t *testing.T) {
-	for _, c := range []struct {
-		name, folder string
-		plant        func(n *node)
-	}{
-		{"no folder", "/run/none-of-slurm-mps", func(*node) {}},
-		{"a folder of others", t.TempDir(), func(*node) {}}, // below /tmp
-		{"a link", rootsFolder(t), func(n *node) {
-			must.OK(t, errors.Join(os.RemoveAll(n.jobFiles), os.Symlink("/etc", n.jobFiles)))
-		}},
-		{"no number", rootsFolder(t), func(n *node) { n.Fail["number of a"] = errors.New("lost") }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t)
-			n.jobFiles = c.folder
-			c.plant(n)
-			n.mustOpen(job(0))
-			if files, _ := filepath.Glob(c.folder + "/[0-9.]*"); len(files) > 0 && c.name != "a link" {
-				t.Errorf("files %q", files)
-			}
-			if _, err := os.Lstat("/etc/0"); err == nil {
-				t.Error("a link was followed")
-			}
-		})
-	}
 }

@@ -48,7 +48,6 @@ type GPUs interface {
 	Devices() ([]site.Device, error)
 	ByMinor(int) (site.Device, error)
 	Find(site.UUID) (site.Device, error)
-	Index(site.UUID) (int, error)
 	Capability(site.UUID) (major, minor int, err error)
 	Mode(site.UUID) (site.Mode, error)
 	SetMode(site.UUID, site.Mode) error
@@ -73,7 +72,6 @@ type Prolog struct {
 	GroupNames func(context.Context, []uint32) ([]string, error) // the names of groups
 	Undo       func(context.Context, lease.Lease) error          // undoes a lease: the epilog's
 	Site       lease.Settings                                    // what site.hcl gives the daemons and guards of all jobs
-	JobFiles   string                                            // folder of files that name each GPU's job; "" for none
 	Log        zerolog.Logger
 	Clock      func() time.Time
 }

@@ -261,7 +261,7 @@ func (n node) prolog(slurmsName string) prolog.Prolog {
 			Control: lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
 			NVML:    n.config.NVMLLibrary, Interval: lease.Duration(n.config.UsageInterval),
 		},
-		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
+		GroupNames: groupNames,
 	}
 }
 

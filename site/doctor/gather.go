@@ -357,7 +357,7 @@ type namespace struct {
 //	  - nodes: "gpu[01-16]"
 //	    dirs: ["/tmp", "/scratch"]
 func readNamespace(path, node string) (namespace, error) {
-	content, _, err := osfile.ReadAny(path)
+	content, err := osfile.ReadAny(path)
 	found := namespace{}
 	if err == nil {
 		found, err = parseNamespace(string(content), path, node)

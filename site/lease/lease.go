@@ -119,7 +119,6 @@ type LeasedGPU struct {
 	Minor        int       `json:"minor"` // N of /dev/nvidiaN
 	OriginalMode site.Mode `json:"original_mode,omitempty"`
 	NewMode      site.Mode `json:"new_mode,omitempty"`
-	JobFile      string    `json:"job_file,omitempty"` // names the job for dcgm-exporter; "" if the site wants none
 }
 
 // Daemon is a control daemon of the job. Proc is zero until the daemon has started.

@@ -28,7 +28,7 @@ var packages = map[string][]string{
 	"site/slurm":          {"policy", "site", "site/words"},
 	"site/serverlog":      {"golang.org/x/sys/unix"},
 	"site/usage":          {"site", "site/lease", "site/osfile", "site/proc"},
-	"site/usage/page":     {"site/usage", "site/usage/judge"},
+	"site/usage/page":     {},
 	"site/lease":          {"policy", "site", "site/osfile", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":            {"site", "site/usage", "site/wait", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":            {"policy", "site", "site/cgroup", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/wait", "site/words", "golang.org/x/sys/unix"},
