@@ -30,7 +30,7 @@ type Node struct {
 	// Incomplete has the parts that could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
-	hidden         []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
+	hidden         []uint32      // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
 	takers         []lease.Taker // processes of guards that are left
 	busy           []lease.Busy  // file systems of closed jobs
 	records        string        // a digest of the records, to notice a change
