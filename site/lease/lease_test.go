@@ -263,6 +263,26 @@ func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
 	}
 }
 
+// A job that runs while the node gets this version has claims in files. Its devices are held, and nothing is left of it.
+func TestALeaseOfTheVersionBefore(t *testing.T) {
+	for _, part := range []string{"", `"part":{"gres":"mps","count":100},`} {
+		j := newStore(t)
+		ctx := deadline(t, 5*time.Second)
+		lease := fmt.Sprintf(`{"schema":3,"boot":"boot-1","job":{"id":7,"uid":2001,"gid":2001,"user":"hpc1"},"phase":"open","rule":"mps",%s"gpus":[{"uuid":%q,"minor":0}]}`, part, gpuA)
+		claim := map[bool]string{true: string(gpuA), false: string(gpuA) + ".7"}[part == ""]
+		must.OK(t, errors.Join(os.Mkdir(filepath.Join(j.dir, "claims"), 0o755), os.WriteFile(j.leasePath(7), []byte(lease), 0o600),
+			os.WriteFile(filepath.Join(j.dir, "claims", claim), []byte(`{"schema":3,"boot":"boot-1","job":7}`), 0o600)))
+		if err := j.Create(ctx, leaseOf(8, gpuA)); !inUse(err, gpuA, "job 7 holds") {
+			t.Errorf("a job with the whole GPU: %v", err)
+		}
+		l, err := j.Read(7)
+		must.OK(t, errors.Join(err, j.Delete(ctx, l)))
+		if got := everything(t, j); got != "lock" {
+			t.Errorf("left behind: %s", got)
+		}
+	}
+}
+
 // Only a lease with MPS holds devices. Jobs hold one together if each has a part of it.
 //
 // Contract: R6

@@ -350,6 +350,10 @@ func (s *Store) end(ctx context.Context, l Lease, others ...string) error {
 		return err
 	}
 	defer lock.Close()
+	for _, uuid := range l.UUIDs() { // the version before had a file with the job for each device
+		claim := filepath.Join(s.dir, "claims", string(uuid))
+		others = append(others, claim, fmt.Sprint(claim, ".", l.Job.ID))
+	}
 	return s.forget(l.Job.ID, others...)
 }
 
