@@ -147,9 +147,7 @@ func (r *testGuard) reports(what string, is func(lease.GuardState) bool) {
 		if is(s) {
 			return
 		}
-		if time.Since(began) > soon {
-			r.t.Fatalf("%s: %+v", what, s)
-		}
+		must.Have(r.t, time.Since(began) <= soon, "%s: %+v", what, s)
 	}
 }
 
@@ -510,9 +508,7 @@ func (r *testGuard) answered(ask func()) {
 		a.returned.Store(false)
 		ask()
 		for silent() {
-			if time.Now().After(end) {
-				r.t.Fatal("a process does not answer")
-			}
+			must.Have(r.t, !time.Now().After(end), "a process does not answer")
 			time.Sleep(time.Millisecond)
 		}
 		if !a.returned.Load() {
@@ -613,9 +609,7 @@ func TestAGuardIsNoClient(t *testing.T) {
 	self := must.Get(os.Executable())(t)
 	c := r.child("GUARD_TEST_OPENS=1 exec " + self + " -test.run=TestAGuardIsNoClient")
 	r.scanOne(c.Process.Pid)
-	if len(r.living) != 0 {
-		t.Errorf("taken: %+v", r.living)
-	}
+	must.Equal(t, fmt.Sprintf("taken: %+v", r.living), len(r.living), 0)
 }
 
 // A server is a child of one of the job's daemons. A process of another user does not belong to the job.
@@ -644,9 +638,7 @@ func TestAServerThatIsKnownLate(t *testing.T) {
 	r.Daemons = func() []proc.Process { return []proc.Process{early.Process} }
 	server := r.child(opens + waits).Process.Pid
 	r.scanOne(server)
-	if r.living[server] == nil {
-		t.Fatal("it is known to be a server, so this test is of no use")
-	}
+	must.Have(t, r.living[server] != nil, "it is known to be a server, so this test is of no use")
 	r.Daemons = func() []proc.Process { return []proc.Process{self} }
 	at := time.Now().Add(verifyAfter)
 	if r.verifyClients(at); r.scans.next.After(at) {

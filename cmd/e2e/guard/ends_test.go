@@ -50,9 +50,7 @@ var ways = []struct {
 		library := must.Get(undumpable())(s.T)
 		r := s.Launch(append([]string{"env", "LD_PRELOAD=" + library}, client...)...)
 		info, err := os.Stat(fmt.Sprintf("/proc/%d/fd", r.Pid))
-		if err == nil && info.Sys().(*syscall.Stat_t).Uid != 0 {
-			s.T.Error("the client is dumpable")
-		}
+		must.Hold(s.T, err != nil || info.Sys().(*syscall.Stat_t).Uid == 0, "the client is dumpable")
 		return r
 	}},
 	{"without its first thread", func(s *e2e.Shared, client []string) *e2e.Running {

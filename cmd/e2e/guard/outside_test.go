@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The guard finds a process that was started without the daemon's folder and logs it with the cause, and leaves the
@@ -52,9 +53,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 	if status := s.Ctl("status").Output; !strings.Contains(status, "overwritten its environment") {
 		t.Errorf("status of a client with a title:\n%s", status)
 	}
-	if s.Ended(outsider) || s.Ended(client) || s.Ended(titled) {
-		t.Error("a process has ended")
-	}
+	must.Hold(t, !s.Ended(outsider) && !s.Ended(client) && !s.Ended(titled), "a process has ended")
 	for _, r := range []*e2e.Running{client, outsider, titled} {
 		r.Kill()
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // inUse is what status and reap print of a closed job whose files are in use.
@@ -29,9 +30,8 @@ func TestHostileFilesOfClosedJobs(t *testing.T) {
 	_, reap := a.MpsctlAs(0, "reap")
 	for job := 20; job < 24; job++ {
 		for name, out := range map[string]string{"status": status, "reap": reap} {
-			if !strings.Contains(out, fmt.Sprintf("uid %d", e2e.UID)) || !strings.Contains(out, fmt.Sprintf(inUse, job)) {
-				t.Errorf("%s does not name job %d: %s", name, job, out)
-			}
+			must.Hold(t, strings.Contains(out, fmt.Sprintf("uid %d", e2e.UID)) && strings.Contains(out, fmt.Sprintf(inUse, job)),
+				"%s does not name job %d: %s", name, job, out)
 		}
 	}
 	next := a.Job(24, "0")
@@ -62,9 +62,7 @@ func TestHostileLocksInAJobsFolder(t *testing.T) {
 	a.withstands(job, "epilog")
 	took := time.Since(began)
 	_, status := a.MpsctlAs(0, "status")
-	if !strings.Contains(status, fmt.Sprintf(inUse, 20)) {
-		t.Errorf("after %v: %s", took, status)
-	}
+	must.Hold(t, strings.Contains(status, fmt.Sprintf(inUse, 20)), "after %v: %s", took, status)
 	next := a.Job(21, "0")
 	a.opens(next)
 	a.withstands(next, "epilog")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The user makes the daemon start a program that waits for a file system of the user's, and no signal ends it. The node
@@ -30,9 +31,7 @@ func TestHostileProcessThatStaysInTheDaemonsGroup(t *testing.T) {
 			a.Must(0, job, "epilog")
 		}
 	}
-	if survivor == 0 {
-		t.Fatal("the attack does not start")
-	}
+	must.Have(t, survivor != 0, "the attack does not start")
 	run := a.runHook(job, "epilog")
 	if _, err := proc.ReadStat(survivor); err != nil {
 		t.Fatalf("the process has ended, so nothing is tested: %v", err)

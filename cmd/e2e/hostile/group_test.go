@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A user may trace every process of the user, the job's daemon too, and make it start any program. That program runs
@@ -30,18 +31,14 @@ func TestHostileDaemonThatForks(t *testing.T) {
 	for tries := 0; survivor == 0; tries++ {
 		a.opens(job)
 		daemon := a.Ticket(7).Daemons[0]
-		if daemon.Group == "" {
-			t.Fatal("the daemon has no control group of its own")
-		}
+		must.Have(t, daemon.Group != "", "the daemon has no control group of its own")
 		out := a.does(e2e.UID, a.program, "inject", fmt.Sprint(daemon.Proc.PID), "/bin/sleep", "900")
 		if _, err := fmt.Sscanf(out, "ready\n%d", &survivor); err == nil {
 			break
 		}
 		// On a busy machine, a traced process may be gone from its stop for a moment. What it runs then is not known, so the
 		// next try has another daemon.
-		if tries == 5 {
-			t.Fatalf("the attack does not start: %q", out)
-		}
+		must.Have(t, tries != 5, "the attack does not start: %q", out)
 		t.Logf("the attack does not start: %q", out)
 		a.Must(0, job, "epilog")
 	}

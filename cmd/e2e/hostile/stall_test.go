@@ -184,9 +184,7 @@ func hostileTakersThatStay(t *testing.T) {
 	if left == 0 {
 		t.Log("no taker hangs: this run proves little")
 	}
-	if left > most {
-		t.Errorf("%d of root's processes hang: want at most %d", left, most)
-	}
+	must.Hold(t, left <= most, "%d of root's processes hang: want at most %d", left, most)
 	for p := range stuck {
 		if p.Running() { // its pid may be another process's
 			a.isOrdinary(p)

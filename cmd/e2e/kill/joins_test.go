@@ -21,9 +21,7 @@ type joining struct {
 	beside       bool // another job of the user is open on the GPU
 }
 
-func (j joining) String() string {
-	return fmt.Sprintf("%s %s beside=%t", j.how, j.program, j.beside)
-}
+func (j joining) String() string { return fmt.Sprintf("%s %s beside=%t", j.how, j.program, j.beside) }
 
 var joinings = []joining{
 	{"turns", "prolog", true}, {"turns", "epilog", true},

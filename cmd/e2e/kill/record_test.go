@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -28,9 +29,8 @@ func TestHooksOfARecordedJobKilledAnywhere(t *testing.T) {
 	p, job := recorded(t)
 	opened := p.Points(job, "prolog")
 	closed := p.Points(job, "epilog")
-	if len(opened) < 10 || len(closed) < 10 {
-		t.Fatalf("effects: %d of the prolog, %d of the epilog", len(opened), len(closed))
-	}
+	must.Have(t, len(opened) >= 10 && len(closed) >= 10,
+		"effects: %d of the prolog, %d of the epilog", len(opened), len(closed))
 	for _, at := range sample(t, opened, 8) {
 		p.Killed(job, "prolog", at, p.Booted)
 		p.Must(0, job, "epilog")

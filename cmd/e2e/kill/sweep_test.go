@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/night"
 )
 
@@ -99,9 +100,7 @@ func sweepOn[P fmt.Stringer](
 	all.Wait()
 	n := int(tried.Load())
 	t.Logf("%d points, %d of them not reached again", n, missed.Load())
-	if n == 0 {
-		t.Errorf("none of %d points has the name that -run gives", len(points))
-	}
+	must.Hold(t, n != 0, "none of %d points has the name that -run gives", len(points))
 	if !e2e.Named(t) {
 		e2e.Report(t, t.Name(), n, int(failed.Load()), time.Since(began))
 	}

@@ -51,9 +51,7 @@ func TestRanksInACleanedEnvironment(t *testing.T) {
 		wrap+"--share=even "+s.Client()+" info'", "-n4", "--gres=gpu:1")
 	s.Ended(id)
 	output := s.Output(id)
-	if strings.Count(output, "code 125") != 4 || !strings.Contains(output, repair) {
-		t.Errorf("cleaned: %s", output)
-	}
+	must.Hold(t, strings.Count(output, "code 125") == 4 && strings.Contains(output, repair), "cleaned: %s", output)
 	if got := e2e.SMCounts(t, output); len(got) != 4 || got[3] > 34 {
 		t.Errorf("handed on: %v SMs\n%s", got, output)
 	}

@@ -105,9 +105,7 @@ func (q quarters) metric(name string) (value float64) {
 	seen := map[string]bool{}
 	for line := range strings.Lines(q.Ctl("metrics").Output) {
 		series, number, _ := strings.Cut(strings.TrimSpace(line), "} ")
-		if strings.Contains(line, "{") && seen[series] {
-			q.T.Errorf("metrics has the series %s} twice", series)
-		}
+		must.Hold(q.T, !strings.Contains(line, "{") || !seen[series], "metrics has the series %s} twice", series)
 		seen[series] = true
 		if rest, found := strings.CutPrefix(line, name+" "); found {
 			number = strings.TrimSpace(rest)
@@ -149,15 +147,13 @@ func partsAddUp(t *testing.T, gres, how string) {
 		f := q.report(job)
 		text := q.Ctl("report", fmt.Sprint(job)).Output
 		known := f.Mean.SMActive != -1 || f.Mean.SMUtil != -1 || f.Mean.DRAM != -1
-		if known || f.Advice != "" || strings.Contains(text, "43 %") {
-			t.Errorf("job %d has the whole GPU's work:\n%s", job, text)
-		}
+		must.Hold(t, !known && f.Advice == "" && !strings.Contains(text, "43 %"),
+			"job %d has the whole GPU's work:\n%s", job, text)
 		if idle := f.Mean.UsedMiB < 2000; idle == (n == 0) || f.Mean.UsedMiB > 11000 {
 			t.Errorf("job %d uses %d MiB", job, f.Mean.UsedMiB)
 		}
-		if f.Seen != 1 || f.Peak != 1 {
-			t.Errorf("job %d has %d clients, at most %d at the same time, want 1 and 1", job, f.Seen, f.Peak)
-		}
+		must.Hold(t, f.Seen == 1 && f.Peak == 1,
+			"job %d has %d clients, at most %d at the same time, want 1 and 1", job, f.Seen, f.Peak)
 		if f.GPUs[0].Others != 3 || !strings.Contains(text, "beside at most 3 other jobs") {
 			t.Errorf("job %d is beside %d others, want 3:\n%s", job, f.GPUs[0].Others, text)
 		}
@@ -176,18 +172,13 @@ func partsAddUp(t *testing.T, gres, how string) {
 		t.Errorf("the total is %v J, want the reports' %d J", total, joules)
 	}
 	n, clients := q.metric("slurm_mps_closed_jobs_total"), q.metric("slurm_mps_clients_total")
-	if n != 4 || clients != 4 {
-		t.Errorf("%v jobs and %v clients in the totals, want 4 and 4", n, clients)
-	}
+	must.Hold(t, n == 4 && clients == 4, "%v jobs and %v clients in the totals, want 4 and 4", n, clients)
 	list := q.Ctl("report").Output
 	for _, job := range q.jobs {
-		if !regexp.MustCompile(fmt.Sprintf(`(?m)^%d .* -$`, job)).MatchString(list) {
-			t.Errorf("the list has no job %d without SM active:\n%s", job, list)
-		}
+		must.Hold(t, regexp.MustCompile(fmt.Sprintf(`(?m)^%d .* -$`, job)).MatchString(list),
+			"the list has no job %d without SM active:\n%s", job, list)
 	}
-	if strings.Contains(list, "4026531840") || strings.Count(list, "\n") > 8 {
-		t.Errorf("the list has\n%s", list)
-	}
+	must.Hold(t, !strings.Contains(list, "4026531840") && strings.Count(list, "\n") <= 8, "the list has\n%s", list)
 	q.Clean()
 }
 
@@ -198,14 +189,11 @@ func (q quarters) running() {
 	metrics, list := q.Ctl("metrics").Output, q.Ctl("report").Output
 	for _, job := range q.jobs {
 		series := strings.Contains(metrics, fmt.Sprintf(`slurm_mps_job_energy_joules{jobid="%d",`, job))
-		if !series || !strings.Contains("\n"+list, fmt.Sprintf("\n%d ", job)) {
-			q.T.Errorf("metrics or the list lacks job %d:\n%s\n%s", job, metrics, list)
-		}
+		must.Hold(q.T, series && strings.Contains("\n"+list, fmt.Sprintf("\n%d ", job)),
+			"metrics or the list lacks job %d:\n%s\n%s", job, metrics, list)
 	}
 	for _, text := range []string{metrics, list} {
-		if strings.Contains(text, "4026531840") {
-			q.T.Errorf("a shared daemon is a job in\n%s", text)
-		}
+		must.Hold(q.T, !strings.Contains(text, "4026531840"), "a shared daemon is a job in\n%s", text)
 	}
 	if status := q.Ctl("status").Output; strings.Contains(status, "43 %") {
 		q.T.Errorf("status has the whole GPU's work in a job:\n%s", status)
@@ -214,9 +202,8 @@ func (q quarters) running() {
 	q.Ctl("report", "8", "--html", page)
 	html, err := os.ReadFile(page)
 	beside := strings.Contains(string(html), "beside at most 3 other jobs")
-	if err != nil || strings.Contains(string(html), "43 %") || !beside {
-		q.T.Errorf("the page of job 8 has the whole GPU's work, or lacks its part: %v\n%s", err, html)
-	}
+	must.Hold(q.T, err == nil && !strings.Contains(string(html), "43 %") && beside,
+		"the page of job 8 has the whole GPU's work, or lacks its part: %v\n%s", err, html)
 }
 
 // Four parts have all the energy that NVML counts, to 2 %.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -33,9 +34,7 @@ func TestStatusOfASharedGPU(t *testing.T) {
 			}
 			out := p.Ctl("status").Output
 			for _, text := range want {
-				if !strings.Contains(out, text) {
-					t.Errorf("status does not print %q:\n%s", text, out)
-				}
+				must.Hold(t, strings.Contains(out, text), "status does not print %q:\n%s", text, out)
 			}
 			for _, command := range []string{"status", "audit"} {
 				var found struct {

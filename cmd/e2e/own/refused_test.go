@@ -12,9 +12,7 @@ import (
 
 // What --own cannot serve ends with 125 and a sentence, and no rank computes without MPS.
 func TestASentenceForEachRefusal(t *testing.T) {
-	exclusive := func(n testNode) {
-		must.OK(n.T, n.Sim.Node.GPU(0).SetMode(3))
-	}
+	exclusive := func(n testNode) { must.OK(n.T, n.Sim.Node.GPU(0).SetMode(3)) }
 	for _, c := range []struct {
 		name    string
 		models  []node.Model

@@ -45,9 +45,7 @@ func TestAHiddenProgram(t *testing.T) {
 	ready(all...)
 	text := all[0].Text() + all[1].Text()
 	want := "mpirun-wrap: " + program + " is not guarded if it uses CUDA itself, because you may not read its file"
-	if strings.Count(text, want) != 1 {
-		t.Errorf("they print %s\nwant once %s", text, want)
-	}
+	must.Equal(t, fmt.Sprintf("they print %s\nwant once %s", text, want), strings.Count(text, want), 1)
 	script := filepath.Join(n.home, "script")
 	must.OK(t, node.WriteProgram(script, []byte("#!/bin/sh\nexec true\n")))
 	for code, program := range map[int]string{0: script, 127: "/nonexistent"} {
@@ -223,9 +221,7 @@ func TestAnOrphansKeeper(t *testing.T) {
 	kill(keeper)
 	n.Until("end of the first step", func() bool { return len(n.of("--own-keep")) == 1 && len(n.daemons()) == len(theirs) })
 	for _, p := range theirs {
-		if !e2e.Alive(p) {
-			t.Errorf("%v of the other step has ended", p)
-		}
+		must.Hold(t, e2e.Alive(p), "%v of the other step has ended", p)
 	}
 	lives(other...)
 	ends(0, n.start(nil, n.wrap("true")...)) // removes the rest of the folder

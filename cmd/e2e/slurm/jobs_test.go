@@ -118,13 +118,10 @@ func TestAJobWithoutMPSUnderSlurm(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	result, err := c.Run(c.Ctx, c.User, "srun", "--gres=gpu:1", filepath.Join(c.Top, "mpirun-wrap"), "true")
 	want := "cannot find ticket of job"
-	if err != nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
-		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
-	}
+	must.Hold(t, err == nil && result.Exit == 125 && strings.Contains(result.Stdout+result.Stderr, want),
+		"%+v, %v: want 125 and %q", result, err, want)
 	result, err = c.Run(c.Ctx, c.User, "srun", "--gres=gpu:1", "true")
-	if err != nil || result.Exit != 0 {
-		t.Errorf("%+v, %v", result, err)
-	}
+	must.Hold(t, err == nil && result.Exit == 0, "%+v, %v", result, err)
 	c.Quiet()
 }
 
@@ -133,9 +130,8 @@ func TestAMistakeOfTheUsersDrainsNothing(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	result, err := c.Run(c.Ctx, c.User, "srun", "--constraint=mps", filepath.Join(c.Top, "mpirun-wrap"), "true")
 	want := "has no GPU on node n1: submit it with --gres=gpu:N"
-	if err != nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
-		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
-	}
+	must.Hold(t, err == nil && result.Exit == 125 && strings.Contains(result.Stdout+result.Stderr, want),
+		"%+v, %v: want 125 and %q", result, err, want)
 	c.Quiet()
 }
 

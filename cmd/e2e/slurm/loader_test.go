@@ -62,9 +62,7 @@ func newLoader(t *testing.T, o lab.Options) loader {
 	must.OK(t, os.WriteFile(source, []byte(marker), 0o644))
 	gcc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-DMARKS=\""+l.marks+"\"", "-o", library, source)
 	out, err := gcc.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Have(t, err == nil, "%v\n%s", err, out)
 	for _, name := range strings.Fields("libnvidia-ml.so.1 libcuda.so.1 libnss_files.so.2 libgcc_s.so.1 libdl.so.2 gconv-modules") {
 		must.OK(t, os.Link(library, l.library(name)))
 	}
@@ -226,9 +224,8 @@ func (l loader) attacks() {
 		if err1 != nil || err2 != nil || err3 != nil {
 			continue // a taker that has ended
 		}
-		if len(environ) > 0 || in != mnt || strings.Contains(string(maps), l.evil) {
-			t.Errorf("%s of root's: mount namespace %s, slurmd's is %s, variables %q, files\n%s", name, in, mnt, environ, maps)
-		}
+		must.Hold(t, len(environ) <= 0 && in == mnt && !strings.Contains(string(maps), l.evil),
+			"%s of root's: mount namespace %s, slurmd's is %s, variables %q, files\n%s", name, in, mnt, environ, maps)
 	}
 	l.Does(l.User, "scancel", strconv.Itoa(id))
 	l.Ended(id)
@@ -239,13 +236,11 @@ func (l loader) attacks() {
 			t.Errorf("the %s runs in the mount namespace %s, slurmd's is %s", hook, in, mnt)
 		}
 		variables := strings.Split(strings.Trim(e2e.Read(t, path+".environ"), "\x00"), "\x00")
-		if !slices.Contains(variables, "SPANK_LD_PRELOAD="+l.library("libmarker.so")) {
-			t.Errorf("the %s does not get what the user set for it: %q", hook, variables)
-		}
+		must.Hold(t, slices.Contains(variables, "SPANK_LD_PRELOAD="+l.library("libmarker.so")),
+			"the %s does not get what the user set for it: %q", hook, variables)
 		for _, v := range variables {
-			if strings.Contains(v, l.evil) && !harmless.MatchString(v) {
-				t.Errorf("the %s gets a variable of the user's: %q", hook, v)
-			}
+			must.Hold(t, !strings.Contains(v, l.evil) || harmless.MatchString(v),
+				"the %s gets a variable of the user's: %q", hook, v)
 		}
 	}
 	if roots := l.marked()[0]; len(roots) > 0 {

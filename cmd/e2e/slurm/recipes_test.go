@@ -65,9 +65,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 	for _, block := range blocks {
 		t.Run(block[1], func(t *testing.T) {
 			r, ok := recipes[block[1]]
-			if !ok {
-				t.Fatal("no recipe of this name")
-			}
+			must.Have(t, ok, "no recipe of this name")
 			id := c.Batch(setup+block[2], r.args...)
 			c.Ended(id)
 			got := e2e.SMCounts(t, c.Output(id))
@@ -99,8 +97,7 @@ func (c *cluster) killsAMember(setup, section string) {
 		c.Ended(id)
 		out := c.Output(id)
 		want := regexp.MustCompile(`(?m)^failed: (cases/)?c03:? (9|137)$`)
-		if strings.Count(out, "ended ") != 11 || !want.MatchString(out) {
-			t.Errorf("%s: want eleven ends and one failure, of c03:\n%s", line, out)
-		}
+		must.Hold(t, strings.Count(out, "ended ") == 11 && want.MatchString(out),
+			"%s: want eleven ends and one failure, of c03:\n%s", line, out)
 	}
 }

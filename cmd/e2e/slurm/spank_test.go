@@ -73,8 +73,7 @@ func (s spanked) plugstack(need string, arguments ...string) {
 // run runs a command as the user.
 func (s spanked) run(name string, args ...string) lab.Result {
 	s.T.Helper()
-	result := must.Get(s.Run(s.Ctx, s.User, name, args...))(s.T)
-	return result
+	return must.Get(s.Run(s.Ctx, s.User, name, args...))(s.T)
 }
 
 // script writes a batch script.
@@ -159,9 +158,8 @@ func TestTheOptionMPS(t *testing.T) {
 	t.Run("more than the policy allows", func(t *testing.T) {
 		result := s.run("srun", "-Q", "--mps=keep_logs=always", "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
 		want := "cannot take keep_logs=always: this site's policy lets this job set share, scope alone"
-		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
-			t.Errorf("%+v: want 125 and %q", result, want)
-		}
+		must.Hold(t, result.Exit == 125 && strings.Contains(result.Stdout+result.Stderr, want),
+			"%+v: want 125 and %q", result, want)
 	})
 	t.Run("a job from within asks by itself", func(t *testing.T) {
 		wrap := "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"
@@ -210,9 +208,8 @@ func TestAMistakeInTheOption(t *testing.T) {
 	for _, options := range []string{"share=odd", long[:512], "é=µ"} {
 		_, err := policy.ParseOptions(options)
 		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
-		if err == nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
-			t.Errorf("--mps=%q: %+v: want 125 and %v", options, result, err)
-		}
+		must.Hold(t, err != nil && result.Exit == 125 && strings.Contains(result.Stdout+result.Stderr, err.Error()),
+			"--mps=%q: %+v: want 125 and %v", options, result, err)
 	}
 	s.Quiet()
 }
@@ -267,9 +264,7 @@ func (s spanked) otherHeaders(change int64) string {
 	path := filepath.Join(dir, "slurm", "slurm_version.h")
 	text := e2e.Read(s.T, path)
 	number := versionNumber.FindStringSubmatch(text)
-	if number == nil {
-		s.T.Fatalf("%s has no version", path)
-	}
+	must.Have(s.T, number != nil, "%s has no version", path)
 	version := must.Get(strconv.ParseInt(number[2], 16, 64))(s.T)
 	text = versionNumber.ReplaceAllString(text, fmt.Sprintf("${1}0x%06x", version+change))
 	must.OK(s.T, os.WriteFile(path, []byte(text), 0o644))
@@ -290,9 +285,8 @@ func TestThePluginsRelease(t *testing.T) {
 			if fits := option.Exit == 0; fits != c.fits {
 				t.Errorf("--mps: %+v, want %v", option, c.fits)
 			}
-			if without.Exit != 0 || strings.Contains(without.Stderr, "Incompatible Slurm plugin") == c.fits {
-				t.Errorf("a job without --mps: %+v", without)
-			}
+			must.Hold(t, without.Exit == 0 && strings.Contains(without.Stderr, "Incompatible Slurm plugin") != c.fits,
+				"a job without --mps: %+v", without)
 			s.plugstack("required")
 			if result := s.run("srun", "--test-only", "true"); (result.Exit == 0) != c.fits {
 				t.Errorf("required: %+v", result)
@@ -329,9 +323,8 @@ func TestAutoWrap(t *testing.T) {
 				args = append([]string{"--mps=share=even"}, args...)
 			}
 			job, output := s.batched(args...)
-			if job.Exit != 0 || strings.Count(output, report) != started.reports {
-				t.Errorf("%+v: want %d reports\n%s", job, started.reports, output)
-			}
+			must.Hold(t, job.Exit == 0 && strings.Count(output, report) == started.reports,
+				"%+v: want %d reports\n%s", job, started.reports, output)
 			if sms := e2e.SMCounts(t, output); started.reports > 0 && !slices.Equal(sms, []int{66, 66}) {
 				t.Errorf("SMs %v\n%s", sms, output)
 			}
@@ -340,17 +333,14 @@ func TestAutoWrap(t *testing.T) {
 	t.Run("a program at a terminal", func(t *testing.T) {
 		line := "export SLURM_MPS_REPORT=1; srun -Q --mps --gres=gpu:1 --pty tty; srun -Q --mps --gres=gpu:1 true"
 		result := s.run("script", "-qec", "bash -c '"+line+"'", "/dev/null")
-		if strings.Count(result.Stdout, "/dev/pts/") != 1 || strings.Count(result.Stdout, report) != 1 {
-			t.Errorf("%+v: want a terminal, and one report, which is from the other step", result)
-		}
+		must.Hold(t, strings.Count(result.Stdout, "/dev/pts/") == 1 && strings.Count(result.Stdout, report) == 1,
+			"%+v: want a terminal, and one report, which is from the other step", result)
 	})
 	t.Run("a wrapper that is not there", func(t *testing.T) {
 		s.plugstack("optional", "auto_wrap=1", "wrapper=/nowhere/mpirun-wrap", "root="+s.First().Root)
 		result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", "true")
 		want := "cannot put /nowhere/mpirun-wrap before this task, which runs as it is: No such file or directory"
-		if result.Exit != 0 || !strings.Contains(result.Stderr, want) {
-			t.Errorf("%+v: want 0 and %q", result, want)
-		}
+		must.Hold(t, result.Exit == 0 && strings.Contains(result.Stderr, want), "%+v: want 0 and %q", result, want)
 	})
 	s.Quiet()
 }

@@ -99,9 +99,7 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 	}
 	must.OK(c.T, err)
 	home := must.Get(c.Home(c.User))(c.T)
-	list := func(texts ...string) string {
-		return strings.Join(append(texts, ""), "\x00")
-	}
+	list := func(texts ...string) string { return strings.Join(append(texts, ""), "\x00") }
 	conf := e2e.Read(c.T, filepath.Join(c.Dir(), "etc", "slurm.conf"))
 	plugstack := "required %s/raw.so %[1]s/environment %[1]s/spank %[1]s/script %[1]s/more\n"
 	for name, text := range map[string]string{
@@ -115,9 +113,7 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 	}
 	gcc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-I"+slurmHeaders(), "-o", dir+"/raw.so", dir+"/raw.c")
 	out, err := gcc.CombinedOutput()
-	if err != nil {
-		c.T.Fatalf("%v\n%s", err, out)
-	}
+	must.Have(c.T, err == nil, "%v\n%s", err, out)
 	srun := must.Get(c.Command(c.Ctx, c.User, "srun", "true"))(c.T)
 	srun.Env = append(srun.Env, "SLURM_CONF="+dir+"/slurm.conf")
 	out, err = srun.CombinedOutput()
@@ -127,8 +123,6 @@ func (c *cluster) rawSubmit(job rawJob) (id int, refused string) {
 			return id, ""
 		}
 	}
-	if err != nil || !strings.Contains(answer, "refused: ") {
-		c.T.Fatalf("%v\n%s", err, answer)
-	}
+	must.Have(c.T, err == nil && strings.Contains(answer, "refused: "), "%v\n%s", err, answer)
 	return 0, answer
 }

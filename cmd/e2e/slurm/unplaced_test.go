@@ -32,9 +32,8 @@ func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 			id := cl.Batch(strings.NewReplacer("CLIENT", cl.Client(), "WRAP", wrapper).Replace(c.script), "-n2", "--gres=gpu:2")
 			cl.Ended(id)
 			out := cl.Output(id)
-			if !strings.Contains(out, c.want) || c.without != "" && strings.Contains(out, c.without) {
-				t.Errorf("the output is\n%s", out)
-			}
+			must.Hold(t, strings.Contains(out, c.want) && (c.without == "" || !strings.Contains(out, c.without)),
+				"the output is\n%s", out)
 		})
 	}
 }
@@ -73,9 +72,7 @@ func TestAReasonIsPrintedOnce(t *testing.T) {
 					t.Errorf("%q is printed %d times:\n%s", want, n, out)
 				}
 			}
-			if strings.Contains(out, c.not) {
-				t.Errorf("%q is printed:\n%s", c.not, out)
-			}
+			must.Hold(t, !strings.Contains(out, c.not), "%q is printed:\n%s", c.not, out)
 		})
 	}
 }

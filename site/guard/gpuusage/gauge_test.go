@@ -55,16 +55,11 @@ func TestAClockThatIsSet(t *testing.T) {
 	} {
 		elapsed += c.passes
 		wall = wall.Add(c.passes + c.added)
-		if got := clock.stepped(wall.UnixNano(), elapsed); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
+		must.Equal(t, c.name, clock.stepped(wall.UnixNano(), elapsed), c.want)
 	}
 	u := gauge.Usage{Work: []gauge.Work{{PID: 7, Percent: 99}}, WorkKnown: true}
 	forget(&u, wall)
-	if len(u.Samples) != 1 || u.Samples[0].Percent == 0 || u.Samples[0].Micros != uint64(wall.UnixMicro()) {
-		t.Errorf("%+v does not end the time without work", u.Samples)
-	}
-	if u.WorkKnown || u.Work != nil {
-		t.Errorf("%+v does not end the time without work", u)
-	}
+	must.Hold(t, len(u.Samples) == 1 && u.Samples[0].Percent != 0 && u.Samples[0].Micros == uint64(wall.UnixMicro()),
+		"%+v does not end the time without work", u.Samples)
+	must.Hold(t, !u.WorkKnown && u.Work == nil, "%+v does not end the time without work", u)
 }

@@ -95,12 +95,9 @@ func TestReportOfAPart(t *testing.T) {
 		got := r.reportOf(r.own, anyJob)
 		mean := got.Mean()
 		g := got.GPUs[0]
-		if got.Part != c.want || got.EnergyJ != c.joules || g.EnergyJ != c.joules || g.Others != c.others {
-			t.Errorf("%s: %+v, %d J, %d others", name, got.Part, got.EnergyJ, g.Others)
-		}
-		if mean.UsedMiB != float64(c.used) || mean.SMActive != c.sm {
-			t.Errorf("%s: mean %+v", name, mean)
-		}
+		must.Hold(t, got.Part == c.want && got.EnergyJ == c.joules && g.EnergyJ == c.joules && g.Others == c.others,
+			"%s: %+v, %d J, %d others", name, got.Part, got.EnergyJ, g.Others)
+		must.Hold(t, mean.UsedMiB == float64(c.used) && mean.SMActive == c.sm, "%s: mean %+v", name, mean)
 	}
 }
 
@@ -168,9 +165,7 @@ func TestCountsOfAJobsClients(t *testing.T) {
 		all.all = append(all.all, &client{environment: clientenv.Environment{Job: 100 + job}})
 		all.drop(len(all.all) - 1)
 	}
-	if len(all.gone) != maxTallies {
-		t.Errorf("%d jobs are told apart", len(all.gone))
-	}
+	must.Hold(t, len(all.gone) == maxTallies, "%d jobs are told apart", len(all.gone))
 }
 
 // serverLog makes the folder of a daemon's log.

@@ -54,9 +54,7 @@ func start(t *testing.T, variables ...string) *daemon {
 func (d *daemon) again(variables ...string) {
 	d.t.Helper()
 	out := d.control(d.uid, variables, "-d").run()
-	if out.code != 0 {
-		d.t.Fatalf("-d: exit code %d, %q %q", out.code, out.stdout, out.stderr)
-	}
+	must.Have(d.t, out.code == 0, "-d: exit code %d, %q %q", out.code, out.stdout, out.stderr)
 }
 
 func (d *daemon) control(uid int, variables []string, args ...string) *call {
@@ -67,9 +65,7 @@ func (d *daemon) control(uid int, variables []string, args ...string) *call {
 func (d *daemon) ask(command string) string {
 	d.t.Helper()
 	out := d.tell(command, answerDeadline)
-	if out.late || out.stderr != "" {
-		d.t.Fatalf("%s: late=%v, %q %q", command, out.late, out.stdout, out.stderr)
-	}
+	must.Have(d.t, !out.late && out.stderr == "", "%s: late=%v, %q %q", command, out.late, out.stdout, out.stderr)
 	return strings.TrimSuffix(out.stdout, "\n")
 }
 
@@ -91,14 +87,10 @@ func (d *daemon) servers() []int {
 	var pids []int
 	for _, word := range strings.Fields(d.ask("get_server_list")) {
 		pid, err := strconv.Atoi(word)
-		if err != nil {
-			d.t.Fatalf("get_server_list: %q", word)
-		}
+		must.Have(d.t, err == nil, "get_server_list: %q", word)
 		pids = append(pids, pid)
 	}
-	if len(pids) == 0 {
-		d.t.Fatal("get_server_list: no server")
-	}
+	must.Have(d.t, len(pids) != 0, "get_server_list: no server")
 	return pids
 }
 
@@ -195,9 +187,7 @@ func (d *daemon) clientOf(uid int, variables []string, args ...string) outcome {
 	d.t.Helper()
 	environment := append(append([]string{}, d.environment...), variables...)
 	out := under(d.t).command(environment, uid, under(d.t).client, args...).run()
-	if out.late {
-		d.t.Fatalf("cuda-client %v hangs: %q", args, out.stdout)
-	}
+	must.Have(d.t, !out.late, "cuda-client %v hangs: %q", args, out.stdout)
 	return out
 }
 
@@ -214,9 +204,7 @@ func (d *daemon) info(variables ...string) info {
 func read(t *testing.T, out outcome) info {
 	t.Helper()
 	words := infoLine.FindStringSubmatch(out.stdout)
-	if words == nil {
-		t.Fatalf("cannot read the output of cuda-client info: %q %q", out.stdout, out.stderr)
-	}
+	must.Have(t, words != nil, "cannot read the output of cuda-client info: %q %q", out.stdout, out.stderr)
 	var number [5]int
 	for i := range number {
 		number[i], _ = strconv.Atoi(words[i+1])

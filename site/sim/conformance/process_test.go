@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // stay starts a client that stops at a stage and stays there. When stay returns, the client is at this stage.
@@ -109,9 +111,7 @@ func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
 	neighbour.fails("illegal access", 700)
 	eventually(t, "the victim has its error", answerDeadline, func() bool { return strings.Contains(victim.line(1), " err=700 ") })
 	for range 3 {
-		if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "FAULT" {
-			t.Errorf("status: %q", got)
-		}
+		must.Equal(t, "status", d.ask(fmt.Sprintf("get_server_status %d", server)), "FAULT")
 		if got := d.info(); got.err != 807 {
 			t.Errorf("new client: %+v", got)
 		}
@@ -128,9 +128,7 @@ func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
 	}
 	victim.signal(syscall.SIGKILL)
 	eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
-	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
-		t.Errorf("status: %q", got)
-	}
+	must.Equal(t, "status", d.ask(fmt.Sprintf("get_server_status %d", server)), "ACTIVE")
 	if line := fmt.Sprintf("Client process %d disconnected\n", victim.pid()); !strings.Contains(d.log("server.log"), line) {
 		t.Errorf("server.log lacks %q", line)
 	}

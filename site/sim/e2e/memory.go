@@ -97,8 +97,7 @@ func (g MemoryGroup) number(v1, v2 string) int64 {
 	if g.v2 {
 		v1 = v2
 	}
-	value := must.Get(strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64))(g.t)
-	return value
+	return must.Get(strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64))(g.t)
 }
 
 // remove ends the processes that are left in the group and removes the group.

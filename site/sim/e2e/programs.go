@@ -45,9 +45,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	folder := fmt.Sprintf("/proc/%d/", d.Proc.PID)
 	status := Read(t, folder+"status")
 	for _, want := range UsersStatus {
-		if !strings.Contains(status, want) {
-			t.Errorf("status lacks %q:\n%s", want, status)
-		}
+		must.Hold(t, strings.Contains(status, want), "status lacks %q:\n%s", want, status)
 	}
 	if stat, err := proc.ReadStat(d.Proc.PID); err != nil || stat.Session != d.Proc.PID || stat.Start != d.Proc.Start {
 		t.Errorf("stat %+v, %v: want a session of its own", stat, err)
@@ -55,16 +53,12 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	if cwd, err := os.Readlink(folder + "cwd"); cwd != "/" {
 		t.Errorf("cwd %s, %v", cwd, err)
 	}
-	if got := Read(t, folder+"oom_score_adj"); got != "0\n" {
-		t.Errorf("oom_score_adj %s", got)
-	}
+	must.Equal(t, "oom_score_adj", Read(t, folder+"oom_score_adj"), "0\n")
 	var files uint64
 	for line := range strings.Lines(Read(t, folder+"limits")) {
 		fmt.Sscanf(line, "Max open files %d", &files)
 	}
-	if files < 16384 {
-		t.Errorf("RLIMIT_NOFILE %d", files)
-	}
+	must.Hold(t, files >= 16384, "RLIMIT_NOFILE %d", files)
 	for fd := range 3 {
 		if to, err := os.Readlink(fmt.Sprintf("%sfd/%d", folder, fd)); to != "/dev/null" {
 			t.Errorf("fd %d is %s, %v", fd, to, err)
@@ -85,9 +79,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 		"CUDA_MPS_LOG_DIRECTORY=" + d.LogDir, "CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir,
 		"CUDA_VISIBLE_DEVICES=" + strings.Join(uuids, ","), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 	}
-	if !slices.Equal(environment, want) {
-		t.Errorf("environment %q, want %q", environment, want)
-	}
+	must.Hold(t, slices.Equal(environment, want), "environment %q, want %q", environment, want)
 }
 
 // Finding is a finding of mpsctl audit.
@@ -189,9 +181,7 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 	}
 	for rank := range all {
 		line, err := all[rank].Out.Next()
-		if err != nil || !strings.Contains(line, "ready") {
-			p.T.Fatalf("rank %d prints %q, %v", rank, line, err)
-		}
+		must.Have(p.T, err == nil && strings.Contains(line, "ready"), "rank %d prints %q, %v", rank, line, err)
 		all[rank].Ready = line
 	}
 	return all

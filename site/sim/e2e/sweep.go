@@ -75,9 +75,7 @@ func JoinSweep(t *testing.T, name string) {
 // skipOutsideSweep skips a test that is not in the sweep that SWEEP names. Each test that needs root calls it.
 func skipOutsideSweep(t *testing.T) {
 	t.Helper()
-	if SweepName != "" && !slices.Contains(sweeps, SweepName) {
-		t.Fatalf("SWEEP is %q: give one of %q", SweepName, sweeps)
-	}
+	must.Have(t, SweepName == "" || slices.Contains(sweeps, SweepName), "SWEEP is %q: give one of %q", SweepName, sweeps)
 	if own, _ := sweepTests.Load(TestOf(t)); SweepName != "" && own != SweepName {
 		t.Skipf("not of the sweep: SWEEP is %s", SweepName)
 	}
@@ -147,8 +145,6 @@ func Number(t *testing.T, variable string, otherwise int) int {
 		return otherwise
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		t.Fatalf("%s is %q: give a number", variable, text)
-	}
+	must.Have(t, err == nil && n >= 0, "%s is %q: give a number", variable, text)
 	return n
 }

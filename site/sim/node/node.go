@@ -74,9 +74,7 @@ func (n Node) GPUs() ([]GPU, error) {
 }
 
 // GPU returns GPU i of the node. It need not exist.
-func (n Node) GPU(i int) GPU {
-	return GPU{Dir: filepath.Join(n.Dir, "gpu"+strconv.Itoa(i)), Index: i}
-}
+func (n Node) GPU(i int) GPU { return GPU{Dir: filepath.Join(n.Dir, "gpu"+strconv.Itoa(i)), Index: i} }
 
 // Text returns an attribute of the node without its newline.
 func (n Node) Text(attribute string) (string, error) { return readText(n.Dir, attribute) }

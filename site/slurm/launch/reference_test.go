@@ -43,16 +43,12 @@ func TestTheReferenceHasTheLaunchers(t *testing.T) {
 	content := must.Get(os.ReadFile(page))(t)
 	before, rest, found := strings.Cut(string(content), begin)
 	shown, after, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		t.Fatalf("%s has no table of launchers", page)
-	}
+	must.Have(t, found && closed, "%s has no table of launchers", page)
 	if *update {
 		must.OK(t, os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644))
 		return
 	}
-	if shown+"\n" != table {
-		t.Errorf("%s has\n%s\nthe code has\n%s\nwrite it: go test ./site/slurm/launch -update", page, shown, table)
-	}
+	must.Equal(t, fmt.Sprintf("%s has\n%s\nthe code has", page, shown), shown+"\n", table)
 }
 
 // recording reads an environment that Slurm passed to one of its scripts.
