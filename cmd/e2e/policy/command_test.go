@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -119,7 +120,7 @@ func TestPolicyApply(t *testing.T) {
 		p.Write(file, policy)
 		p.Write(besideNew, cases)
 		if cases == "" {
-			e2e.OK(t, os.Remove(filepath.Join(dir, "policy_test.hcl")))
+			must.OK(t, os.Remove(filepath.Join(dir, "policy_test.hcl")))
 		}
 		result := p.Ctl("policy", "apply", file)
 		if result.Code != code {
@@ -172,7 +173,7 @@ rule "new" {
 		t.Errorf("a case that fails: %s", out)
 	}
 	same(testnode.Teaching, 2)
-	e2e.OK(t, os.Chmod(p.Paths().Policy(), 0o640))
+	must.OK(t, os.Chmod(p.Paths().Policy(), 0o640))
 	changed := "--- " + p.Paths().Policy() + "\n+++ " + file + "\n@@ -2,12 +2,13 @@\n"
 	if result := p.Ctl("policy", "apply", "--dry-run", file); result.Code != 1 {
 		t.Errorf("a dry run with a case that fails: %+v", result)
@@ -228,7 +229,7 @@ rule "new" {
 	p.Must(0, p.Job(7, "0"), "prolog")
 	p.Must(0, p.Job(7, "0"), "epilog")
 	// apply writes nothing into a folder that others may write.
-	e2e.OK(t, os.Chmod(filepath.Dir(p.Paths().Policy()), 0o777))
+	must.OK(t, os.Chmod(filepath.Dir(p.Paths().Policy()), 0o777))
 	if out := apply(1, later, ""); !strings.Contains(out, "not root's own") {
 		t.Errorf("in a folder of others: %s", out)
 	}

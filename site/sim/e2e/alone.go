@@ -85,7 +85,7 @@ func enter(test string) (first, isAlone bool) {
 func lockMachine(t *testing.T, name string, how int) *os.File {
 	t.Helper()
 	folder := must.Get(testnode.Shared())(t)
-	OK(t, os.MkdirAll(folder, 0o755))
+	must.OK(t, os.MkdirAll(folder, 0o755))
 	file := must.Get(os.Create(filepath.Join(folder, name+".lock")))(t)
 	for deadline := time.Now().Add(10 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)

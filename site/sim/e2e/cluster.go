@@ -64,7 +64,7 @@ func NewCluster(t *testing.T, policy string, o lab.Options) *Cluster {
 		t.Fatal(err)
 	}
 	for _, s := range c.TestNodes { // the device files of the GPUs, because Slurm may constrain tasks to some of them
-		OK(t, LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()))
+		must.OK(t, LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()))
 	}
 	t.Cleanup(func() { must.Note(t, c.Stop()) })
 	return c
@@ -134,7 +134,7 @@ func (c *Cluster) Hook(program string) []string {
 		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
 	}
 	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
-	OK(c.T, node.WriteProgram(path, []byte(script)))
+	must.OK(c.T, node.WriteProgram(path, []byte(script)))
 	return []string{path}
 }
 
@@ -167,9 +167,9 @@ func (c *Cluster) Batch(script string, args ...string) int {
 	// while the other needs it (seen on 4.1).
 	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home +
 		"/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
-	OK(c.T, node.WriteProgram(path, []byte(text)))
+	must.OK(c.T, node.WriteProgram(path, []byte(text)))
 	id, err := c.Submit(c.Ctx, c.User, append(append([]string{"--constraint=mps", "-o", home + "/%A.%a.out"}, args...), path)...)
-	OK(c.T, err)
+	must.OK(c.T, err)
 	return id
 }
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -40,6 +41,6 @@ var Hostile = sync.OnceValues(func() (string, error) {
 func (p Node) ControlIs(script string) {
 	path := filepath.Join(filepath.Dir(p.Root), "control")
 	p.Write(path, script)
-	OK(p.T, os.Chmod(path, 0o755))
+	must.OK(p.T, os.Chmod(path, 0o755))
 	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }

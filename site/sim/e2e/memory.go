@@ -62,14 +62,14 @@ func (g MemoryGroup) Set(v1, v2, value string) {
 	if g.v2 {
 		v1 = v2
 	}
-	OK(g.t, os.WriteFile(filepath.Join(g.path, v1), []byte(value), 0))
+	must.OK(g.t, os.WriteFile(filepath.Join(g.path, v1), []byte(value), 0))
 }
 
 // Below makes a group below this one.
 func (g MemoryGroup) Below(name string) MemoryGroup {
 	g.t.Helper()
 	g.path = filepath.Join(g.path, name)
-	OK(g.t, os.Mkdir(g.path, 0o755))
+	must.OK(g.t, os.Mkdir(g.path, 0o755))
 	return g
 }
 

@@ -175,7 +175,7 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 		cmd.SysProcAttr.Setpgid = true
 		out := must.Get(cmd.StdoutPipe())(p.T)
 		cmd.Stderr = cmd.Stdout
-		OK(p.T, cmd.Start())
+		must.OK(p.T, cmd.Start())
 		p.T.Cleanup(func() { _ = cmd.Process.Kill() })
 		all[rank] = Rank{Cmd: cmd, Out: LinesOf(p.T, out)}
 	}

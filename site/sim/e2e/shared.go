@@ -106,7 +106,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 		cmd.Stderr = os.Stderr
 	}
 	out := must.Get(cmd.StdoutPipe())(s.T)
-	OK(s.T, cmd.Start())
+	must.OK(s.T, cmd.Start())
 	r := &Running{cmd, s, LinesOf(s.T, out), strings.Join(cmd.Args, " "), 0}
 	s.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
 	return r
@@ -251,7 +251,7 @@ func (s *Shared) State() lease.GuardState {
 // Kill ends a client with SIGKILL and waits until it has ended.
 func (r *Running) Kill() {
 	r.s.T.Helper()
-	OK(r.s.T, node.SignalGroup(r.Cmd, unix.SIGKILL))
+	must.OK(r.s.T, node.SignalGroup(r.Cmd, unix.SIGKILL))
 	r.Ends()
 }
 
