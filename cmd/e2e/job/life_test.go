@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -78,4 +79,20 @@ func TestAPrologAgainAdopts(t *testing.T) {
 		t.Errorf("not adopted:\n%s", p.Log())
 	}
 	p.Close(job)
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
+}
+
+// cluster is a real Slurm, with the methods of these tests alone.
+type cluster struct{ *e2e.Cluster }
+
+func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
+	t.Helper()
+	return &cluster{e2e.NewCluster(t, policy, o)}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/night"
@@ -107,4 +108,15 @@ func sweepOn[P fmt.Stringer](
 	if int(missed.Load()) > mayMiss(n) {
 		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), n)
 	}
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+// cluster is a real Slurm, with the methods of these tests alone.
+type cluster struct{ *e2e.Cluster }
+
+func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
+	t.Helper()
+	return &cluster{e2e.NewCluster(t, policy, o)}
 }

@@ -527,3 +527,11 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 	}
 	p.Clean()
 }
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
+}

@@ -185,3 +185,11 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 		t.Errorf("%d bytes are kept: %.80q", len(got), got)
 	}
 }
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
+}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -263,4 +264,25 @@ func TestARefusedJobIsRecorded(t *testing.T) {
 	p.Must(0, job, "epilog")
 	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return r.NoMPS })
 	p.Quiet()
+}
+
+// Every program prints its commit and its usage for every user.
+func TestEveryProgramSaysItsVersion(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	for _, program := range testnode.Programs {
+		for flag, want := range map[string]string{"--version": `^([\w-]+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
+			result, err := p.Run(p.Ctx, nil, program, flag)
+			if err != nil || result.Code != 0 || !regexp.MustCompile(want).MatchString(result.Output) {
+				t.Errorf("%s %s: %+v, %v", program, flag, result, err)
+			}
+		}
+	}
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
 }

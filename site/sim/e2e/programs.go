@@ -195,3 +195,67 @@ var WithoutFirstThread = sync.OnceValues(func() (string, error) {
 	}
 	return firstthread.Build(folder)
 })
+
+// MPSNames are the names of processes that root's programs look for, as the kernel cuts them.
+var MPSNames = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "slurmd", "slurmstepd"}
+
+// OtherUID is a user who has nothing to do with the job.
+var OtherUID = UID + 1
+
+// Hostile is the program of the attacks, testdata/hostile, built once.
+var Hostile = sync.OnceValues(func() (string, error) {
+	shared, err := testnode.Shared()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(shared, "hostile")
+	if os.Getenv("BUILT_FOLDER") != "" {
+		return path, nil
+	}
+	build := exec.Command("go", "build", "-o", path, Module+"cmd/e2e/hostile/testdata/hostile")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build the attacks: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// ControlIs makes a script the control program of the site, and keeps the simulated library.
+func (p Node) ControlIs(script string) {
+	path := filepath.Join(filepath.Dir(p.Root), "control")
+	p.Write(path, script)
+	must.OK(p.T, os.Chmod(path, 0o755))
+	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
+}
+
+// ofOthers are programs that a repair may name, and that a machine of tests may lack.
+var ofOthers = []string{"mpsctl", "scontrol", "scancel", "slurmd", "systemctl", "nvidia-smi", "nvidia-cuda-mps-control", "modprobe",
+	"dpkg", "rpm", "sudo", "dmesg", "man", "${EDITOR:-vi}"}
+
+// CanBePasted checks that a person can paste each step of a repair. A step is a command, or a remark, a colon and a
+// command. A shell parses the command, and its programs exist.
+func CanBePasted(t *testing.T, repair string) {
+	t.Helper()
+	for _, command := range Commands(repair) {
+		if out, err := exec.Command("sh", "-n", "-c", command).CombinedOutput(); err != nil {
+			t.Errorf("a shell does not parse %q: %s", command, out)
+		}
+		for part := range strings.SplitSeq(strings.ReplaceAll(command, "&&", "|"), "|") {
+			program, _, _ := strings.Cut(strings.TrimSpace(part), " ")
+			if _, err := exec.LookPath(program); err != nil && !slices.Contains(ofOthers, program) {
+				t.Errorf("%q is no command: %v", command, err)
+			}
+		}
+	}
+}
+
+// Commands returns the steps of a repair without their remarks.
+func Commands(repair string) (all []string) {
+	for step := range strings.SplitSeq(repair, "; ") {
+		if _, command, remarked := strings.Cut(step, ": "); remarked {
+			step = command
+		}
+		all = append(all, step)
+	}
+	return all
+}
