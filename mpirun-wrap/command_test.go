@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // If the ranks of a launch fail with the same error, one rank prints it. Each other error is printed too, and all
@@ -63,9 +64,7 @@ func TestOneRankOfPrunPrintsTheError(t *testing.T) {
 	for i := range printed {
 		lines += strings.Count(printed[i].String(), "--personality ompi")
 	}
-	if lines != 1 {
-		t.Errorf("%d ranks print it", lines)
-	}
+	must.Hold(t, lines == 1, "%d ranks print it", lines)
 }
 
 // The help texts fit a terminal of 80 columns, and name every flag.
@@ -76,9 +75,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%s: code %d", name, code)
 		}
 		for line := range strings.Lines(out.String()) {
-			if len(line) > 81 {
-				t.Errorf("%s: a line of %d columns: %s", name, len(line)-1, line)
-			}
+			must.Hold(t, len(line) <= 81, "%s: a line of %d columns: %s", name, len(line)-1, line)
 		}
 		for _, s := range Settings {
 			if name == "mpirun-wrap" && !strings.Contains(out.String(), "\n  --"+s.Flag+" ") {

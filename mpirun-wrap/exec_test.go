@@ -182,9 +182,7 @@ func (r *rank) until(what string, done func() bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeLimit)
 	defer cancel()
 	for !done() {
-		if !wait.Sleep(ctx, time.Millisecond) {
-			r.t.Fatalf("no %s", what)
-		}
+		must.Have(r.t, wait.Sleep(ctx, time.Millisecond), "no %s", what)
 	}
 }
 
@@ -336,9 +334,7 @@ func TestASignalReachesTheProgram(t *testing.T) {
 			if status := r.end(); !status.Signaled() || status.Signal() != signal {
 				t.Errorf("the rank ends with %v", status)
 			}
-			if program.PID != r.cmd.Process.Pid {
-				t.Errorf("the program is pid %d, the wrapper was %d", program.PID, r.cmd.Process.Pid)
-			}
+			must.Equal(t, "the program is pid", program.PID, r.cmd.Process.Pid)
 		})
 	}
 	t.Run("a script with a trap", func(t *testing.T) {
@@ -501,8 +497,6 @@ func TestAWrapperWithTheSetUserIDBit(t *testing.T) {
 		if bit == 0 {
 			want, code = "65534\n", 0
 		}
-		if string(out) != want || cmd.ProcessState.ExitCode() != code {
-			t.Errorf("%s: %q, %v, want %q", name, out, err, want)
-		}
+		must.Hold(t, string(out) == want && cmd.ProcessState.ExitCode() == code, "%s: %q, %v, want %q", name, out, err, want)
 	}
 }

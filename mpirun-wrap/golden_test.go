@@ -35,9 +35,7 @@ const goldens = "testdata/golden.txtar"
 
 func TestGoldens(t *testing.T) {
 	cases := must.Get(txtar.Read(goldens))(t)
-	if len(cases.Files) < 60 {
-		t.Fatalf("only %d cases", len(cases.Files))
-	}
+	must.Have(t, len(cases.Files) >= 60, "only %d cases", len(cases.Files))
 	for _, name := range cases.Names() {
 		t.Run(strings.TrimSuffix(name, ".txt"), func(t *testing.T) {
 			c := readGolden(t, cases.Files[name])
@@ -49,9 +47,7 @@ func TestGoldens(t *testing.T) {
 func readGolden(t *testing.T, content string) goldenCase {
 	head, _, ok := strings.Cut(content, "---\n")
 	lines := strings.Split(head, "\n")
-	if !ok || len(lines) < 3 {
-		t.Fatalf("not a case: %q", content)
-	}
+	must.Have(t, ok && len(lines) >= 3, "not a case: %q", content)
 	field := func(i int, name string) string {
 		value, found := strings.CutPrefix(lines[i], name)
 		if !found {
@@ -191,9 +187,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 // recordedOf returns the recorded environment of a rank in a real launch.
 func recordedOf(t *testing.T, name string, rank, ranks int) []string {
 	blocks := strings.Split(strings.TrimSpace(recorded.Text(t, "launches/"+name)), "\n\n")
-	if len(blocks) != ranks {
-		t.Fatalf("%s has %d ranks, and the case %d", name, len(blocks), ranks)
-	}
+	must.Have(t, len(blocks) == ranks, "%s has %d ranks, and the case %d", name, len(blocks), ranks)
 	lines := strings.Split(blocks[rank], "\n")
 	env := slurm.ParseEnv(lines)
 	if env["SLURM_TASK_PID"] == env["RANK_PID"] { // slurmstepd started this process itself

@@ -105,9 +105,7 @@ func TestNoGPUIsWanted(t *testing.T) {
 			run.Paths, run.Options = paths, Options{Slots: 4, Report: true}
 			got, err := run.prepare()
 			if want != "" {
-				if err == nil || !strings.HasPrefix(err.Error(), want) {
-					t.Errorf("%q in job %d: %v, want %s", list, job, err, want)
-				}
+				must.Hold(t, err != nil && strings.HasPrefix(err.Error(), want), "%q in job %d: %v, want %s", list, job, err, want)
 				continue
 			}
 			if err != nil || !slices.Equal(got[len(got)-2:], []string{"A=b", "CUDA_VISIBLE_DEVICES=" + list}) ||

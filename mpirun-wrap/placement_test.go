@@ -62,9 +62,7 @@ func TestPlacements(t *testing.T) {
 					t.Errorf("rank 0 has %v, want %q", last, c.percent)
 				}
 			}
-			if strings.Join(got, " ") != c.want {
-				t.Errorf("got  %s\nwant %s", strings.Join(got, " "), c.want)
-			}
+			must.Equal(t, "got", strings.Join(got, " "), c.want)
 		})
 	}
 }
@@ -73,9 +71,7 @@ func TestEnvironmentReplacesAndUnsets(t *testing.T) {
 	placement := must.Get(Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: launch.Task{LocalRank: 0, LocalSize: 1}}))(t)
 	got := placement.environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
 	want := "A=1 B= CUDA_VISIBLE_DEVICES=GPU-0 CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/7/0/pipe CUDA_MPS_LOG_DIRECTORY=/run/slurm-mps/jobs/7/0/log"
-	if strings.Join(got, " ") != want {
-		t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)
-	}
+	must.Equal(t, "got", strings.Join(got, " "), want)
 }
 
 func TestNoPlacement(t *testing.T) {
@@ -163,9 +159,8 @@ func TestPrograms(t *testing.T) {
 	} {
 		_, err := lookPath(program, env)
 		var failed *execError
-		if !errors.As(err, &failed) || failed.Code != c.code || err.Error() != c.says {
-			t.Errorf("%s: %v, want %d %s", program, err, c.code, c.says)
-		}
+		must.Hold(t, errors.As(err, &failed) && failed.Code == c.code && err.Error() == c.says,
+			"%s: %v, want %d %s", program, err, c.code, c.says)
 	}
 }
 
@@ -267,8 +262,6 @@ func TestWhoAmI(t *testing.T) {
 			c.set(cmd)
 		}
 		out, _ := cmd.CombinedOutput()
-		if got := strings.TrimSpace(string(out)); got != c.want {
-			t.Errorf("%s: %s\nwant %s", c.name, got, c.want)
-		}
+		must.Equal(t, c.name, strings.TrimSpace(string(out)), c.want)
 	}
 }

@@ -47,9 +47,7 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 		{"", "step0", "waits", 0, true}, {"", "step0", "waits", 1, false},
 		{folder + "/nowhere", "step0", "waits", 0, true}, {folder + "/nowhere", "step0", "waits", 1, false},
 	} {
-		if got := oncePerNode(c.folder, c.launch, c.thing, c.rank); got != c.want {
-			t.Errorf("%+v: %v", c, got)
-		}
+		must.Equal(t, fmt.Sprintf("%+v", c), oncePerNode(c.folder, c.launch, c.thing, c.rank), c.want)
 	}
 	for launch := range 1000 { // the job's file system has few files
 		oncePerNode(folder, fmt.Sprint("step", launch), "waits", 1)
@@ -111,14 +109,10 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 			questions := 0
 			err := placement.waitReady(t.Context(), asked{answer: func(_ context.Context, server int) (string, error) {
 				questions++
-				if server != 829 {
-					t.Errorf("asked for server %d", server)
-				}
+				must.Equal(t, "asked for server", server, 829)
 				return "ACTIVE", nil
 			}}, func(string) { t.Error("the rank waits") }, nil)
-			if err != nil || questions != c.asked {
-				t.Errorf("%v, asked %d times", err, questions)
-			}
+			must.Hold(t, err == nil && questions == c.asked, "%v, asked %d times", err, questions)
 		})
 	}
 }
@@ -136,9 +130,7 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 		return "", fs.ErrNotExist
 	}}, func(what string) { said = append(said, what) }, nil)
 	const want = "waiting up to 30s for the MPS server of GPU-1, which recovers from a fatal GPU error: these processes that it hit are still there: 957 962"
-	if err != nil || len(said) != 1 || said[0] != want {
-		t.Errorf("%v, %q", err, said)
-	}
+	must.Hold(t, err == nil && len(said) == 1 && said[0] == want, "%v, %q", err, said)
 }
 
 func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
@@ -167,8 +159,6 @@ func TestADeadlineInMidQuestion(t *testing.T) {
 			cancel()
 			return "", site.ErrNoAnswer
 		}}, func(string) {}, nil)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("after %q: %v, want %q", first, err, want)
-		}
+		must.Hold(t, err != nil && strings.Contains(err.Error(), want), "after %q: %v, want %q", first, err, want)
 	}
 }

@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -105,9 +106,7 @@ func TestRemark(t *testing.T) {
 		if want := "# rank 0 of 2: " + c.want + "\n"; out.String() != want {
 			t.Errorf("share %s, memory %s:\n got  %s want %s", c.share, c.memory, out.String(), want)
 		}
-		if placement.Remark != c.remark {
-			t.Errorf("share %s under %v %%: %q, want %q", c.share, c.ceiling, placement.Remark, c.remark)
-		}
+		must.Equal(t, fmt.Sprintf("share %s under %v %%", c.share, c.ceiling), placement.Remark, c.remark)
 	}
 }
 
@@ -118,7 +117,5 @@ func TestWhyAPart(t *testing.T) {
 	ticket.Devices[0].MemoryMiB, ticket.Part = 143771, lease.Part{Gres: lease.GresShard, Count: 4}
 	placement, err := Place(ticket, Rank{Task: launch.Task{LocalSize: 1, Source: "test"}, Shards: 1, Options: Options{Verbose: true}})
 	want := "part 25 % of the GPU by gres/shard, SLURM_SHARDS_ON_NODE=1: at most 32 SMs"
-	if err != nil || !slices.Contains(placement.Why, want) {
-		t.Errorf("%q, %v, want %s", placement, err, want)
-	}
+	must.Hold(t, err == nil && slices.Contains(placement.Why, want), "%q, %v, want %s", placement, err, want)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // hold is the policy's hold in the tests of this file.
@@ -74,17 +75,11 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 			if took := time.Since(began); waited != took || took < c.want || took > c.want+roomPause {
 				t.Errorf("%s: %v, and it says %v, want %v", c.name, took, waited, c.want)
 			}
-			if len(lines) != c.lines {
-				t.Errorf("%s: %q", c.name, lines)
-			}
+			must.Equal(t, fmt.Sprintf("%s: %q", c.name, lines), len(lines), c.lines)
 			more := (min(until+c.back, hold) - tellRoom).Round(time.Second)
 			want := fmt.Sprintf("waiting for GPU 3: 2 ranks that ended may have work there (%v more at most)", more)
-			if c.lines > 0 && len(lines) > 0 && lines[0] != want {
-				t.Errorf("%s: %q", c.name, lines)
-			}
-			if c.want == 0 && reads != 1 {
-				t.Errorf("%s: %d reads", c.name, reads)
-			}
+			must.Hold(t, c.lines <= 0 || len(lines) <= 0 || lines[0] == want, "%s: %q", c.name, lines)
+			must.Hold(t, c.want != 0 || reads == 1, "%s: %d reads", c.name, reads)
 		})
 	}
 }
@@ -96,9 +91,7 @@ func TestARankWaitsNoLongerThanHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		read := func() (lease.Room, error) {
-			if time.Since(began) > time.Hour {
-				t.Fatal("it waits without end")
-			}
+			must.Have(t, time.Since(began) <= time.Hour, "it waits without end")
 			return lease.Room{GPUs: []lease.FullGPU{{Minor: 3, Dead: 1, Until: time.Now().Add(hold)}}}, nil
 		}
 		if waited := on(3).waitRoom(t.Context(), read, nil); waited < hold || waited > hold+roomPause {
@@ -156,9 +149,8 @@ func TestHowLongARankWaitsForAServer(t *testing.T) {
 				return "FAULT", nil
 			}}, func(string) {}, nil)
 			took, longest := time.Since(began), min(c.want+3*longestPause, 30*time.Second)
-			if (err == nil) != (c.want < recovery) || took < c.want || took > longest {
-				t.Errorf("%s: %v after %v", c.name, err, took)
-			}
+			must.Hold(t, (err == nil) == (c.want < recovery) && took >= c.want && took <= longest,
+				"%s: %v after %v", c.name, err, took)
 		})
 	}
 }

@@ -89,9 +89,7 @@ func TestATaskWaitsForRoom(t *testing.T) {
 			const line = "print slurm-mps: waited 3s for ranks that ended and may have work on the GPU\n"
 			printed := out.String()
 			placed := strings.Contains(printed, "export CUDA_MPS_PIPE_DIRECTORY=")
-			if strings.Contains(printed, line) != c.says || !placed {
-				t.Errorf("%s: it prints %s", c.name, printed)
-			}
+			must.Hold(t, strings.Contains(printed, line) == c.says && placed, "%s: it prints %s", c.name, printed)
 		})
 	}
 }
@@ -122,9 +120,7 @@ func TestRanksWaitForRoom(t *testing.T) {
 		for rank := range printed {
 			lines += strings.Count(printed[rank].String(), line)
 		}
-		if lines != 1 {
-			t.Errorf("%d ranks print that they wait", lines)
-		}
+		must.Hold(t, lines == 1, "%d ranks print that they wait", lines)
 	})
 }
 

@@ -68,9 +68,7 @@ func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
 			}
 		}
 	}
-	if faults != 5 {
-		t.Errorf("%d faults are recorded, want 5", faults)
-	}
+	must.Hold(t, faults == 5, "%d faults are recorded, want 5", faults)
 }
 
 type stamped struct {
@@ -81,10 +79,7 @@ type stamped struct {
 // logOf returns a section's lines of the server's log, and the time when the victim was killed.
 func logOf(t *testing.T, section string) (lines []stamped, kill time.Time) {
 	t.Helper()
-	clock := func(text string) time.Time {
-		at := must.Get(time.Parse("15:04:05.999999", text))(t)
-		return at
-	}
+	clock := func(text string) time.Time { return must.Get(time.Parse("15:04:05.999999", text))(t) }
 	for line := range strings.Lines(section) {
 		line = strings.TrimSuffix(line, "\n")
 		if words := killedAt.FindStringSubmatch(line); words != nil {

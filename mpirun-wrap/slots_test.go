@@ -157,9 +157,7 @@ func TestSlotsOfAnotherNumber(t *testing.T) {
 		{"--slots=4 --slots-wait=5", `mpirun-wrap: cannot read --slots-wait: it is "5": want a time like 30s or 10m, or 0`},
 		{"--slots=4 --local-rank=0 --local-size=2", "mpirun-wrap: cannot take a slot: --local-rank gives the process its place: leave out --slots or --local-rank"},
 	} {
-		if got := m.run(c.flags, where); got != c.want {
-			t.Errorf("%s: %q, want %q", c.flags, got, c.want)
-		}
+		must.Equal(t, c.flags, m.run(c.flags, where), c.want)
 	}
 }
 
@@ -308,21 +306,13 @@ func TestSlotsInAPIDNamespace(t *testing.T) {
 func TestProcessesWithoutSlots(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
-	if got := m.run("", "true"); got != "" {
-		t.Errorf("the first process prints %s", got)
-	}
-	if got := m.run("", `$WRAP true; true`); got != "" {
-		t.Errorf("the second process, with a child, prints %s", got)
-	}
+	must.Equal(t, "the first process prints", m.run("", "true"), "")
+	must.Equal(t, "the second process, with a child, prints", m.run("", `$WRAP true; true`), "")
 	first, _ := m.start("", where)
 	const want = "mpirun-wrap: another process of this job runs on the same GPU, and each has the whole share: " +
 		"to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"
-	if got := m.run("", "true"); got != want {
-		t.Errorf("the process beside it prints %s", got)
-	}
-	if got := m.run("", "true"); got != "" {
-		t.Errorf("the next process prints the message again: %s", got)
-	}
+	must.Equal(t, "the process beside it prints", m.run("", "true"), want)
+	must.Equal(t, "the next process prints the message again", m.run("", "true"), "")
 	first.in.Close()
 }
 
@@ -335,24 +325,16 @@ func TestSlotsBesideNoSlots(t *testing.T) {
 			t.Parallel()
 			m := newMembers(t, 1)
 			first, line := m.start(flags[0], where)
-			if strings.HasPrefix(line, "mpirun-wrap") {
-				t.Errorf("the first one prints %s", line)
-			}
-			if got := m.run(flags[1], "true"); got != mixed {
-				t.Errorf("the second one prints %q, want %s", got, mixed)
-			}
+			must.Hold(t, !strings.HasPrefix(line, "mpirun-wrap"), "the first one prints %s", line)
+			must.Equal(t, "the second one prints", m.run(flags[1], "true"), mixed)
 			first.in.Close()
 			_ = first.cmd.Wait()
-			if got := m.run(flags[1], "true"); got != "" {
-				t.Errorf("a process alone prints %s", got)
-			}
+			must.Equal(t, "a process alone prints", m.run(flags[1], "true"), "")
 		})
 	}
 	t.Run("in a slot", func(t *testing.T) {
 		t.Parallel()
-		if got := newMembers(t, 1).run("--slots=4", "exec $WRAP -- true"); got != "" {
-			t.Errorf("prints %s", got)
-		}
+		must.Equal(t, "prints", newMembers(t, 1).run("--slots=4", "exec $WRAP -- true"), "")
 	})
 }
 
@@ -360,19 +342,13 @@ func TestSlotsBesideNoSlots(t *testing.T) {
 func TestMoreSlotsThanRanks(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
-	if got := m.run("--slots=8", "true"); got != "" {
-		t.Errorf("a process alone prints %s", got)
-	}
+	must.Equal(t, "a process alone prints", m.run("--slots=8", "true"), "")
 	m.env = append(m.env, "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=4", "OMPI_COMM_WORLD_RANK=0",
 		"OMPI_COMM_WORLD_SIZE=4")
 	const want = "mpirun-wrap: --slots=8 is more than the 4 ranks of this step on the node: if no other step takes " +
 		"the rest, a part of the GPUs stays unused: leave out --slots"
-	if got := m.run("--slots=8", "true"); got != want {
-		t.Errorf("prints %q, want %q", got, want)
-	}
-	if got := m.run("--slots=4", "true"); got != "" {
-		t.Errorf("as many slots as ranks: %s", got)
-	}
+	must.Equal(t, "prints", m.run("--slots=8", "true"), want)
+	must.Equal(t, "as many slots as ranks", m.run("--slots=4", "true"), "")
 }
 
 // Members are killed at any moment, from their start to after their end: no slot is lost, and none has two holders.

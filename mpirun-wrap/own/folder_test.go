@@ -149,8 +149,6 @@ func TestIsLocal(t *testing.T) {
 		unix.EXT4_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true, 0x2fc12fc1: true, unix.NFS_SUPER_MAGIC: false,
 		unix.BTRFS_SUPER_MAGIC: true, int64(int32(-0x6edc97c2)): true, // btrfs where the number is signed
 	} {
-		if got := isLocal(kind); got != want {
-			t.Errorf("%#x: %v", kind, got)
-		}
+		must.Equal(t, fmt.Sprintf("%#x", kind), isLocal(kind), want)
 	}
 }

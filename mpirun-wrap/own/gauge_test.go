@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,9 +65,7 @@ func TestIdleOnlyAfterALongSample(t *testing.T) {
 	} {
 		s.takeOne(0, c.reads+", 10, 20", began.Add(c.after))
 		samples := s.gpus[0].Samples
-		if got := samples[len(samples)-1].Percent; got != c.want {
-			t.Errorf("after %v: %d, want %d", c.after, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("after %v", c.after), samples[len(samples)-1].Percent, c.want)
 	}
 	for _, unknown := range []string{"[N/A], 10, 20", "3, 10", "3, 10, 20, 30"} {
 		s.takeOne(1, "3, 10, 20", began)

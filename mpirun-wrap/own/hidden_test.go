@@ -52,7 +52,5 @@ func TestHiddenBy(t *testing.T) {
 			}
 		})
 	}
-	if why := hiddenBy(""); why != "" {
-		t.Errorf("a program that is not found: %s", why)
-	}
+	must.Equal(t, "a program that is not found", hiddenBy(""), "")
 }

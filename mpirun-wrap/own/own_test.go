@@ -44,9 +44,7 @@ func TestKey(t *testing.T) {
 	name := func(env []string, task launch.Task) string {
 		t.Helper()
 		s := must.Get(newStep(root, env, task, launch.Binding{}))(t)
-		if len(s.key) != 16 {
-			t.Errorf("the folder's name is %s", s.key)
-		}
+		must.Equal(t, fmt.Sprintf("the folder's name is %s", s.key), len(s.key), 16)
 		return s.key
 	}
 	ours := name(base, first)
@@ -56,9 +54,7 @@ func TestKey(t *testing.T) {
 		"the same GPUs, no list": name(base[:2], first),
 		"another order of GPUs":  name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=1,0"}, first),
 	} {
-		if same != ours {
-			t.Errorf("%s: %s, want %s", what, same, ours)
-		}
+		must.Equal(t, what, same, ours)
 	}
 	seen := map[string]string{ours: "the first rank"}
 	for what, other := range map[string]string{
@@ -70,9 +66,7 @@ func TestKey(t *testing.T) {
 		"one GPU":         name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=0"}, first),
 		"the other GPU":   name([]string{base[0], base[1], "CUDA_VISIBLE_DEVICES=1"}, first),
 	} {
-		if seen[other] != "" {
-			t.Errorf("%s has the folder of %s", what, seen[other])
-		}
+		must.Equal(t, fmt.Sprintf("%s has the folder of", what), seen[other], "")
 		seen[other] = what
 	}
 }
@@ -186,9 +180,7 @@ func TestSignalsOfAStep(t *testing.T) {
 	cmd.Env = append(os.Environ(), "IGNORE=1")
 	status, err := cmd.Output()
 	_, mask, found := strings.Cut(string(status), "SigIgn:\t")
-	if err != nil || !found {
-		t.Fatalf("%v: %s", err, status)
-	}
+	must.Have(t, err == nil && found, "%v: %s", err, status)
 	ignored := must.Get(strconv.ParseUint(strings.Fields(mask)[0], 16, 64))(t)
 	for from, signals := range map[string][]syscall.Signal{
 		"a terminal":              {unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP},
@@ -197,9 +189,7 @@ func TestSignalsOfAStep(t *testing.T) {
 		"a reader that has ended": {unix.SIGPIPE},
 	} {
 		for _, signal := range signals {
-			if ignored&(1<<(signal-1)) == 0 {
-				t.Errorf("%v of %s ends the keeper", signal, from)
-			}
+			must.Hold(t, ignored&(1<<(signal-1)) != 0, "%v of %s ends the keeper", signal, from)
 		}
 	}
 }
@@ -212,7 +202,5 @@ func TestWhatAGuardGets(t *testing.T) {
 	smi := filepath.Join(t.TempDir(), "nvidia-smi")
 	must.OK(t, os.WriteFile(smi, nil, 0o755))
 	unset := testproc.Unset(k.options(slurm.Env{"PATH": filepath.Dir(smi)}))
-	if got := strings.Join(unset, " "); got != "SLUID NameOf Log Recorder Raised" {
-		t.Errorf("not set: %s", got)
-	}
+	must.Equal(t, "not set", strings.Join(unset, " "), "SLUID NameOf Log Recorder Raised")
 }

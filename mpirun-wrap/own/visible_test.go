@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -22,9 +23,8 @@ func TestVisible(t *testing.T) {
 		for _, d := range shown {
 			uuids = append(uuids, d.UUID)
 		}
-		if fmt.Sprint(uuids) != want || (err != nil) != (want == "[]") {
-			t.Errorf("%q: %v, %v; want %s", list, uuids, err, want)
-		}
+		must.Hold(t, fmt.Sprint(uuids) == want && (err != nil) == (want == "[]"),
+			"%q: %v, %v; want %s", list, uuids, err, want)
 	}
 }
 

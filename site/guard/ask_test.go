@@ -116,17 +116,13 @@ func TestALateAnswerEndsNoThread(t *testing.T) {
 		children = append(children, stat.Process)
 		unix.Close(fds[1])
 		for began := time.Now(); a.unanswered() > 0; { // without a sleep, which would let another thread continue
-			if time.Since(began) > soon {
-				t.Fatal("the question does not return")
-			}
+			must.Have(t, time.Since(began) <= soon, "the question does not return")
 		}
 		unix.Close(fds[0])
 	}
 	time.Sleep(50 * time.Millisecond)
 	for _, child := range children {
-		if !child.Running() {
-			t.Error("a child has ended with the thread that started it")
-		}
+		must.Hold(t, child.Running(), "a child has ended with the thread that started it")
 	}
 }
 
@@ -210,9 +206,7 @@ func TestPidfdsAtTheLimit(t *testing.T) {
 	}
 	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	again, err := r.kernel.pidfd(os.Getpid())
-	if err != nil || again != first {
-		t.Errorf("%d, %v: want %d, because none is left open", again, err, first)
-	}
+	must.Hold(t, err == nil && again == first, "%d, %v: want %d, because none is left open", again, err, first)
 	unix.Close(again)
 }
 
@@ -245,13 +239,9 @@ func TestEnded(t *testing.T) {
 	r := stillGuard(t, 0)
 	self := must.Get(proc.Current())(t)
 	reused, none := proc.Process{PID: self.PID, Start: 1}, proc.Process{PID: 1 << 22, Start: 1}
-	if r.kernel.ended(self) || !r.kernel.ended(reused) || !r.kernel.ended(none) {
-		t.Error("wrong")
-	}
+	must.Hold(t, !r.kernel.ended(self) && r.kernel.ended(reused) && r.kernel.ended(none), "wrong")
 	until := make(chan struct{})
 	defer close(until)
 	_ = r.kernel.asks.hangs(self.PID, until)
-	if r.kernel.ended(proc.Process{PID: self.PID, Start: 1}) {
-		t.Error("a process that does not answer counts as ended")
-	}
+	must.Hold(t, !r.kernel.ended(proc.Process{PID: self.PID, Start: 1}), "a process that does not answer counts as ended")
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // machine is a guard's budget with a clock and a processor time of its own.
@@ -51,9 +52,8 @@ func TestScansThatFindNothing(t *testing.T) {
 		if count := m.scans(time.Minute); count > 60*1000/share/guards+1 {
 			t.Errorf("%d guards: %d scans a minute", guards, count)
 		}
-		if m.own.spent > 0 || !m.mayPause(m.now) || m.calm(m.now).After(m.now) {
-			t.Error("what a stranger does delays the job's own")
-		}
+		must.Hold(t, m.own.spent <= 0 && m.mayPause(m.now) && !m.calm(m.now).After(m.now),
+			"what a stranger does delays the job's own")
 	}
 	monitor := newMachine(48, 1, 1)
 	for second := range 60 {
@@ -71,9 +71,7 @@ func TestScansAroundAStart(t *testing.T) {
 	m := newMachine(48, 1, 1)
 	m.strangers = account{time.Minute, m.now}
 	line := m.now
-	if m.allow(line) != line || m.scans(scanningFor) < frequent {
-		t.Error("a line does not make scans frequent")
-	}
+	must.Hold(t, m.allow(line) == line && m.scans(scanningFor) >= frequent, "a line does not make scans frequent")
 	if m.scans(0); m.allow(line.Add(linesEvery-1)) != line.Add(linesEvery) || m.allow(line.Add(linesEvery-1)) != line.Add(linesEvery) {
 		t.Error("a user's lines make scans frequent all the time, or a client's line is lost")
 	}
@@ -160,9 +158,8 @@ func TestNoRestIsLongerThanAnAnswerIsAwaited(t *testing.T) {
 			t.Fatalf("a rest of %v", rest)
 		}
 	}
-	if 2*maxRest > usageStart || 2*maxRest > usageAge {
-		t.Errorf("an answer that comes in a rest of %v is read too late", maxRest)
-	}
+	must.Hold(t, 2*maxRest <= usageStart && 2*maxRest <= usageAge,
+		"an answer that comes in a rest of %v is read too late", maxRest)
 }
 
 // What openings and lines cost is charged with the scan that follows, also the events that are read before it.
@@ -222,9 +219,7 @@ func TestTheDriversTimeIsNotTheJobs(t *testing.T) {
 	if asked := ask(time.Minute); time.Duration(asked)*question > time.Minute/gaugeShare+question {
 		t.Errorf("%d questions of %v a minute", asked, question)
 	}
-	if m.own.spent > 0 || m.strangers.spent > 0 || !m.mayPause(m.now) {
-		t.Error("the questions delay the guard")
-	}
+	must.Hold(t, m.own.spent <= 0 && m.strangers.spent <= 0 && m.mayPause(m.now), "the questions delay the guard")
 }
 
 // The time in which files are closed, and that of a gpu-usage that has ended, are not in the guard's account.

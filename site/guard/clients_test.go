@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,19 +18,12 @@ import (
 // The kernel closes a killed process's files from the highest descriptor down, so a memory file lies above all control
 // files.
 func TestAboveControl(t *testing.T) {
-	open := func() int {
-		fd := must.Get(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
-		return fd
-	}
+	open := func() int { return must.Get(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t) }
 	low, control, high := open(), open(), open()
 	c := &client{files: []*file{{fd: control, kind: controlFile}, {fd: low, kind: memoryFile}}}
-	if got := aboveControl(c, high); got != high {
-		t.Errorf("a descriptor above the control file is moved from %d to %d", high, got)
-	}
+	must.Equal(t, "a descriptor above the control file is moved from", aboveControl(c, high), high)
 	got := aboveControl(c, low)
-	if got <= control {
-		t.Errorf("control file %d, memory file %d", control, got)
-	}
+	must.Hold(t, got > control, "control file %d, memory file %d", control, got)
 	if _, err := unix.FcntlInt(uintptr(low), unix.F_GETFD, 0); err != unix.EBADF {
 		t.Errorf("the lower descriptor is still open: %v", err)
 	}
@@ -66,9 +60,8 @@ func TestTheOrderOfDuplicates(t *testing.T) {
 			memory = min(memory, f.fd)
 		}
 	}
-	if control == 0 || memory < control {
-		t.Errorf("the highest control file is %d, the lowest memory file %d", control, memory)
-	}
+	must.Hold(t, control != 0 && memory >= control,
+		"the highest control file is %d, the lowest memory file %d", control, memory)
 }
 
 func TestMemoryGroup(t *testing.T) {
@@ -83,9 +76,7 @@ func TestMemoryGroup(t *testing.T) {
 		{"4:memory\n", ""},
 		{"0::/../../etc\n", "/etc"}, // outside of the mount: hostShort reads no such folder
 	} {
-		if got := k.memoryGroup(proc.ParseGroups(c.groups)); got != c.want {
-			t.Errorf("%q: %q, want %q", c.groups, got, c.want)
-		}
+		must.Equal(t, c.groups, k.memoryGroup(proc.ParseGroups(c.groups)), c.want)
 	}
 }
 
@@ -98,9 +89,7 @@ func TestShortMemory(t *testing.T) {
 		{64 * gib, 0, 0, false}, {64 * gib, 63 * gib, 0, false}, {64 * gib, 63*gib + 1, 0, true}, {64 * gib, 65 * gib, 0, true},
 		{64 * gib, 60 * gib, 4 * gib, false}, {64 * gib, 60 * gib, 4*gib + 1, true},
 	} {
-		if got := (&memory{limit: c.limit, used: c.used, limited: true}).short(c.needed); got != c.want {
-			t.Errorf("%+v: %v", c, got)
-		}
+		must.Equal(t, fmt.Sprintf("%+v", c), (&memory{limit: c.limit, used: c.used, limited: true}).short(c.needed), c.want)
 	}
 }
 

@@ -30,9 +30,7 @@ func TestTheStartOfAGuardThatDoesNotEnd(t *testing.T) {
 	}()
 	select {
 	case err := <-started:
-		if err == nil || !strings.HasSuffix(err.Error(), "cannot start guard of job 7: it is held") {
-			t.Errorf("%v", err)
-		}
+		must.Hold(t, err != nil && strings.HasSuffix(err.Error(), "cannot start guard of job 7: it is held"), "%v", err)
 	case <-time.After(time.Minute):
 		t.Error("no answer within a minute")
 	}

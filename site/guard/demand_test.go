@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard/pause"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // counting is a guard of two GPUs with random clients: living and dead, forks, with and without known GPUs, and with
@@ -122,9 +123,8 @@ func TestTheCountsOfATurn(t *testing.T) {
 					newer = newer || other.opened.After(c.died)
 				}
 			}
-			if s.neighbours != (neighbours > 0) || s.newer != newer {
-				t.Fatalf("trial %d: %+v: want %d neighbours, newer %v", trial, s, neighbours, newer)
-			}
+			must.Have(t, s.neighbours == (neighbours > 0) && s.newer == newer,
+				"trial %d: %+v: want %d neighbours, newer %v", trial, s, neighbours, newer)
 			g.countDead(c, -1)
 			g.dead = g.dead[:len(g.dead)-1]
 		}
@@ -136,9 +136,7 @@ func TestTheCountsOfATurn(t *testing.T) {
 func TestATurnBeside1400Clients(t *testing.T) {
 	few, many := fastestTurn(t, 125, 50), fastestTurn(t, 1000, 400)
 	t.Log(few, many)
-	if many > 24*few {
-		t.Errorf("a turn takes %v, and %v with an eighth of the clients", many, few)
-	}
+	must.Hold(t, many <= 24*few, "a turn takes %v, and %v with an eighth of the clients", many, few)
 }
 
 // fastestTurn returns the time of the fastest of some turns with so many clients.

@@ -27,13 +27,9 @@ func newEvents(t *testing.T) *events {
 func TestEventsWithoutDescriptors(t *testing.T) {
 	next := mayOpen(t, 1)
 	_, err := openEvents()
-	if err == nil || err.Error() != "cannot wait for events: too many open files" {
-		t.Errorf("%v", err)
-	}
+	must.Hold(t, err != nil && err.Error() == "cannot wait for events: too many open files", "%v", err)
 	again, err := unix.Dup(0)
-	if err != nil || again != next {
-		t.Errorf("descriptor %d, %v, want %d", again, err, next)
-	}
+	must.Hold(t, err == nil && again == next, "descriptor %d, %v, want %d", again, err, next)
 	unix.Close(again)
 }
 

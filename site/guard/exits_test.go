@@ -4,6 +4,7 @@ package guard
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -175,9 +176,7 @@ func TestOthersDoNotFillTheConnector(t *testing.T) {
 	reap()
 	e.noted(t, pid, "status 4")
 	e.noted(t, many.Process.Pid, "status 0")
-	if len(e.seen) != 2 {
-		t.Errorf("seen: %v", e.seen)
-	}
+	must.Equal(t, fmt.Sprintf("seen: %v", e.seen), len(e.seen), 2)
 	e.follow(nil, nil)
 	if len(e.seen) > 0 {
 		t.Errorf("a process that is no client any more is known: %v", e.seen)
@@ -232,9 +231,7 @@ func TestAForgedMessage(t *testing.T) {
 	must.OK(t, unix.Sendto(fd, m, 0, to))
 	var peeked [messageSize]byte
 	n, _, err := unix.Recvfrom(e.connector, peeked[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	if err != nil || n != messageSize {
-		t.Fatalf("the message has not come: %d, %v", n, err)
-	}
+	must.Have(t, err == nil && n == messageSize, "the message has not come: %d, %v", n, err)
 	if e.drain(); len(e.seen) > 0 {
 		t.Errorf("seen: %v", e.seen)
 	}
@@ -273,18 +270,14 @@ func TestAMessageThatComesLate(t *testing.T) {
 			t.Errorf("late %v: %q, in order %v", late, d.exit, d.inOrder)
 		}
 		r.exits.follow(nil, r.dead)
-		if len(r.exits.seen) > 0 {
-			t.Error("a settled client is followed on")
-		}
+		must.Hold(t, len(r.exits.seen) <= 0, "a settled client is followed on")
 	}
 }
 
 func TestAtLeast(t *testing.T) {
 	for release, want := range map[string]bool{"6.15.0": true, "6.18.44-fc": true, "7.0": true,
 		"6.8.0-40-generic": false, "4.18.0-553.el8_10.x86_64": false, "": false} {
-		if atLeast(release, 6, 15) != want {
-			t.Errorf("%q: %v", release, !want)
-		}
+		must.Equal(t, fmt.Sprintf("%q: %v", release, !want), atLeast(release, 6, 15), want)
 	}
 }
 
@@ -348,9 +341,7 @@ func TestAForkWithoutItsFirstThread(t *testing.T) {
 	r := stillGuard(t, 0)
 	c := r.withoutFirst(opens + "sleep 60 & " + waits)
 	children := proc.Children(c.Process.Pid)
-	if len(children) != 1 {
-		t.Fatalf("children: %v", children)
-	}
+	must.Have(t, len(children) == 1, "children: %v", children)
 	t.Cleanup(func() { _ = unix.Kill(children[0], unix.SIGKILL) })
 	for stat, err := proc.ReadStat(children[0]); stat.State != 'Z'; stat, err = proc.ReadStat(children[0]) {
 		must.OK(t, err)
@@ -405,9 +396,8 @@ func TestAClientWithoutItsFirstThreadOnAnOlderKernel(t *testing.T) {
 	}
 	state := r.Guard.state
 	want := []lease.Unguarded{{Cause: errThread.Error(), Processes: 1}}
-	if len(r.living) > 0 || state.Unheld != 0 || !slices.Equal(state.Unguarded, want) || tries != 1 {
-		t.Errorf("%+v, %d tries", state, tries)
-	}
+	must.Hold(t, len(r.living) <= 0 && state.Unheld == 0 && slices.Equal(state.Unguarded, want) && tries == 1,
+		"%+v, %d tries", state, tries)
 	c.kill()
 	if files := testproc.OpenBelow(r.folder); len(files) > 0 {
 		t.Errorf("open: %q", files)

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/guard/pause"
+	"github.com/slurm-mps/slurm-mps/site/guard/take"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
@@ -147,9 +149,7 @@ func (r *testGuard) reports(what string, is func(lease.GuardState) bool) {
 		if is(s) {
 			return
 		}
-		if time.Since(began) > soon {
-			r.t.Fatalf("%s: %+v", what, s)
-		}
+		must.Have(r.t, time.Since(began) <= soon, "%s: %+v", what, s)
 	}
 }
 
@@ -510,9 +510,7 @@ func (r *testGuard) answered(ask func()) {
 		a.returned.Store(false)
 		ask()
 		for silent() {
-			if time.Now().After(end) {
-				r.t.Fatal("a process does not answer")
-			}
+			must.Have(r.t, !time.Now().After(end), "a process does not answer")
 			time.Sleep(time.Millisecond)
 		}
 		if !a.returned.Load() {
@@ -613,9 +611,7 @@ func TestAGuardIsNoClient(t *testing.T) {
 	self := must.Get(os.Executable())(t)
 	c := r.child("GUARD_TEST_OPENS=1 exec " + self + " -test.run=TestAGuardIsNoClient")
 	r.scanOne(c.Process.Pid)
-	if len(r.living) != 0 {
-		t.Errorf("taken: %+v", r.living)
-	}
+	must.Equal(t, fmt.Sprintf("taken: %+v", r.living), len(r.living), 0)
 }
 
 // A server is a child of one of the job's daemons. A process of another user does not belong to the job.
@@ -644,9 +640,7 @@ func TestAServerThatIsKnownLate(t *testing.T) {
 	r.Daemons = func() []proc.Process { return []proc.Process{early.Process} }
 	server := r.child(opens + waits).Process.Pid
 	r.scanOne(server)
-	if r.living[server] == nil {
-		t.Fatal("it is known to be a server, so this test is of no use")
-	}
+	must.Have(t, r.living[server] != nil, "it is known to be a server, so this test is of no use")
 	r.Daemons = func() []proc.Process { return []proc.Process{self} }
 	at := time.Now().Add(verifyAfter)
 	if r.verifyClients(at); r.scans.next.After(at) {
@@ -697,4 +691,38 @@ func TestTheLogIsBounded(t *testing.T) {
 	if lines != maxLines || r.Guard.state.Released[holdOver] != 10*maxLines {
 		t.Errorf("%d lines, state %+v", lines, r.Guard.state)
 	}
+}
+
+// takerLine and pauserLine run this test's own program as a taker and as a process that pauses.
+var takerLine, pauserLine = []string{"/proc/self/exe", "--take"}, []string{"/proc/self/exe", "--pause"}
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		var err error
+		switch os.Args[1] {
+		case "--take":
+			err = take.Run(0)
+		case "--pause":
+			var limit time.Duration
+			if limit, err = time.ParseDuration(os.Args[2]); err == nil {
+				err = pause.Run(limit)
+			}
+		case "--count":
+			testproc.Count()
+		case "--refuse":
+			refuse()
+		case "--job":
+			heldGuard()
+		case "--trace":
+			err = trace(os.Args[2])
+		default:
+			os.Exit(m.Run())
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
 }

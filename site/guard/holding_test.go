@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -55,9 +56,8 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 			g.living[one.beside.proc.PID] = one.beside
 		}
 		s := g.counted(now).situation(c, now)
-		if s.neighbours != one.neighbours || s.newer != one.newer || s.age != time.Minute || s.short {
-			t.Errorf("%s: %+v", one.name, s)
-		}
+		must.Hold(t, s.neighbours == one.neighbours && s.newer == one.newer && s.age == time.Minute && !s.short,
+			"%s: %+v", one.name, s)
 	}
 	g := &Guard{Options: Options{GuardSettings: lease.GuardSettings{Clients: 48}}, dead: []*client{c}}
 	for _, short := range []bool{true, false} {
@@ -116,9 +116,7 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 		{"gpu-usage does not start", usages{starting: true}, usageStart, false},
 		{"gpu-usage was started late", usages{starting: true, started: died.Add(time.Second)}, usageStart, true},
 	} {
-		if got := one.u.pending(c, died.Add(one.after)); got != one.want {
-			t.Errorf("%s: %v", one.name, got)
-		}
+		must.Equal(t, one.name, one.u.pending(c, died.Add(one.after)), one.want)
 	}
 }
 
@@ -162,9 +160,7 @@ func TestAnEndThatIsNotKnown(t *testing.T) {
 		{exitStatus{0, true}, true}, {exitStatus{0, false}, false}, {exitStatus{9, true}, false},
 		{exitStatus{1 << 8, true}, false}, {exitStatus{0x8b, true}, false},
 	} {
-		if got := c.s.inOrder(); got != c.want {
-			t.Errorf("%+v: in order %v", c.s, got)
-		}
+		must.Equal(t, fmt.Sprintf("%+v: in order", c.s), c.s.inOrder(), c.want)
 	}
 }
 
@@ -295,9 +291,7 @@ func TestRoomsOnASlowDisk(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if len(saved) != 2 || saved[0].GPUs[0].Minor != 0 || saved[1].GPUs[0].Minor != 3 {
-			t.Errorf("saved: %+v", saved)
-		}
+		must.Hold(t, len(saved) == 2 && saved[0].GPUs[0].Minor == 0 && saved[1].GPUs[0].Minor == 3, "saved: %+v", saved)
 		if r.end(); len(saved) != 3 || len(saved[2].GPUs) != 0 {
 			t.Errorf("at the end: %+v", saved)
 		}
@@ -402,9 +396,7 @@ func TestWhoIsAdmitted(t *testing.T) {
 	} {
 		g := Guard{Options: Options{Job: 7, SLUID: "sB9NM830BDDR00", UID: 2001, Record: &notes{members: []string{"9", "sEKNKTV3WPV509"}}}}
 		status := proc.Status{UIDs: [4]uint32{0, uint32(2001 + c.uid), 0, 0}}
-		if ours := g.ours(status, witness.JobsOf(proc.ParseGroups(c.groups))); ours != c.want {
-			t.Errorf("%s: %v", c.name, ours)
-		}
+		must.Equal(t, c.name, g.ours(status, witness.JobsOf(proc.ParseGroups(c.groups))), c.want)
 	}
 }
 
@@ -470,9 +462,7 @@ func TestTheKernelsThreadsAreReadOnce(t *testing.T) {
 			threads++
 		}
 	}
-	if r.ofRoot[child.Process.Pid] || r.ofRoot[os.Getpid()] {
-		t.Error("a process is taken for a thread of the kernel")
-	}
+	must.Hold(t, !r.ofRoot[child.Process.Pid] && !r.ofRoot[os.Getpid()], "a process is taken for a thread of the kernel")
 	if name, _ := proc.Name(kthreadd); name == "kthreadd" && threads == 0 {
 		t.Errorf("none of %d processes of root is a thread of the kernel", len(r.ofRoot))
 	}
@@ -514,9 +504,8 @@ func TestAProcessOutsideOfMPS(t *testing.T) {
 		r.answered(func() { r.verifyOne(is, servers, now.Add(verifyAgain)) })
 		r.awaitResults(soon, func() bool { return r.Guard.state.OutsideSeen > 0 })
 		state := r.Guard.state
-		if state.OutsideSeen != 1 || len(state.Outside) != 1 || state.Outside[0].Proc.PID != cmd.Process.Pid {
-			t.Errorf("%d pipes: %+v", c.pipes, state)
-		}
+		must.Hold(t, state.OutsideSeen == 1 && len(state.Outside) == 1 && state.Outside[0].Proc.PID == cmd.Process.Pid,
+			"%d pipes: %+v", c.pipes, state)
 	}
 }
 

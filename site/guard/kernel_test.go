@@ -58,9 +58,8 @@ func TestADeviceIsKnownByItsNumber(t *testing.T) {
 	c := r.child("exec 4<nvidiactl 5<" + elsewhere + "/container 6<" + elsewhere + "/other 7</dev/full; " + waits)
 	r.kernel.findDevices()
 	got, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
-	if err != nil || !slices.Equal(got.memory, []int{5, 7}) || !slices.Equal(got.control, []int{4}) {
-		t.Errorf("%+v, %v", got, err)
-	}
+	must.Hold(t, err == nil && slices.Equal(got.memory, []int{5, 7}) && slices.Equal(got.control, []int{4}),
+		"%+v, %v", got, err)
 	r.scanOne(c.Process.Pid)
 	if c := r.living[c.Process.Pid]; c == nil || len(c.files) != 3 {
 		t.Errorf("held: %+v", c)
@@ -75,9 +74,8 @@ func TestADescriptorThatChanges(t *testing.T) {
 	c := r.child("exec 5<nvidiactl 6<" + other + " 7<nvidia-uvm; " + waits)
 	r.take(c.Process.Pid, opened{thread: c.Process.Pid, control: []int{5, 7}, memory: []int{5, 6, 7, 99}}, false)
 	held := r.living[c.Process.Pid]
-	if held == nil || len(held.files) != 2 || held.files[0].number != 5 || held.files[1].number != 7 {
-		t.Fatalf("held: %+v", held)
-	}
+	must.Have(t, held != nil && len(held.files) == 2 && held.files[0].number == 5 && held.files[1].number == 7,
+		"held: %+v", held)
 	if files := testproc.OpenBelow(r.folder); len(files) != 2 || len(testproc.OpenBelow(filepath.Dir(other))) > 0 {
 		t.Errorf("open: %q", files)
 	}
@@ -107,9 +105,7 @@ func TestCompare(t *testing.T) {
 		want   string
 	}{{dup, "true <nil>"}, {r.events.epoll, "false <nil>"}, {100_000, fmt.Sprint(false, " ", unix.EBADF)}} {
 		same, err := r.kernel.compare(fd, self, c.number)
-		if got := fmt.Sprint(same, " ", err); got != c.want {
-			t.Errorf("%d: %s, want %s", c.number, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%d", c.number), fmt.Sprint(same, " ", err), c.want)
 	}
 }
 
@@ -137,7 +133,5 @@ func TestMembersOfManyGroups(t *testing.T) {
 		t.Errorf("%d processes of %d", len(pids), maxGroups-1)
 	}
 	allocated := testing.AllocsPerRun(1, func() { _ = slices.Collect(members(many)) })
-	if allocated > 9000 {
-		t.Errorf("%.0f allocations for 4,000 groups", allocated)
-	}
+	must.Hold(t, allocated <= 9000, "%.0f allocations for 4,000 groups", allocated)
 }

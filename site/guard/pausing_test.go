@@ -66,9 +66,7 @@ func TestWhoIsPaused(t *testing.T) {
 	if len(p.Targets) != 3 || !p.asked[9] {
 		t.Errorf("with a client that came during the pause: %v", p.asked)
 	}
-	if p.ended() {
-		t.Error("the pause has ended")
-	}
+	must.Hold(t, !p.ended(), "the pause has ended")
 }
 
 // A pause ends when no client needs it and all files are closed, when its time is over, and when a neighbour cannot be
@@ -114,9 +112,7 @@ func TestTheEndOfAPause(t *testing.T) {
 		if g.state.Pauses != 1 || g.state.PausedMillis != c.after.Milliseconds() {
 			t.Errorf("%s: %+v", c.name, g.state)
 		}
-		if c.idle != g.pauses.failed.IsZero() {
-			t.Errorf("%s: failed at %v", c.name, g.pauses.failed)
-		}
+		must.Equal(t, fmt.Sprintf("%s: failed at %v", c.name, g.pauses.failed), c.idle, g.pauses.failed.IsZero())
 		if rest := g.pauses.next.Sub(at); !c.idle && rest != c.rest {
 			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
 		}
@@ -150,9 +146,7 @@ func TestAPauseThatCannotHelp(t *testing.T) {
 			needing = append(needing, dead)
 		}
 		at := now.Add(c.after)
-		if left := g.pauses.left(time.Duration(g.Pause), at); left != 6*time.Second-c.after {
-			t.Errorf("%s: %v are left", c.name, left)
-		}
+		must.Equal(t, c.name, g.pauses.left(time.Duration(g.Pause), at), 6*time.Second-c.after)
 		g.pauseFor(needing, at)
 		if p.ended() != c.ends || g.pauses.failed.IsZero() == c.failed {
 			t.Errorf("%s: ended %v, failed at %v", c.name, p.ended(), g.pauses.failed)
@@ -207,9 +201,7 @@ func TestAPauseUntilMemoryIsFree(t *testing.T) {
 			t.Fatalf("after %v: ended %v", c.after, p.ended())
 		}
 	}
-	if !g.pauses.failed.IsZero() {
-		t.Error("the pause counts as one that did not help")
-	}
+	must.Hold(t, g.pauses.failed.IsZero(), "the pause counts as one that did not help")
 }
 
 // No pause begins if the policy allows none, and none before the rest after the last one is over.
@@ -236,9 +228,7 @@ func TestWhenAPauseBegins(t *testing.T) {
 		r.pauses.began, r.pauses.failed = now.Add(-time.Second), now.Add(-time.Millisecond)
 		r.pauses.before = r.budget.children - c.cost
 		r.pauseFor(slices.Repeat([]*client{{gpus: 1}}, c.needing), now)
-		if (r.pauses.now != nil) != c.want {
-			t.Errorf("%s: pauses %v", c.name, !c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%s: pauses %v", c.name, !c.want), r.pauses.now != nil, c.want)
 		r.endPause(now, false)
 	}
 }
@@ -257,9 +247,7 @@ func TestWhetherAPauseIsOver(t *testing.T) {
 		{"one failed after hold", pauses{failed: hold.Add(1)}, true},
 		{"one goes on", pauses{failed: hold.Add(1), now: &pausing{}}, false},
 	} {
-		if got := c.p.over(hold); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
+		must.Equal(t, c.name, c.p.over(hold), c.want)
 	}
 }
 
@@ -302,16 +290,12 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	dead := &client{gpus: 1}
 	r.pauseFor([]*client{dead}, time.Now())
 	must.OK(t, <-r.pauses.now.Answers)
-	if neighbour.Counts() {
-		t.Error("a paused process counts")
-	}
+	must.Hold(t, !neighbour.Counts(), "a paused process counts")
 	r.closing[dead] = time.Time{} // its memory is not free yet, so the last turn does not end the pause
 	r.Stop()
 	r.Run()
 	neighbour.Resumes(t, "after the guard's end")
-	if r.state.Pauses != 1 {
-		t.Errorf("the guard has counted %d pauses, want 1", r.state.Pauses)
-	}
+	must.Equal(t, "the guard has counted", r.state.Pauses, 1)
 }
 
 // The recorder learns of each pause, with the totals.

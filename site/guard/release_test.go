@@ -4,6 +4,7 @@ package guard
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -75,12 +76,8 @@ func TestReleaseReason(t *testing.T) {
 		{"nothing is known", situation{unknown: hold - 1, neighbours: true}, "", false},
 		{"nothing is known, after hold", situation{unknown: hold, neighbours: true}, holdOver, false},
 	} {
-		if got := c.s.releaseReason(hold); got != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
-		if got := c.s.releaseReason(hold) == "" && c.s.needsPause(); got != c.pause {
-			t.Errorf("%s: needs a pause: %v", c.name, got)
-		}
+		must.Equal(t, c.name, c.s.releaseReason(hold), c.want)
+		must.Equal(t, fmt.Sprintf("%s: needs a pause", c.name), c.s.releaseReason(hold) == "" && c.s.needsPause(), c.pause)
 	}
 }
 
@@ -131,9 +128,7 @@ func TestShareGPU(t *testing.T) {
 		a, b uint64
 		want bool
 	}{{1, 1, true}, {1, 2, false}, {3, 2, true}, {0, 2, true}, {2, 0, true}, {0, 0, true}} {
-		if got := shareGPU(&client{gpus: c.a}, &client{gpus: c.b}); got != c.want {
-			t.Errorf("%b and %b: %v", c.a, c.b, got)
-		}
+		must.Equal(t, fmt.Sprintf("%b and %b", c.a, c.b), shareGPU(&client{gpus: c.a}, &client{gpus: c.b}), c.want)
 	}
 }
 
@@ -172,9 +167,7 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 		order += string(rest[unix.SizeofInotifyEvent : unix.SizeofInotifyEvent+1])
 		rest = rest[unix.SizeofInotifyEvent+name:]
 	}
-	if want := strings.Repeat("m", files/2) + strings.Repeat("c", files/2); order != want {
-		t.Errorf("closed in the order %q", order)
-	}
+	must.Equal(t, "closed in the order", order, strings.Repeat("m", files/2)+strings.Repeat("c", files/2))
 }
 
 // A process of another job counts until it is recognised.

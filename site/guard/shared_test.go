@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -102,12 +103,9 @@ func TestWorkIsDoneBesideOthers(t *testing.T) {
 				got = i + 1
 			}
 		}
-		if got != c.want {
-			t.Errorf("%s: done after %d samples, want %d", c.name, got, c.want)
-		}
-		if len(s.rounds) > maxRounds || len(s.seen) > int(workLately/sampleEvery)+1 {
-			t.Errorf("%s: %d samples and %d others are kept", c.name, len(s.rounds), len(s.seen))
-		}
+		must.Equal(t, fmt.Sprintf("%s: done after", c.name), got, c.want)
+		must.Hold(t, len(s.rounds) <= maxRounds && len(s.seen) <= int(workLately/sampleEvery)+1,
+			"%s: %d samples and %d others are kept", c.name, len(s.rounds), len(s.seen))
 	}
 }
 
@@ -126,9 +124,7 @@ func TestALineOfSeveralSamples(t *testing.T) {
 			}
 			s.take(u, isA)
 		}
-		if lines != c.lines {
-			t.Errorf("%+v: done after %d lines", c, lines)
-		}
+		must.Equal(t, fmt.Sprintf("%+v: done after", c), lines, c.lines)
 	}
 	var s sharing
 	s.take(lineOf('A', 10_000_000), isA)
@@ -155,9 +151,7 @@ func TestWorkInFlightBesideOthers(t *testing.T) {
 					working = random.IntN(others + 1)
 				}
 				s.take(lineOf('A'+rune(random.IntN(working+1)), at), isA)
-				if s.proves(died) {
-					t.Fatalf("beside %d others, work counts as done after %d samples", others, len(s.rounds))
-				}
+				must.Have(t, !s.proves(died), "beside %d others, work counts as done after %d samples", others, len(s.rounds))
 			}
 		}
 	}
@@ -210,9 +204,7 @@ func TestWhichServersAreOurs(t *testing.T) {
 		t.Error("a server of a daemon that has not started")
 	}
 	r.Daemons = func() []proc.Process { return []proc.Process{{}, self} }
-	if r.isOurServer(child) {
-		t.Error("the answer is not kept")
-	}
+	must.Hold(t, !r.isOurServer(child), "the answer is not kept")
 	r.scan(time.Now())
 	if !r.isOurServer(child) || r.isOurServer(1) || r.isOurServer(os.Getpid()) || r.isOurServer(1<<30) {
 		t.Errorf("%v", r.servers)
@@ -229,9 +221,7 @@ func TestWorkAfterADeathBesideOthers(t *testing.T) {
 			at += 200_000
 			u.take([]gauge.Usage{lineOf(sample, at)})
 		}
-		if got := u.workedAfter(&client{gpus: 1, died: died}); got != want {
-			t.Errorf("%s: %v", samples, got)
-		}
+		must.Equal(t, samples, u.workedAfter(&client{gpus: 1, died: died}), want)
 	}
 }
 
@@ -246,17 +236,13 @@ func TestWorkThatNoProcessIsListedFor(t *testing.T) {
 	}
 	var s sharing
 	line(&s, 101_000_000, 'A')
-	if s.others {
-		t.Error("the job is alone")
-	}
+	must.Hold(t, !s.others, "the job is alone")
 	for at := uint64(101_200_000); at < 106_000_000; at += 200_000 {
 		if line(&s, at, graphics); !s.others {
 			t.Fatalf("a program with graphics computes: %+v", s)
 		}
 	}
-	if !s.proves(time.UnixMicro(101_000_000)) {
-		t.Error("beside a program with graphics, no work is done")
-	}
+	must.Hold(t, s.proves(time.UnixMicro(101_000_000)), "beside a program with graphics, no work is done")
 	for at := uint64(106_000_000); at < 110_000_000; at += 200_000 {
 		if line(&s, at, 'A'); s.others != (at <= 105_800_000+uint64(workLately.Microseconds())) {
 			t.Errorf("at %d, others %v", at, s.others)

@@ -47,9 +47,7 @@ func TestWhichEndsAreTold(t *testing.T) {
 		for range 2 {
 			r.tellEnd(dead, s, died.Add(c.after))
 		}
-		if len(r.notices) != c.want {
-			t.Errorf("%s: %d lines, want %d", c.name, len(r.notices), c.want)
-		}
+		must.Equal(t, c.name, len(r.notices), c.want)
 	}
 }
 
@@ -130,9 +128,7 @@ func TestARefusalIsNotAskedAgain(t *testing.T) {
 	for range 3 {
 		r.scanOne(c.Process.Pid)
 	}
-	if r.state.Unheld != 1 {
-		t.Errorf("asked %d times", r.state.Unheld)
-	}
+	must.Equal(t, "asked", r.state.Unheld, 1)
 }
 
 // A process that is killed has closed its files some time before it is a zombie. These are the files of a dead client,

@@ -4,6 +4,7 @@ package guard
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -41,9 +42,7 @@ func TestIdle(t *testing.T) {
 		}
 		s := situation{neighbours: c.neighbours}
 		g.counted(now).addUsage(&client{died: died, gpus: 1}, &s, now)
-		if s.idle != c.want {
-			t.Errorf("%s: idle %v", c.name, s.idle)
-		}
+		must.Equal(t, fmt.Sprintf("%s: idle", c.name), s.idle, c.want)
 	}
 }
 
@@ -162,7 +161,5 @@ func TestSamplesFromBeforeTheClockWasSetBack(t *testing.T) {
 		t.Fatalf("idle is %+v", u.idle[0])
 	}
 	u.take([]gauge.Usage{{Known: true, Samples: []gauge.Sample{{Micros: hour, Percent: 100}}}})
-	if u.idle[0] != (span{}) {
-		t.Errorf("after the clock was set back, the GPU is idle in %+v", u.idle[0])
-	}
+	must.Equal(t, "after the clock was set back, the GPU is idle in", u.idle[0], span{})
 }

@@ -37,9 +37,7 @@ func lines(g *Guard) (all []string) {
 // A process that cannot be guarded is told to a neighbour, once for each cause. Without a neighbour it is told to none.
 func TestWarnNeighbour(t *testing.T) {
 	g := neighbourGuard(t)
-	if g.warnNeighbour(os.Getpid(), unix.EACCES) {
-		t.Error("a process has been told of itself")
-	}
+	must.Hold(t, !g.warnNeighbour(os.Getpid(), unix.EACCES), "a process has been told of itself")
 	for range 2 {
 		if !g.warnNeighbour(7, fmt.Errorf("cannot list its open files: %w", unix.EACCES)) || !g.warnNeighbour(8, unix.EMFILE) {
 			t.Error("no neighbour was told")
@@ -70,9 +68,7 @@ func TestWarnUnguarded(t *testing.T) {
 	}
 	g.warnUnguarded(parent, unix.EACCES, false)
 	g.warnUnguarded(parent, unix.EACCES, false) // the next scan
-	if !g.awaitResults(10*time.Second, func() bool { return len(g.asked) == 0 }) {
-		t.Fatal("it is asked without end")
-	}
+	must.Have(t, g.awaitResults(10*time.Second, func() bool { return len(g.asked) == 0 }), "it is asked without end")
 	if got := lines(g); len(got) != 1 || asked != 2 {
 		t.Errorf("asked %d times: %q", asked, got)
 	}

@@ -22,9 +22,7 @@ mpirun-wrap() { echo "  --share SHARE  x"; echo "  --report  x"; }
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _mpirun_wrap mpirun-wrap "${COMP_WORDS[COMP_CWORD]}"
 printf '%s\n' "${COMPREPLY[@]}"`
 	out, err := exec.Command("bash", append([]string{"-c", script, "bash", "mpirun-wrap"}, words...)...).Output()
-	if err != nil {
-		t.Fatalf("%q: %v", words, err)
-	}
+	must.Have(t, err == nil, "%q: %v", words, err)
 	return strings.Fields(string(out))
 }
 
@@ -36,9 +34,8 @@ func TestCompletionFollowsTheFlags(t *testing.T) {
 			continue
 		}
 		values := completed(t, "--"+s.Flag, "")
-		if slices.Contains(values, "completion") {
-			t.Errorf("--%s completes to files and programs: the script treats it as a switch", s.Flag)
-		}
+		must.Hold(t, !slices.Contains(values, "completion"),
+			"--%s completes to files and programs: the script treats it as a switch", s.Flag)
 		for _, value := range values {
 			if strings.HasSuffix(value, ":") {
 				value += "2"
@@ -116,9 +113,7 @@ complete -p srun`
 	cmd := exec.Command("bash", append([]string{"-c", script, "bash"}, strings.Fields(line)...)...)
 	cmd.Env = append(os.Environ(), "LOAD="+load)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%q: %v: %s", line, err, out)
-	}
+	must.Have(t, err == nil, "%q: %v: %s", line, err, out)
 	return string(out)
 }
 

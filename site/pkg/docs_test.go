@@ -23,9 +23,7 @@ var forSource = []string{"decisions.md", "development.md", "measurements.md"}
 func TestThePackagedDocuments(t *testing.T) {
 	s := must.Get(readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml")))(t)
 	pages, err := filepath.Glob(filepath.Join(top, "docs", "*.md"))
-	if err != nil || len(pages) < 5 {
-		t.Fatalf("%d pages, %v", len(pages), err)
-	}
+	must.Have(t, err == nil && len(pages) >= 5, "%d pages, %v", len(pages), err)
 	for _, page := range pages {
 		name := filepath.Base(page)
 		if _, held := s.built["docs/"+name]; held == slices.Contains(forSource, name) {
@@ -72,9 +70,7 @@ func TestTheLinksOfTheDocuments(t *testing.T) {
 			}
 		}
 	}
-	if found < 50 {
-		t.Errorf("only %d links found", found)
-	}
+	must.Hold(t, found >= 50, "only %d links found", found)
 }
 
 var (
@@ -96,8 +92,6 @@ func documents(t *testing.T) []string {
 	t.Helper()
 	all := []string{filepath.Join(top, "README.md")}
 	paths, err := filepath.Glob(filepath.Join(top, "docs", "*.md"))
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("%d pages, %v", len(paths), err)
-	}
+	must.Have(t, err == nil && len(paths) != 0, "%d pages, %v", len(paths), err)
 	return append(all, paths...)
 }

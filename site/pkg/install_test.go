@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -88,9 +89,7 @@ func same(t *testing.T, dir, prefix string) {
 	want := want(t, prefix)
 	got := got(t, dir, want)
 	for _, path := range slices.Sorted(maps.Keys(want)) {
-		if got[path] != want[path] {
-			t.Errorf("%s has mode %v, want %v", path, got[path], want[path])
-		}
+		must.Equal(t, fmt.Sprintf("%s has mode", path), got[path], want[path])
 	}
 	for path := range got {
 		if _, known := want[path]; !known {
@@ -127,9 +126,7 @@ func TestPrefix(t *testing.T) {
 		"etc/slurm-mps/site.hcl":                            `"/usr/bin/nvidia-cuda-mps-control"`,
 	} {
 		content, err := os.ReadFile(filepath.Join(d.destdir, path))
-		if err != nil || !strings.Contains(string(content), want) {
-			t.Errorf("%s lacks %q, %v:\n%s", path, want, err, content)
-		}
+		must.Hold(t, err == nil && strings.Contains(string(content), want), "%s lacks %q, %v:\n%s", path, want, err, content)
 	}
 }
 
@@ -171,9 +168,8 @@ func TestMakeInstall(t *testing.T) {
 	for _, program := range []string{"usr/sbin/mpsctl", "usr/bin/mps-tune", "usr/libexec/slurm-mps/gpu-usage"} {
 		out, err := exec.Command(filepath.Join(dir, program), "--version").Output()
 		name, _, _ := strings.Cut(string(out), " ")
-		if err != nil || name != "slurm-mps" && name != filepath.Base(program) {
-			t.Errorf("the installed %s prints %q, %v", program, out, err)
-		}
+		must.Hold(t, err == nil && (name == "slurm-mps" || name == filepath.Base(program)),
+			"the installed %s prints %q, %v", program, out, err)
 	}
 	small(t, dir)
 }

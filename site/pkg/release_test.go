@@ -34,9 +34,7 @@ func in(t *testing.T, folder string, env []string, script string, args ...string
 func mustIn(t *testing.T, folder string, env []string, script string, args ...string) string {
 	t.Helper()
 	out, err := in(t, folder, env, script, args...)
-	if err != nil {
-		t.Fatalf("%s %q: %v: %s", script, args, err, out)
-	}
+	must.Have(t, err == nil, "%s %q: %v: %s", script, args, err, out)
 	return out
 }
 
@@ -48,9 +46,8 @@ git -c user.name=test -c user.email=test@localhost commit -q -m all`, dir)
 	refused := func(version, want string, env ...string) {
 		t.Helper()
 		out, err := in(t, dir, env, `site/pkg/release.sh "$1" built`, version)
-		if err == nil || strings.Count(out, "\n") != 1 || !strings.Contains(out, want) {
-			t.Errorf("version %q: %v: %q, want one line with %q", version, err, out, want)
-		}
+		must.Hold(t, err != nil && strings.Count(out, "\n") == 1 && strings.Contains(out, want),
+			"version %q: %v: %q, want one line with %q", version, err, out, want)
 		if _, err := os.Stat(filepath.Join(dir, "built", "release")); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("version %q: there is a folder: %v", version, err)
 		}
@@ -123,9 +120,7 @@ mv .build/release "$4"`, b.version, b.arches, key, filepath.Join(dir, fmt.Sprint
 		}
 	}
 	out := mustIn(t, dir, nil, "readelf -l user/*/mpirun-wrap")
-	if !strings.Contains(out, "LOAD") || strings.Contains(out, "INTERP") {
-		t.Errorf("mpirun-wrap is not static: %s", out)
-	}
+	must.Hold(t, strings.Contains(out, "LOAD") && !strings.Contains(out, "INTERP"), "mpirun-wrap is not static: %s", out)
 }
 
 // verifies checks the commands of docs/RELEASES.md by which a stranger verifies files, on these and on changed ones. It
@@ -166,9 +161,7 @@ func filled(t *testing.T, made, name string) {
 	for _, path := range []string{"spack/spack_repo/slurm_mps/packages/slurm_mps/package.py", "easybuild/slurm-mps-0.1.0rc1.eb", "conda/meta.yaml"} {
 		text := readFile(t, filepath.Join(dir, path))
 		for _, want := range []string{sum, address, name + ".tar.gz", `0.1.0rc1`} {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s lacks %s", path, want)
-			}
+			must.Hold(t, strings.Contains(text, want), "%s lacks %s", path, want)
 		}
 	}
 }
@@ -189,9 +182,8 @@ func inventory(t *testing.T, path string) {
 	}
 	must.OK(t, errors.Join(err, json.NewDecoder(bytes.NewReader(content)).Decode(&bom)))
 	ours := listedModule{"github.com/slurm-mps/slurm-mps", "v0.1.0"}
-	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component != ours {
-		t.Errorf("the SBOM is of %+v, %s", bom.Metadata.Component, bom.BOMFormat)
-	}
+	must.Hold(t, bom.BOMFormat == "CycloneDX" && bom.Metadata.Component == ours,
+		"the SBOM is of %+v, %s", bom.Metadata.Component, bom.BOMFormat)
 	for _, name := range []string{"github.com/NVIDIA/go-nvml", "github.com/hashicorp/hcl/v2", "golang.org/x/sys", "std"} {
 		if !slices.ContainsFunc(bom.Components, func(m listedModule) bool { return m.Name == name && m.Version != "" }) {
 			t.Errorf("the SBOM lacks %s: %+v", name, bom.Components)

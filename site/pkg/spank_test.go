@@ -20,9 +20,7 @@ func spankPackages(t *testing.T, dir string) (debs, rpms map[string]string) {
 	name := regexp.MustCompile(`^slurm-mps-spank-([0-9]{2}\.[0-9]{2})[-_].*\.(deb|rpm)$`)
 	for _, path := range found {
 		m := name.FindStringSubmatch(filepath.Base(path))
-		if m == nil {
-			t.Fatalf("what is %s?", path)
-		}
+		must.Have(t, m != nil, "what is %s?", path)
 		map[string]map[string]string{"deb": debs, "rpm": rpms}[m[2]][m[1]] = path
 	}
 	if len(debs) < 2 || len(rpms) != len(debs) {
@@ -96,9 +94,7 @@ func (r root) spankLives(install, remove, next string) {
 	if out := r.must(0, next); strings.Contains(out, advice) {
 		t.Errorf("with Debian's plugstack.conf, the installation prints %s", out)
 	}
-	if r.must(0, sum) == before {
-		t.Error("the new package did not replace the plugin")
-	}
+	must.Hold(t, r.must(0, sum) != before, "the new package did not replace the plugin")
 	r.must(0, "cat "+snippet+"* | grep -qx 'optional /usr/lib/slurm-mps/slurm_mps.so auto_wrap=1'")
 	if _, err := os.Stat(r.path("/usr/share/doc/slurm-mps-spank-22.05")); err == nil {
 		t.Error("the package of the old release is still there")

@@ -86,9 +86,7 @@ func TestReadGres(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			all := files{"/etc/slurm/gres.conf": tt.text, "/etc/slurm/more.conf": "Name=gpu File=/dev/nvidia0\n", "/abs/gres.conf": "Name=gpu File=/dev/nvidia1"}
 			got := must.Get(readGres(all.open, "/etc/slurm/gres.conf", "n1"))(t)
-			if show(got) != tt.want {
-				t.Errorf("got %s, want %s", show(got), tt.want)
-			}
+			must.Equal(t, "got", show(got), tt.want)
 		})
 	}
 }
@@ -97,9 +95,7 @@ func TestReadGresSaysWhere(t *testing.T) {
 	all := files{"/e/g": "# x\nName=gpu \\\n File=/dev/nvidia0\nInclude h\n", "/e/h": "\nName=gpu File=/dev/nvidia1"}
 	got := must.Get(readGres(all.open, "/e/g", "n1"))(t)
 	want := []GresEntry{{Minor: 0, From: "/e/g:2"}, {Minor: 1, From: "/e/h:2"}}
-	if !reflect.DeepEqual(got.Entries, want) {
-		t.Errorf("got %+v, want %+v", got.Entries, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got.Entries, want), "got %+v, want %+v", got.Entries, want)
 }
 
 func TestReadGresRefuses(t *testing.T) {
@@ -146,9 +142,7 @@ func TestReadGresFile(t *testing.T) {
 	}
 	must.OK(t, os.WriteFile(path, []byte("Name=gpu File=/dev/nvidia[0-1]\n"), 0o600))
 	got, err := ReadGres(path, "n1")
-	if err != nil || show(got) != "[0 1]" || got.Path != path || got.Node != "n1" {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	must.Hold(t, err == nil && show(got) == "[0 1]" && got.Path == path && got.Node == "n1", "got %+v, %v", got, err)
 }
 
 func TestReadNode(t *testing.T) {
@@ -175,9 +169,8 @@ func TestReadNode(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := readNode(files{"/e/s": tt.text, "/e/nodes.conf": "NodeName=n1 Gres=gpu:7"}.open, "/e/s", "n1")
-			if err != nil || !reflect.DeepEqual(got.GPUs, tt.want) || !slices.Equal(got.Others, tt.others) {
-				t.Errorf("got %+v, %v, want %v, %q", got, err, tt.want, tt.others)
-			}
+			must.Hold(t, err == nil && reflect.DeepEqual(got.GPUs, tt.want) && slices.Equal(got.Others, tt.others),
+				"got %+v, %v, want %v, %q", got, err, tt.want, tt.others)
 		})
 	}
 }
@@ -220,14 +213,10 @@ func FuzzReadGres(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(gres.Entries) > positionsMax {
-			t.Errorf("%d entries", len(gres.Entries))
-		}
+		must.Hold(t, len(gres.Entries) <= positionsMax, "%d entries", len(gres.Entries))
 		seen := map[int]bool{}
 		for _, e := range gres.Entries {
-			if e.Minor > minorMax || e.Minor < -1 || e.Minor >= 0 && seen[e.Minor] {
-				t.Errorf("entry %+v of %q", e, text)
-			}
+			must.Hold(t, e.Minor <= minorMax && e.Minor >= -1 && (e.Minor < 0 || !seen[e.Minor]), "entry %+v of %q", e, text)
 			seen[e.Minor] = true
 		}
 	})

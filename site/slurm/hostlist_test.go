@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -21,9 +22,7 @@ func TestHosts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := ExpandHostlist(tt.in)
-		if err != nil || !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("Hosts(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
-		}
+		must.Hold(t, err == nil && reflect.DeepEqual(got, tt.want), "Hosts(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
 	}
 }
 
@@ -57,16 +56,11 @@ func FuzzHosts(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(hosts) == 0 || len(hosts) > hostsMax {
-			t.Errorf("%q names %d", list, len(hosts))
-		}
-		if !strings.Contains(list, "[") && strings.Join(hosts, ",") != strings.Trim(collapse(list), ",") {
-			t.Errorf("%q became %q", list, hosts)
-		}
+		must.Hold(t, len(hosts) != 0 && len(hosts) <= hostsMax, "%q names %d", list, len(hosts))
+		must.Hold(t, strings.Contains(list, "[") || strings.Join(hosts, ",") == strings.Trim(collapse(list), ","),
+			"%q became %q", list, hosts)
 		for _, host := range hosts {
-			if strings.ContainsAny(host, "[],") {
-				t.Errorf("%q names %q", list, host)
-			}
+			must.Hold(t, !strings.ContainsAny(host, "[],"), "%q names %q", list, host)
 		}
 	})
 }

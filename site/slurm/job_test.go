@@ -3,6 +3,7 @@
 package slurm
 
 import (
+	"fmt"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -18,9 +19,7 @@ import (
 func TestNewEnviron(t *testing.T) {
 	got := ParseEnv([]string{"A=1", "A=2", "B=", "C", "=x", "D=x=y"})
 	want := Env{"A": "1", "B": "", "D": "x=y"}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got, want), "got %v, want %v", got, want)
 	got = NewEnv([]string{"SLURM_JOB_ID=7", "SLURM_MPS_SHARE=even", "SLURM_OTHER=1", "HOME=/"})
 	if want := (Env{"SLURM_JOB_ID": "7", "SLURM_MPS_SHARE": "even"}); !reflect.DeepEqual(got, want) {
 		t.Errorf("variables without a row: got %v, want %v", got, want)
@@ -67,9 +66,7 @@ func TestReadJobRecorded(t *testing.T) {
 				if folder == "cg-a" {
 					want.Conf = env["SLURM_CONF"]
 				}
-				if !reflect.DeepEqual(got, want) {
-					t.Errorf("got  %+v\nwant %+v", got, want)
-				}
+				must.Hold(t, reflect.DeepEqual(got, want), "got  %+v\nwant %+v", got, want)
 			})
 		}
 	}
@@ -116,9 +113,7 @@ func TestReadJobValues(t *testing.T) {
 			want := Job{Job: policy.Job{ID: 7, UID: 1001, GID: 1001, Node: "n1"}}
 			tt.want(&want)
 			got := must.Get(ReadJob(recorded.With(prologEnv(), tt.set), Prolog))(t)
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("got  %+v\nwant %+v", got, want)
-			}
+			must.Hold(t, reflect.DeepEqual(got, want), "got  %+v\nwant %+v", got, want)
 		})
 	}
 }
@@ -167,12 +162,8 @@ func TestReadJobRefuses(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
 			job, err := ReadJob(recorded.With(prologEnv(), tt.set), Prolog)
-			if recorded.Message(err) != tt.want {
-				t.Errorf("got  %v\nwant %s", err, tt.want)
-			}
-			if !reflect.DeepEqual(job, Job{}) {
-				t.Errorf("a refused job is %+v", job)
-			}
+			must.Equal(t, fmt.Sprintf("got  %v\nwant", err), recorded.Message(err), tt.want)
+			must.Hold(t, reflect.DeepEqual(job, Job{}), "a refused job is %+v", job)
 		})
 	}
 }
@@ -200,9 +191,7 @@ func TestReadJobEpilogIsLenient(t *testing.T) {
 func TestVariablesTable(t *testing.T) {
 	seen := map[string]bool{}
 	for _, v := range new(Job).variables() {
-		if seen[v.name] {
-			t.Errorf("%s is in the table twice", v.name)
-		}
+		must.Hold(t, !seen[v.name], "%s is in the table twice", v.name)
 		seen[v.name] = true
 	}
 	for _, name := range []string{"SLURM_JOB_COMMENT", "SLURM_JOB_CONSTRAINTS", "SPANK_MPS"} {
@@ -240,21 +229,14 @@ func FuzzReadJob(f *testing.F) {
 		env["SLURM_JOB_CONSTRAINTS"], env["SLURM_JOB_COMMENT"] = constraints, comment
 		job, err := ReadJob(env, Prolog)
 		if err != nil {
-			if strings.ContainsAny(err.Error(), "\n\x00\x1b") || len(err.Error()) > 600 {
-				t.Errorf("an error that breaks a log: %q", err)
-			}
+			must.Hold(t, !strings.ContainsAny(err.Error(), "\n\x00\x1b") && len(err.Error()) <= 600,
+				"an error that breaks a log: %q", err)
 			return
 		}
-		if job.ID == 0 || job.ID >= noVal || job.UID >= noVal || len(job.GPUs) > positionsMax {
-			t.Errorf("accepted %+v", job)
-		}
-		if comment != "(null)" && job.Comment != comment {
-			t.Errorf("comment %q became %q", comment, job.Comment)
-		}
+		must.Hold(t, job.ID != 0 && job.ID < noVal && job.UID < noVal && len(job.GPUs) <= positionsMax, "accepted %+v", job)
+		must.Hold(t, comment == "(null)" || job.Comment == comment, "comment %q became %q", comment, job.Comment)
 		for _, uuid := range append(job.MIG, job.UUIDs...) {
-			if !uuid.Valid() {
-				t.Errorf("UUID %q", uuid)
-			}
+			must.Hold(t, uuid.Valid(), "UUID %q", uuid)
 		}
 	})
 }
@@ -265,9 +247,8 @@ func FuzzFeatures(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, expression string) {
 		for _, name := range Features(expression) {
-			if name == "" || strings.ContainsAny(name, "&|,[]()*:") || !strings.Contains(expression, name) {
-				t.Errorf("Features(%q) has %q", expression, name)
-			}
+			must.Hold(t, name != "" && !strings.ContainsAny(name, "&|,[]()*:") && strings.Contains(expression, name),
+				"Features(%q) has %q", expression, name)
 		}
 	})
 }

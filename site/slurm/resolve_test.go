@@ -65,9 +65,7 @@ func TestResolve(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.job.ID = 7
 			got, err := ResolvePositions(gresOf(t, tt.gres, tt.conf), tt.job)
-			if err != nil || !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %v, %v, want %v", got, err, tt.want)
-			}
+			must.Hold(t, err == nil && reflect.DeepEqual(got, tt.want), "got %v, %v, want %v", got, err, tt.want)
 		})
 	}
 }
@@ -175,9 +173,7 @@ func TestPickPlaces(t *testing.T) {
 			if len(got) == 0 {
 				got = []string{"!"}
 			}
-			if strings.Join(got, " ") != tt.want {
-				t.Errorf("got %v, want %s", got, tt.want)
-			}
+			must.Equal(t, fmt.Sprintf("got %v, want", got), strings.Join(got, " "), tt.want)
 		})
 	}
 }
@@ -186,9 +182,7 @@ func TestPick(t *testing.T) {
 	mig := site.Device{UUID: migA, Minor: 0, BusID: "00000000:07:00.0"}
 	devices := append(gpus(0, 1), mig)
 	got, err := MatchDevices(Gres{Node: "n1"}, []DeviceRef{{By: ByMinor, N: 0}, {By: ByUUID, UUID: migA}}, devices)
-	if err != nil || len(got) != 2 || got[0].UUID != "GPU-0" || got[1].UUID != migA {
-		t.Errorf("got %v, %v", got, err)
-	}
+	must.Hold(t, err == nil && len(got) == 2 && got[0].UUID == "GPU-0" && got[1].UUID == migA, "got %v, %v", got, err)
 }
 
 // Contract: I1

@@ -44,9 +44,8 @@ func TestParseGresList(t *testing.T) {
 		{"no file", "slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 (null)\n", []int{}, ""},
 	} {
 		got, err := ParseGresList(c.printed)
-		if recorded.Message(err) != c.complaint || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %#v, %v; want %#v, %s", c.name, got, err, c.want, c.complaint)
-		}
+		must.Hold(t, recorded.Message(err) == c.complaint && reflect.DeepEqual(got, c.want),
+			"%s: %#v, %v; want %#v, %s", c.name, got, err, c.want, c.complaint)
 	}
 }
 
@@ -104,14 +103,11 @@ func TestAgainstSlurmd(t *testing.T) {
 			}
 			ours, err := ourList(dir)
 			if tt.refused {
-				if err == nil {
-					t.Errorf("slurmd refuses the files, and we read %v", ours)
-				}
+				must.Hold(t, err != nil, "slurmd refuses the files, and we read %v", ours)
 				return
 			}
-			if err != nil || !slices.Equal(ours, theirs) || len(ours) == 0 {
-				t.Errorf("we read %v, %v, slurmd %v", ours, err, theirs)
-			}
+			must.Hold(t, err == nil && slices.Equal(ours, theirs) && len(ours) != 0,
+				"we read %v, %v, slurmd %v", ours, err, theirs)
 		})
 	}
 }
@@ -132,9 +128,7 @@ func labSlurmd(t *testing.T) string {
 	if err == nil {
 		return path
 	}
-	if os.Getenv("REQUIRE_LAB") == "1" {
-		t.Fatalf("REQUIRE_LAB=1: %v", err)
-	}
+	must.Have(t, os.Getenv("REQUIRE_LAB") != "1", "REQUIRE_LAB=1: %v", err)
 	t.Skipf("needs slurmd and root: %v", err)
 	return ""
 }
@@ -189,9 +183,7 @@ func labList(t *testing.T, slurmd, dir string) ([]int, error) {
 	cmd := exec.CommandContext(ctx, slurmd, "-G", "-N", "n1")
 	cmd.Env = []string{"SLURM_CONF=" + filepath.Join(dir, "slurm.conf"), "PATH=/usr/sbin:/usr/bin:/bin"}
 	out, err := cmd.CombinedOutput()
-	if ctx.Err() != nil {
-		t.Fatalf("slurmd -G did not end: %s", out)
-	}
+	must.Have(t, ctx.Err() == nil, "slurmd -G did not end: %s", out)
 	list, refused := ParseGresList(string(out))
 	if refused == nil && err != nil {
 		refused = fmt.Errorf("%w: %s", err, out)
@@ -245,9 +237,7 @@ func TestFilesThatAreNoWholeGPU(t *testing.T) {
 			t.Errorf("%s: whole GPUs are %v, %v, want %v", c.text, refs, err, want)
 		}
 		_, err = ResolvePositions(gres, Job{Job: policy.Job{ID: 7, GPUs: []int{2}}})
-		if want := "cannot resolve GPUs of job 7: " + c.refused; recorded.Message(err) != want {
-			t.Errorf("got  %v\nwant %s", err, want)
-		}
+		must.Equal(t, fmt.Sprintf("got  %v\nwant", err), recorded.Message(err), "cannot resolve GPUs of job 7: "+c.refused)
 		mig := site.UUID("MIG-GPU-aaaaaaaa/1/0")
 		refs, err = ResolvePositions(gres, Job{Job: policy.Job{ID: 7, GPUs: []int{2}}, MIG: []site.UUID{mig}, Visible: []string{string(mig)}})
 		if want := []DeviceRef{{By: ByUUID, UUID: mig}}; err != nil || !slices.Equal(refs, want) {
@@ -267,9 +257,8 @@ func TestLinksToGPUs(t *testing.T) {
 	}
 	for name, want := range map[string]int{"gpu-a": 3, "chain": 3, "nvidia0": 1, "nvidia1": 1, "nvidia2": 2, "loop": -1} {
 		got, err := readGres(files{"/g": "Name=gpu File=" + filepath.Join(dir, name) + "\n"}.open, "/g", "n1")
-		if err != nil || len(got.Entries) != 1 || got.Entries[0].Minor != want {
-			t.Errorf("%s is %+v, %v, want minor %d", name, got.Entries, err, want)
-		}
+		must.Hold(t, err == nil && len(got.Entries) == 1 && got.Entries[0].Minor == want,
+			"%s is %+v, %v, want minor %d", name, got.Entries, err, want)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 )
 
@@ -48,10 +49,8 @@ func TestSlurmSetsWhatTheTableSays(t *testing.T) {
 			_, set := env[v.name]
 			hasGPU := !strings.Contains(k.path, "i-nogpu") && !strings.Contains(k.path, "step-none")
 			left := v.name == "SLURM_TASK_PID" && strings.HasPrefix(k.path, "shared/") // left out of the archive
-			must := v.witness == ByTask && !strings.Contains(v.from, "since") && !left || v.witness == ByGPUs && hasGPU
-			if must && !set {
-				t.Errorf("%s has no %s", k.path, v.name)
-			}
+			needed := v.witness == ByTask && !strings.Contains(v.from, "since") && !left || v.witness == ByGPUs && hasGPU
+			must.Hold(t, !needed || set, "%s has no %s", k.path, v.name)
 		}
 	}
 }

@@ -40,9 +40,8 @@ func TestFindingsOfAGuard(t *testing.T) {
 		"memory-held 6 0 uid 2001: processes keep files of job 6 in use",
 	}
 	found := diagnose(n)
-	if len(found) != len(want) || len(Disagreements(found)) != len(want) || len(Violations(found)) > 0 {
-		t.Fatalf("%+v", found)
-	}
+	must.Have(t, len(found) == len(want) && len(Disagreements(found)) == len(want) && len(Violations(found)) <= 0,
+		"%+v", found)
 	for i, f := range found {
 		got := fmt.Sprintf("%s %d %d %s: %s", f.Kind, f.Job, f.PID, f.Where, f.What)
 		if !strings.HasPrefix(got, want[i]) || f.Fix == "" {

@@ -61,9 +61,7 @@ func TestWhoseProcessItIs(t *testing.T) {
 		{"no number", 2001, filepath.Join(r.reader.Paths.Run(), "jobs/x/0/pipe"), 0, false},
 	} {
 		job, ok := r.jobOf(mps.Process{UID: c.uid, PipeDir: c.pipe})
-		if ok != c.ok || ok && job != c.job {
-			t.Errorf("%s: job %d, %v", c.name, job, ok)
-		}
+		must.Hold(t, ok == c.ok && (!ok || job == c.job), "%s: job %d, %v", c.name, job, ok)
 	}
 }
 
@@ -77,9 +75,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 	must.OK(t, err)
 	defer listener.Close()
 	withStep, err := steps.Find()
-	if err != nil || withStep.Sign(job, "") == "" {
-		t.Fatalf("the step is not found: %v", err)
-	}
+	must.Have(t, err == nil && withStep.Sign(job, "") != "", "the step is not found: %v", err)
 	for _, c := range []struct {
 		name  string
 		phase lease.Phase
@@ -137,9 +133,7 @@ func TestTakersThatAreLeft(t *testing.T) {
 		r.reapNode(t.Context())
 		return fmt.Sprint(r.results)
 	}
-	if got := lines(); got != "[]" {
-		t.Errorf("of none: %s", got)
-	}
+	must.Equal(t, "of none", lines(), "[]")
 	place, err := r.reader.Store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}})
 	must.OK(t, err)
 	taker := exec.Command("/bin/sleep", "100")
@@ -153,10 +147,6 @@ func TestTakersThatAreLeft(t *testing.T) {
 	_ = taker.Process.Kill()
 	_ = taker.Wait()
 	want := "{0 uid 2001 leave 1 process of root's"
-	if len(r.results) != 1 || !strings.Contains(got, want) {
-		t.Errorf("%s, want %s", got, want)
-	}
-	if got := lines(); got != "[]" {
-		t.Errorf("after its end: %s", got)
-	}
+	must.Hold(t, len(r.results) == 1 && strings.Contains(got, want), "%s, want %s", got, want)
+	must.Equal(t, "after its end", lines(), "[]")
 }

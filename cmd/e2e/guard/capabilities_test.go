@@ -55,16 +55,12 @@ func bounded(p e2e.Node, names []string) e2e.Node {
 // the epilog ends a daemon that does not answer.
 func TestCapabilities(t *testing.T) {
 	names := capabilities(t)
-	if len(names) < 8 {
-		t.Fatalf("docs/operator.md names only %q", names)
-	}
+	must.Have(t, len(names) >= 8, "docs/operator.md names only %q", names)
 	s := e2e.OpenShared(bounded(e2e.NewNode(t, testnode.Default(), node.H200), names))
 	if log := s.Log(); strings.Contains(log, `"level":"warn"`) || strings.Contains(log, `"level":"error"`) {
 		t.Errorf("the prolog warns:\n%s", log)
 	}
-	if !ownFileSystem(s.Node) {
-		t.Error("the job's folder is no file system of its own")
-	}
+	must.Hold(t, ownFileSystem(s.Node), "the job's folder is no file system of its own")
 	neighbour := s.Neighbour()
 	killedWithWork(s)
 	s.Survive([]*e2e.Running{neighbour}, 3*time.Second)
@@ -92,9 +88,7 @@ func TestWithoutACapability(t *testing.T) {
 	for _, missing := range []string{"chown", "setuid", "setgid", "sys_admin", "sys_ptrace"} {
 		t.Run(missing, func(t *testing.T) {
 			names := capabilities(t)
-			if !slices.Contains(names, missing) {
-				t.Fatalf("docs/operator.md does not name it: %q", names)
-			}
+			must.Have(t, slices.Contains(names, missing), "docs/operator.md does not name it: %q", names)
 			p := bounded(e2e.NewNode(t, testnode.Default(), node.H200), slices.DeleteFunc(names, func(n string) bool { return n == missing }))
 			if missing != "sys_admin" && missing != "sys_ptrace" {
 				p.Must(1, p.Job(7, "0"), "prolog")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/night"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -147,14 +148,10 @@ func TestHostileProcessorTime(t *testing.T) {
 				t.Errorf("%d dead clients are held, want %d: %+v", held, c.dead, w.State().Released)
 			}
 			for reason, count := range w.State().Released {
-				if reason == "hold over" || reason == "bound" {
-					t.Errorf("%d clients are let go: %s", count, reason)
-				}
+				must.Hold(t, reason != "hold over" && reason != "bound", "%d clients are let go: %s", count, reason)
 			}
 			w.small(time.Second)
-			if w.Ended(neighbour) {
-				t.Error("the neighbour has ended")
-			}
+			must.Hold(t, !w.Ended(neighbour), "the neighbour has ended")
 			neighbour.Kill()
 			w.ends()
 		})

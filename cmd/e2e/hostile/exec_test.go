@@ -130,9 +130,8 @@ func TestHostileExecs(t *testing.T) {
 			if took := time.Since(began); took > limit {
 				t.Errorf("mpsctl %s takes %v:\n%s", command, took, out)
 			}
-			if command == "status" && !strings.Contains(out, "do not answer") {
-				t.Errorf("mpsctl status does not say that processes do not answer:\n%s", out)
-			}
+			must.Hold(t, command != "status" || strings.Contains(out, "do not answer"),
+				"mpsctl status does not say that processes do not answer:\n%s", out)
 		}
 		began := time.Now()
 		if _, out := a.MpsctlAs(e2e.UID, "status"); time.Since(began) > limit {
@@ -149,9 +148,7 @@ func (a attack) withinDeadline(name string, limit time.Duration, step func()) {
 	step()
 	took := time.Since(began)
 	a.T.Logf("%s: %v", name, took)
-	if took > limit {
-		a.T.Errorf("%s takes %v: want at most %v", name, took, limit)
-	}
+	must.Hold(a.T, took <= limit, "%s takes %v: want at most %v", name, took, limit)
 }
 
 // A process in the middle of an exec has the recorded daemon's pid. Nothing proves that it is the daemon, so it gets no
@@ -187,12 +184,8 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 				!strings.Contains(run.output, "does not answer") {
 				t.Errorf("epilog: code %d in %v: want 1\n%s", run.code, run.took, run.output)
 			}
-			if l.Daemons[0].Proc.Running() {
-				t.Error("the daemon is alive")
-			}
-			if a.waiting(user) != 1 {
-				t.Error("the process in its exec has ended, so the test proves little")
-			}
+			must.Hold(t, !l.Daemons[0].Proc.Running(), "the daemon is alive")
+			must.Hold(t, a.waiting(user) == 1, "the process in its exec has ended, so the test proves little")
 			if !grouped {
 				stop()
 				a.Until("end of the exec", func() bool { return a.waiting(user) == 0 })
@@ -240,9 +233,8 @@ func hostileExecsUnderSlurm(t *testing.T) {
 		t.Errorf("only %d processes are still in their exec, so the test proves little", left)
 	}
 	state, reason, err := c.NodeState(p.Ctx, c.Nodes()[0])
-	if err != nil || strings.Contains(strings.ToLower(state), "drain") {
-		t.Errorf("the node is %s: %s, %v", state, reason, err)
-	}
+	must.Hold(t, err == nil && !strings.Contains(strings.ToLower(state), "drain"),
+		"the node is %s: %s, %v", state, reason, err)
 	if log := p.Log(); !strings.Contains(log, `"closed":true`) || !strings.Contains(log, "do not answer") {
 		t.Errorf("the epilog has failed, or no line says that processes do not answer:\n%s", log)
 	}

@@ -114,9 +114,7 @@ func (a attack) costs(all e2e.MemoryGroup, job testnode.Job, begin func()) map[s
 		}
 		began := time.Now()
 		out, err := cmd.CombinedOutput()
-		if cmd.ProcessState == nil {
-			a.T.Fatalf("%s of job %d: %v", p.name, job.ID, err)
-		}
+		must.Have(a.T, cmd.ProcessState != nil, "%s of job %d: %v", p.name, job.ID, err)
 		found[p.name] = cost{own.Peak(), time.Since(began), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
 		if code := cmd.ProcessState.ExitCode(); !strings.Contains(p.codes, strconv.Itoa(code)) {
 			a.T.Errorf("%s of job %d: code %d: %.2000s", p.name, job.ID, code, out)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
@@ -30,8 +31,8 @@ func TestAPolicyInAFolderOfOthers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			planted := filepath.Join(t.TempDir(), "policy.hcl")
-			e2e.OK(t, c.plant(planted))
-			e2e.OK(t, os.Lchown(planted, int(e2e.OtherUID), int(e2e.OtherUID)))
+			must.OK(t, c.plant(planted))
+			must.OK(t, os.Lchown(planted, int(e2e.OtherUID), int(e2e.OtherUID)))
 			ctx, cancel := e2e.Limited()
 			defer cancel()
 			result, err := p.Run(ctx, nil, "mpsctl", "policy", "check", planted)

@@ -59,9 +59,8 @@ func TestLimitsOfASubmitter(t *testing.T) {
 	}
 	slots := a.Command("mpirun-wrap", "--slots=2", "--", "/bin/echo", "runs")
 	out, err := a.AsUser(7, append([]string{"/usr/bin/prlimit", "--fsize=0"}, slots...)).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "the limit of a file's size is 0 bytes: raise it") {
-		t.Errorf("--slots without files: %v: %s", err, out)
-	}
+	must.Hold(t, err != nil && strings.Contains(string(out), "the limit of a file's size is 0 bytes: raise it"),
+		"--slots without files: %v: %s", err, out)
 	a.closes(a.Job(7, "0"))
 }
 
@@ -89,9 +88,8 @@ func TestFileSystemsWithoutRoom(t *testing.T) {
 				t.Errorf("the prolog prints %q, want %q", out, c.want+folder)
 			}
 			filler := filepath.Join(folder, "filler")
-			if os.WriteFile(filler, make([]byte, 1<<17), 0o600) == nil && strings.HasPrefix(c.room, "size") {
-				t.Error("the file system is not full")
-			}
+			must.Hold(t, os.WriteFile(filler, make([]byte, 1<<17), 0o600) != nil || !strings.HasPrefix(c.room, "size"),
+				"the file system is not full")
 			a.withstands(a.Job(7, "0"), "epilog")
 			a.Clean()
 		})

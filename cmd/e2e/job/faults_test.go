@@ -176,14 +176,10 @@ func TestModesBefore(t *testing.T) {
 			}
 			set(c.before)
 			p.Open(p.Job(7, "0"))
-			if p.Modes() != "3" {
-				t.Errorf("during the job: mode %s", p.Modes())
-			}
+			must.Equal(t, "during the job: mode", p.Modes(), "3")
 			set(c.since)
 			p.Must(0, p.Job(7, "0"), "epilog")
-			if p.Modes() != c.after {
-				t.Errorf("after the job: mode %s, want %s", p.Modes(), c.after)
-			}
+			must.Equal(t, "after the job: mode", p.Modes(), c.after)
 		})
 	}
 }
@@ -250,8 +246,6 @@ func TestMIGInstances(t *testing.T) {
 	if len(ticket.Daemons) != 2 || string(ticket.Devices[0].UUID) != instances[0] || ticket.Devices[1].Daemon != 1 {
 		t.Errorf("ticket %+v", ticket)
 	}
-	if p.Modes() != "0" {
-		t.Errorf("the mode of a GPU with instances was set to %s", p.Modes())
-	}
+	must.Equal(t, "the mode of a GPU with instances was set to", p.Modes(), "0")
 	p.Close(job)
 }

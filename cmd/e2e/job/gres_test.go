@@ -51,9 +51,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 					t.Errorf("modes %s", modes)
 				}
 				same := p.Ticket(7).Daemons[0].PipeDir == p.Ticket(8).Daemons[0].PipeDir
-				if same != (how == "user") {
-					t.Errorf("the jobs share a daemon: %t", same)
-				}
+				must.Equal(t, "the jobs share a daemon", same, how == "user")
 				for _, job := range both {
 					p.placed(job.ID, share.task)
 				}
@@ -82,9 +80,7 @@ func (p testNode) sharesGPUs(gres string) {
 	p.Write(p.Gres(), gres)
 	conf := e2e.Read(p.T, p.Conf)
 	with := strings.Replace(conf, "Gres=gpu:2", "Gres=gpu:2,shard:8,mps:200", 1)
-	if with == conf {
-		p.T.Fatalf("%s has no Gres=gpu:2:\n%s", p.Conf, conf)
-	}
+	must.Have(p.T, with != conf, "%s has no Gres=gpu:2:\n%s", p.Conf, conf)
 	if !strings.Contains(gres, "shard") {
 		with = strings.Replace(with, "shard:8,", "", 1)
 	}

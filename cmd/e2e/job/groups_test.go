@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
-	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -33,7 +33,7 @@ func TestNothingStaysInSlurmdsGroup(t *testing.T) {
 				top.prolog(p, own, job)
 			}
 			for dir := filepath.Join(top.path, own); filepath.Base(dir) != "n1_slurmstepd.scope" && dir != top.path; dir = filepath.Dir(dir) {
-				e2e.OK(t, os.Remove(dir)) // as systemd does; it fails if a process is in the group
+				must.OK(t, os.Remove(dir)) // as systemd does; it fails if a process is in the group
 			}
 			for job, groups := range map[uint32]int{7: 3, 8: 1} { // of two daemons and a guard; of a recorder
 				l := p.Lease(job)
@@ -76,10 +76,10 @@ func newGroups(t *testing.T) groups {
 		t.Skipf("no control groups of version 2: %v", err)
 	}
 	path, err := os.MkdirTemp(mount, "slurm-mps-test-")
-	e2e.OK(t, err)
+	must.OK(t, err)
 	g := groups{t, path, filepath.Join(path, "n1_slurmstepd.scope")}
-	e2e.OK(t, os.MkdirAll(filepath.Join(g.scope, "system"), 0o755))
-	t.Cleanup(func() { e2e.OK(t, removeGroups(path)) })
+	must.OK(t, os.MkdirAll(filepath.Join(g.scope, "system"), 0o755))
+	t.Cleanup(func() { must.OK(t, removeGroups(path)) })
 	return g
 }
 
@@ -101,7 +101,7 @@ func removeGroups(path string) error {
 func (g groups) prolog(p testNode, group string, job testnode.Job) {
 	g.t.Helper()
 	folder := filepath.Join(g.path, group)
-	e2e.OK(g.t, os.MkdirAll(folder, 0o755))
+	must.OK(g.t, os.MkdirAll(folder, 0o755))
 	inside := []string{"-c", `echo 0 >"$0" && exec "$@"`, filepath.Join(folder, "cgroup.procs")}
 	cmd := exec.Command("/bin/sh", append(inside, p.Command("prolog")...)...)
 	cmd.Env = job.Environment("prolog_slurmd")

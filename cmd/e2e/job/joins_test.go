@@ -49,9 +49,7 @@ func TestAJobGetsWhatItsRuleGrants(t *testing.T) {
 					jobs[i].Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", "SPANK_MPS=" + options[i]}
 					p.Open(jobs[i])
 				}
-				if same := p.Ticket(7).Joined == p.Ticket(8).Joined; same != c.share {
-					t.Errorf("the jobs share a daemon: %t, want %t", same, c.share)
-				}
+				must.Equal(t, "the jobs share a daemon", p.Ticket(7).Joined == p.Ticket(8).Joined, c.share)
 				for i, job := range jobs {
 					p.serves(job, c.ceilings[(i+order)%2], c.holds[(i+order)%2])
 				}

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -21,9 +23,7 @@ func TestAJobsLife(t *testing.T) {
 			p := newTestNode(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
 			job := p.Job(7, "1,3")
 			p.Open(job)
-			if got := p.Modes(); got != "0303" {
-				t.Errorf("modes %s, want the job's GPUs alone in EXCLUSIVE_PROCESS: 0303", got)
-			}
+			must.Equal(t, "modes", p.Modes(), "0303")
 			ticket := p.Ticket(7)
 			daemons := map[string]int{"job": 1, "gpu": 2}[scope]
 			if len(ticket.Daemons) != daemons || len(ticket.Devices) != 2 || ticket.Devices[0].Minor != 1 || ticket.Devices[1].Minor != 3 {
@@ -79,4 +79,20 @@ func TestAPrologAgainAdopts(t *testing.T) {
 		t.Errorf("not adopted:\n%s", p.Log())
 	}
 	p.Close(job)
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
+}
+
+// cluster is a real Slurm, with the methods of these tests alone.
+type cluster struct{ *e2e.Cluster }
+
+func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
+	t.Helper()
+	return &cluster{e2e.NewCluster(t, policy, o)}
 }

@@ -100,7 +100,7 @@ func copies(n int, call func(i int)) []func() {
 // holds reports whether the lease of a job names a GPU.
 func (p testNode) holds(job uint32, gpu int) bool {
 	boot, err := proc.BootID()
-	e2e.OK(p.T, err)
+	must.OK(p.T, err)
 	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
 	if err != nil && !errors.Is(err, lease.ErrNotFound) {
 		p.T.Error(err)

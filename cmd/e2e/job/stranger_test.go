@@ -95,9 +95,8 @@ func TestAStrangerOnTheSameGPU(t *testing.T) {
 			limit := must.Get(time.ParseDuration(c.pause))(t)
 			got, short := p.guard(7), limit*3/4
 			useless := c.pauses == 0 && (c.mib == room && got.Pauses > 0 || got.PausedMillis > short.Milliseconds())
-			if useless || got.Pauses < c.pauses || got.Released["hold over"] > 0 {
-				t.Errorf("%d pauses of %d ms; closed: %v", got.Pauses, got.PausedMillis, got.Released)
-			}
+			must.Hold(t, !useless && got.Pauses >= c.pauses && got.Released["hold over"] <= 0,
+				"%d pauses of %d ms; closed: %v", got.Pauses, got.PausedMillis, got.Released)
 			if !c.reads { // the neighbours' end bounds the holding
 				for _, n := range neighbours {
 					_ = n.Process.Signal(syscall.SIGTERM)

@@ -122,9 +122,8 @@ func (p testNode) failing(job testnode.Job, program string, once bool, refusals 
 	if result.Code != 0 && result.Code != 1 {
 		p.T.Errorf("%s: %+v\n%s", program, result, p.Log())
 	}
-	if result.Code == 1 && !regexp.MustCompile(`^`+program+`: cannot [^\n]+\n$`).MatchString(result.Output) {
-		p.T.Errorf("%s prints %q", program, result.Output)
-	}
+	must.Hold(p.T, result.Code != 1 || regexp.MustCompile(`^`+program+`: cannot [^\n]+\n$`).MatchString(result.Output),
+		"%s prints %q", program, result.Output)
 	return result
 }
 

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/night"
 )
 
@@ -99,13 +101,22 @@ func sweepOn[P fmt.Stringer](
 	all.Wait()
 	n := int(tried.Load())
 	t.Logf("%d points, %d of them not reached again", n, missed.Load())
-	if n == 0 {
-		t.Errorf("none of %d points has the name that -run gives", len(points))
-	}
+	must.Hold(t, n != 0, "none of %d points has the name that -run gives", len(points))
 	if !e2e.Named(t) {
 		e2e.Report(t, t.Name(), n, int(failed.Load()), time.Since(began))
 	}
 	if int(missed.Load()) > mayMiss(n) {
 		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), n)
 	}
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+// cluster is a real Slurm, with the methods of these tests alone.
+type cluster struct{ *e2e.Cluster }
+
+func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
+	t.Helper()
+	return &cluster{e2e.NewCluster(t, policy, o)}
 }

@@ -69,14 +69,10 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 	result := w.doctor()
 	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 7 programs, ` +
 		regexp.QuoteMeta(w.Conf+", driver 580.178.04 (not proven: docs/measurements), 2 GPUs") + `\n$`)
-	if result.Code != 0 || !line.MatchString(result.Output) {
-		t.Errorf("code %d: %s", result.Code, result.Output)
-	}
+	must.Hold(t, result.Code == 0 && line.MatchString(result.Output), "code %d: %s", result.Code, result.Output)
 	raw := w.doctor("--json").Output
 	for _, list := range []string{`"findings":[]`, `"errors":[]`, `"complete":true`} {
-		if !strings.Contains(raw, list) {
-			t.Errorf("no %s in %s", list, raw)
-		}
+		must.Hold(t, strings.Contains(raw, list), "no %s in %s", list, raw)
 	}
 	var d doctor.Report
 	decoder := json.NewDecoder(strings.NewReader(raw))

@@ -48,9 +48,7 @@ func TestASummaryOfEachJob(t *testing.T) {
 	for line := range strings.Lines(p.Log()) {
 		var s summary
 		if json.Unmarshal([]byte(line), &s) == nil && s.Step == "summary" {
-			if s.Seconds <= 0 || s.Seconds > 60 {
-				t.Errorf("seconds: %s", line)
-			}
+			must.Hold(t, s.Seconds > 0 && s.Seconds <= 60, "seconds: %s", line)
 			s.Seconds = 0
 			all = append(all, s)
 		}
@@ -59,15 +57,11 @@ func TestASummaryOfEachJob(t *testing.T) {
 		{Step: "summary", User: "hpc1", Rule: "mps", Job: 7, GPUs: 1, Clients: 3, Peak: 3, AtEpilog: 3, Terminated: 3, Closed: true},
 		{Step: "summary", User: "hpc1", Rule: "mps", Job: 8, GPUs: 1, Closed: true},
 	}
-	if len(all) != 2 || all[0] != want[0] || all[1] != want[1] {
-		t.Errorf("summaries %+v\nwant      %+v", all, want)
-	}
+	must.Hold(t, len(all) == 2 && all[0] == want[0] && all[1] == want[1], "summaries %+v\nwant      %+v", all, want)
 	after := p.Ctl("metrics").Output
 	for _, line := range []string{"closed_jobs_total 2", "clients_total 3", "clients_at_epilog_total 3",
 		"terminated_clients_total 3", "faults_total 0", `jobs{phase="open"} 0`} {
-		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
-			t.Errorf("no %s in\n%s", line, after)
-		}
+		must.Hold(t, strings.Contains(after, "\nslurm_mps_"+line+"\n"), "no %s in\n%s", line, after)
 	}
 	p.Clean()
 }
@@ -94,13 +88,9 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 		took = time.Since(began)
 		return said.Code == 0 && !slices.ContainsFunc(lines, lacks)
 	})
-	if took > 50*time.Second || said.Code != 0 {
-		t.Errorf("mpsctl metrics took %v: code %d", took, said.Code)
-	}
+	must.Hold(t, took <= 50*time.Second && said.Code == 0, "mpsctl metrics took %v: code %d", took, said.Code)
 	for _, line := range lines {
-		if lacks(line) {
-			t.Errorf("no %s in\n%s", line, said.Output)
-		}
+		must.Hold(t, !lacks(line), "no %s in\n%s", line, said.Output)
 	}
 	for _, d := range p.Ticket(7).Daemons {
 		must.OK(t, d.Proc.Kill(unix.SIGCONT))
@@ -149,12 +139,9 @@ func TestMetricsFollowNoLink(t *testing.T) {
 		}
 	}
 	info, err := os.Lstat(out)
-	if err != nil || info.Mode() != 0o644 || !strings.Contains(e2e.Read(t, out), "\nslurm_mps_jobs{") {
-		t.Errorf("the written file: %v, %v", info, err)
-	}
-	if e2e.Read(t, victim) != "precious" {
-		t.Error("the target of the link was written")
-	}
+	must.Hold(t, err == nil && info.Mode() == 0o644 && strings.Contains(e2e.Read(t, out), "\nslurm_mps_jobs{"),
+		"the written file: %v, %v", info, err)
+	must.Hold(t, e2e.Read(t, victim) == "precious", "the target of the link was written")
 	if names, _ := os.ReadDir(own); len(names) != 5 {
 		t.Errorf("want 5 files in the folder: %v", names)
 	}

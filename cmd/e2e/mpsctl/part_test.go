@@ -103,9 +103,7 @@ func (q quarters) metric(name string) (value float64) {
 	seen := map[string]bool{}
 	for line := range strings.Lines(q.Ctl("metrics").Output) {
 		series, number, _ := strings.Cut(strings.TrimSpace(line), "} ")
-		if strings.Contains(line, "{") && seen[series] {
-			q.T.Errorf("metrics has the series %s} twice", series)
-		}
+		must.Hold(q.T, !strings.Contains(line, "{") || !seen[series], "metrics has the series %s} twice", series)
 		seen[series] = true
 		if rest, found := strings.CutPrefix(line, name+" "); found {
 			number = strings.TrimSpace(rest)
@@ -147,15 +145,13 @@ func partsAddUp(t *testing.T, gres, how string) {
 		f := q.report(job)
 		text := q.Ctl("report", fmt.Sprint(job)).Output
 		known := f.Mean.SMActive != -1 || f.Mean.SMUtil != -1 || f.Mean.DRAM != -1
-		if known || f.Advice != "" || strings.Contains(text, "43 %") {
-			t.Errorf("job %d has the whole GPU's work:\n%s", job, text)
-		}
+		must.Hold(t, !known && f.Advice == "" && !strings.Contains(text, "43 %"),
+			"job %d has the whole GPU's work:\n%s", job, text)
 		if idle := f.Mean.UsedMiB < 2000; idle == (n == 0) || f.Mean.UsedMiB > 11000 {
 			t.Errorf("job %d uses %d MiB", job, f.Mean.UsedMiB)
 		}
-		if f.Seen != 1 || f.Peak != 1 {
-			t.Errorf("job %d has %d clients, at most %d at the same time, want 1 and 1", job, f.Seen, f.Peak)
-		}
+		must.Hold(t, f.Seen == 1 && f.Peak == 1,
+			"job %d has %d clients, at most %d at the same time, want 1 and 1", job, f.Seen, f.Peak)
 		if f.GPUs[0].Others != 3 || !strings.Contains(text, "beside at most 3 other jobs") {
 			t.Errorf("job %d is beside %d others, want 3:\n%s", job, f.GPUs[0].Others, text)
 		}
@@ -174,18 +170,13 @@ func partsAddUp(t *testing.T, gres, how string) {
 		t.Errorf("the total is %v J, want the reports' %d J", total, joules)
 	}
 	n, clients := q.metric("slurm_mps_closed_jobs_total"), q.metric("slurm_mps_clients_total")
-	if n != 4 || clients != 4 {
-		t.Errorf("%v jobs and %v clients in the totals, want 4 and 4", n, clients)
-	}
+	must.Hold(t, n == 4 && clients == 4, "%v jobs and %v clients in the totals, want 4 and 4", n, clients)
 	list := q.Ctl("report").Output
 	for _, job := range q.jobs {
-		if !regexp.MustCompile(fmt.Sprintf(`(?m)^%d .* -$`, job)).MatchString(list) {
-			t.Errorf("the list has no job %d without SM active:\n%s", job, list)
-		}
+		must.Hold(t, regexp.MustCompile(fmt.Sprintf(`(?m)^%d .* -$`, job)).MatchString(list),
+			"the list has no job %d without SM active:\n%s", job, list)
 	}
-	if strings.Contains(list, "4026531840") || strings.Count(list, "\n") > 8 {
-		t.Errorf("the list has\n%s", list)
-	}
+	must.Hold(t, !strings.Contains(list, "4026531840") && strings.Count(list, "\n") <= 8, "the list has\n%s", list)
 	q.Clean()
 }
 
@@ -196,14 +187,11 @@ func (q quarters) running() {
 	metrics, list := q.Ctl("metrics").Output, q.Ctl("report").Output
 	for _, job := range q.jobs {
 		series := strings.Contains(metrics, fmt.Sprintf(`slurm_mps_job_energy_joules{jobid="%d",`, job))
-		if !series || !strings.Contains("\n"+list, fmt.Sprintf("\n%d ", job)) {
-			q.T.Errorf("metrics or the list lacks job %d:\n%s\n%s", job, metrics, list)
-		}
+		must.Hold(q.T, series && strings.Contains("\n"+list, fmt.Sprintf("\n%d ", job)),
+			"metrics or the list lacks job %d:\n%s\n%s", job, metrics, list)
 	}
 	for _, text := range []string{metrics, list} {
-		if strings.Contains(text, "4026531840") {
-			q.T.Errorf("a shared daemon is a job in\n%s", text)
-		}
+		must.Hold(q.T, !strings.Contains(text, "4026531840"), "a shared daemon is a job in\n%s", text)
 	}
 	if status := q.Ctl("status").Output; strings.Contains(status, "43 %") {
 		q.T.Errorf("status has the whole GPU's work in a job:\n%s", status)
@@ -238,6 +226,60 @@ func TestEnergyOfPartsIsTheGPUs(t *testing.T) {
 				t.Errorf("the parts used %v J, want %d J in four equal parts", each, used/1000)
 			}
 			q.Clean()
+		})
+	}
+}
+
+// status shows who has which part of a GPU, and audit takes no job on the GPU for a stranger. A daemon that jobs share
+// stands once, with the clients of all.
+//
+// Contract: S2
+func TestStatusOfASharedGPU(t *testing.T) {
+	t.Parallel()
+	for how, want := range map[string][]string{
+		"turns": {"job 7  hpc1", "job 8  hpc1", "part     50 of 100 percent of each GPU", "2 jobs"},
+		"user":  {"job 7  hpc1", "job 8  hpc1", "served   by shared daemon 1", "shared daemon 1  hpc1", "2 jobs"},
+	} {
+		t.Run(how, func(t *testing.T) {
+			p := newTestNode(t, testnode.Default(fmt.Sprintf("share_gpu = %q", how), `drain_grace = "200ms"`), node.H200, node.H200)
+			p.Write(p.Gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
+			for id := uint32(7); id <= 8; id++ {
+				job := p.Job(id, "0")
+				job.Extra = []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"}
+				p.Open(job)
+				p.Client(id, "spin", "-ms", "5", "-for", "100", "-exit-idle")
+			}
+			out := p.Ctl("status").Output
+			for _, text := range want {
+				must.Hold(t, strings.Contains(out, text), "status does not print %q:\n%s", text, out)
+			}
+			for _, command := range []string{"status", "audit"} {
+				var found struct {
+					Findings []struct{ Kind, Where string } `json:"findings"`
+				}
+				out := p.Ctl(command, "--json").Output
+				if err := json.Unmarshal([]byte(out), &found); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				for _, f := range found.Findings {
+					if f.Kind != "daemon-not-of-a-lease" { // of other tests on this machine
+						t.Errorf("%s finds %+v", command, f)
+					}
+				}
+			}
+			if out := p.Ctl("reap", "--dry-run").Output; strings.Contains(out, "4026531840") {
+				t.Errorf("reap prints a number that Slurm does not know:\n%s", out)
+			}
+			if how == "user" { // the first sample comes after a second
+				p.Until("a report of both jobs", func() bool { return strings.Contains(p.Ctl("report", "7", "--json").Output, `"shared_with":[8]`) })
+			}
+			for id := uint32(7); id <= 8; id++ {
+				p.Must(0, p.Job(id, "0"), "epilog")
+			}
+			if out := p.Ctl("report", "7", "--json").Output; (how == "user") != strings.Contains(out, `"shared_with":[8]`) {
+				t.Errorf("the report of job 7 has\n%s", out)
+			}
+			p.Clean()
 		})
 	}
 }

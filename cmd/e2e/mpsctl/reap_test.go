@@ -73,9 +73,7 @@ func (p testNode) reap(code int, args ...string) []reapLine {
 			}
 		}
 	}
-	if !reflect.DeepEqual(said, did) {
-		p.T.Errorf("a dry run prints %+v\nand a run    %+v", said, did)
-	}
+	must.Hold(p.T, reflect.DeepEqual(said, did), "a dry run prints %+v\nand a run    %+v", said, did)
 	return did
 }
 
@@ -152,9 +150,7 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 		p.Quiet()
 		p.reaps(0, "", "")
 	}
-	if closed-asked < 2 {
-		t.Errorf("%d leases, %d of them open: the test proves too little", closed, asked)
-	}
+	must.Hold(t, closed-asked >= 2, "%d leases, %d of them open: the test proves too little", closed, asked)
 }
 
 // If an epilog was killed before its first step, the job's lease is open. Status, doctor and the error of the next
@@ -185,9 +181,7 @@ func TestALeaseWithoutAStep(t *testing.T) {
 	}
 	end()
 	code, found := status("alloc,contain")
-	if code != 1 || kinds(found) != "lease-without-step" {
-		t.Fatalf("%d, %+v", code, found)
-	}
+	must.Have(t, code == 1 && kinds(found) == "lease-without-step", "%d, %+v", code, found)
 	command, ok := strings.CutPrefix(found[0].Do, begins)
 	if out := p.Must(1, p.Job(next, "0"), "prolog"); !ok || !strings.Contains(out, "; "+begins+command+"\n") {
 		t.Errorf("%q is not in the prolog's error: %s", found[0].Do, out)
@@ -251,9 +245,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 			path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", job))
 			p.Rewrite(path, strings.Replace(e2e.Read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
 			p.reaps(1, actionOn(job, "leave"), "Slurm has a step")
-			if p.Modes() != "30" || !e2e.Alive(p.Ticket(job).Daemons[0].Proc) {
-				t.Error("reap changed the job")
-			}
+			must.Hold(t, p.Modes() == "30" && e2e.Alive(p.Ticket(job).Daemons[0].Proc), "reap changed the job")
 			end()
 			p.reaps(0, actionOn(job, "close"), "its epilog has ended")
 			p.Quiet()
@@ -326,9 +318,7 @@ func TestReapUnderSlurm(t *testing.T) {
 	if lines := p.runReap(1); actions(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
 		t.Errorf("%+v", lines)
 	}
-	if !e2e.Alive(p.Ticket(uint32(id)).Daemons[0].Proc) {
-		t.Error("reap ended the daemon of an allocation")
-	}
+	must.Hold(t, e2e.Alive(p.Ticket(uint32(id)).Daemons[0].Proc), "reap ended the daemon of an allocation")
 	c.Does(c.User, "scancel", fmt.Sprint(id))
 	c.Ended(id)
 	c.Quiet()

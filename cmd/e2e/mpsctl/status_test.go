@@ -122,9 +122,7 @@ func (p testNode) ask(d lease.Daemon, line string) string {
 	cmd.Env, cmd.Dir, cmd.Stdin = []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir}, "/", strings.NewReader(line+"\n")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: e2e.UID, Gid: e2e.GID}}
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		p.T.Fatalf("%s: %v: %s", line, err, out)
-	}
+	must.Have(p.T, err == nil, "%s: %v: %s", line, err, out)
 	return strings.TrimSpace(string(out))
 }
 
@@ -137,16 +135,13 @@ func TestStatusAgrees(t *testing.T) {
 	told := map[int]int{} // the number of SMs by pid, as CUDA reports it
 	for _, rank := range p.Ranks(8, "spin", "-ms", "1", "-for", "100") {
 		said := regexp.MustCompile(`pid=(\d+) ready .* sm=(\d+)`).FindStringSubmatch(rank.Ready)
-		if said == nil {
-			t.Fatalf("a client prints %q", rank.Ready)
-		}
+		must.Have(t, said != nil, "a client prints %q", rank.Ready)
 		pid, _ := strconv.Atoi(said[1])
 		told[pid], _ = strconv.Atoi(said[2])
 	}
 	s := p.status()
-	if len(s.Jobs) != 1 || len(s.GPUs) != 3 || len(s.Findings) != 0 || len(s.Unseen) != 0 || !s.Root {
-		t.Fatalf("seen %+v", s)
-	}
+	must.Have(t, len(s.Jobs) == 1 && len(s.GPUs) == 3 && len(s.Findings) == 0 && len(s.Unseen) == 0 && s.Root,
+		"seen %+v", s)
 	j, d := s.Jobs[0], p.Ticket(7).Daemons[0]
 	if j.Job != 7 || j.User != "hpc1" || j.Rule != "mps" || j.Phase != "open" || j.Share != "even" || j.Memory != "even" || *j.Ceiling != 50 {
 		t.Errorf("job %+v", j)
@@ -167,9 +162,7 @@ func TestStatusAgrees(t *testing.T) {
 			if c.SMs != told[c.PID] || c.SMs == 0 || c.MemoryMiB == nil || c.Unknown != "" {
 				t.Errorf("client %+v, and CUDA reports %d SMs", c, told[c.PID])
 			}
-			if !slices.Contains(served, strconv.Itoa(c.PID)) {
-				t.Errorf("client %d is not among the daemon's %v", c.PID, served)
-			}
+			must.Hold(t, slices.Contains(served, strconv.Itoa(c.PID)), "client %d is not among the daemon's %v", c.PID, served)
 		}
 		if want := p.contexts(gpu); len(want) != 4 || !slices.Equal(pids, want) {
 			t.Errorf("clients of GPU %d: %v, and the driver reports %v", gpu, pids, want)
@@ -182,9 +175,7 @@ func TestStatusAgrees(t *testing.T) {
 			t.Errorf("GPU %+v", g)
 		}
 	}
-	if want := p.Modes(); modes != want {
-		t.Errorf("modes %s, want %s", modes, want)
-	}
+	must.Equal(t, "modes", modes, p.Modes())
 	if found := p.Audit(); len(found) != 0 {
 		t.Errorf("audit found %+v", found)
 	}
@@ -212,9 +203,7 @@ func (p testNode) looksFromOutside(t *testing.T, s seen) {
 			t.Errorf("client %d is not in\n%s", c.PID, text)
 		}
 	}
-	if strings.Contains(text, "\x1b") {
-		t.Errorf("there is colour on a pipe: %q", text)
-	}
+	must.Hold(t, !strings.Contains(text, "\x1b"), "there is colour on a pipe: %q", text)
 }
 
 // scene is a node with two GPUs and a job on GPU 0. A test then makes something go wrong.
@@ -296,8 +285,7 @@ func (s scene) stop(pid int) {
 // server waits for the daemon's server and returns its pid.
 func (s scene) server() int {
 	s.T.Helper()
-	pid := must.Get(strconv.Atoi(s.ask(s.daemon, "get_server_list")))(s.T)
-	return pid
+	return must.Get(strconv.Atoi(s.ask(s.daemon, "get_server_list")))(s.T)
 }
 
 // Status reports a disagreement between lease and node, and nothing else. Here are those that a daemon's answers show.
@@ -343,9 +331,8 @@ func TestStatusMarksDisagreements(t *testing.T) {
 				})
 			})
 			for _, f := range found {
-				if f.Where == "" || f.What == "" || f.Do == "" || strings.Contains(f.What+f.Do, "\x1b") {
-					t.Errorf("%+v lacks where, what or fix", f)
-				}
+				must.Hold(t, f.Where != "" && f.What != "" && f.Do != "" && !strings.Contains(f.What+f.Do, "\x1b"),
+					"%+v lacks where, what or fix", f)
 				if marks := strings.Count(text, "! "+f.Kind); marks < 1 || !strings.Contains(text, "! "+f.Kind+"  "+f.Where+"\n") {
 					t.Errorf("%s is not in\n%s", f.Kind, text)
 				}
@@ -429,9 +416,8 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 			words := strings.Join(strings.Fields(text), " ") // a repair has a line for each step
 			for _, f := range found {
 				fix := "fix: " + strings.ReplaceAll(f.Do, "; ", " ")
-				if !strings.Contains(text, fmt.Sprintf("! %s  %s\n", f.Kind, f.Where)) || !strings.Contains(words, fix) {
-					t.Errorf("%+v is not in\n%s", f, text)
-				}
+				must.Hold(t, strings.Contains(text, fmt.Sprintf("! %s  %s\n", f.Kind, f.Where)) && strings.Contains(words, fix),
+					"%+v is not in\n%s", f, text)
 			}
 		})
 	}
@@ -454,9 +440,8 @@ func TestStatusForAUser(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 {
 		t.Fatalf("code %d, %v: %s", code, err, out)
 	}
-	if len(s.Jobs) != 1 || s.Jobs[0].Job != 7 || s.Jobs[0].Daemons[0].State != "serving" || s.Root {
-		t.Fatalf("seen %s", out)
-	}
+	must.Have(t, len(s.Jobs) == 1 && s.Jobs[0].Job == 7 && s.Jobs[0].Daemons[0].State == "serving" && !s.Root,
+		"seen %s", out)
 	want := p.contexts(0)
 	for i, c := range s.Jobs[0].GPUs[0].Clients {
 		if c.PID != want[i] || c.SMs != 66 {
@@ -541,4 +526,12 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 		t.Errorf("only %d jobs ran at the same time", jobs)
 	}
 	p.Clean()
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
 }

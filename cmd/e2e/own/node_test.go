@@ -261,8 +261,7 @@ func (n testNode) folders() (found []string) {
 // daemons are the processes of MPS: for each step a daemon and its server.
 func (n testNode) daemons() []proc.Process {
 	n.T.Helper()
-	found := must.Get(n.Below(n.Root + "/"))(n.T)
-	return found
+	return must.Get(n.Below(n.Root + "/"))(n.T)
 }
 
 // serving returns the number of daemons when so many run. One that forks or asks is two for a moment.
@@ -273,22 +272,17 @@ func (n testNode) serving(want int) (got int) {
 }
 
 // state is what is on the node, for messages.
-func (n testNode) state() string {
-	return strings.Join(append(n.Strangers(), n.folders()...), "\n")
-}
+func (n testNode) state() string { return strings.Join(append(n.Strangers(), n.folders()...), "\n") }
 
 // left is what a step has left.
-func (n testNode) left() []string {
-	return append(n.Strangers(), n.folders()...)
-}
+func (n testNode) left() []string { return append(n.Strangers(), n.folders()...) }
 
 // clean checks that nothing is left of any step, and that all ranks have run under MPS.
 func (n testNode) clean() {
 	n.T.Helper()
 	var left []string
-	if !e2e.Comes(func() bool { left = n.left(); return len(left) == 0 }) {
-		n.T.Fatalf("left behind: %q", left)
-	}
+	gone := e2e.Comes(func() bool { left = n.left(); return len(left) == 0 })
+	must.Have(n.T, gone, "left behind: %q", left)
 	if pids := strings.Fields(e2e.Read(n.T, filepath.Join(n.Sim.Node.Dir, "without_mps"))); len(pids) > 0 {
 		n.T.Errorf("these processes have computed without MPS: %q", pids)
 	}

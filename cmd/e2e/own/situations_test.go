@@ -110,9 +110,7 @@ func TestALateRank(t *testing.T) {
 	keeper := n.one("--own-keep")
 	late := n.start(inStep(7, 0, 1, 2), n.spin("60")...)
 	ready(late)
-	if now := n.one("--own-keep"); now != keeper {
-		t.Errorf("the keeper was %v and is %v", keeper, now)
-	}
+	must.Equal(t, "the keeper was", n.one("--own-keep"), keeper)
 	lives(first...)
 	lives(late)
 	later := n.step(7, 0, 2, n.spin("60")...) // at this moment, the daemon ends

@@ -50,9 +50,8 @@ func (c *cluster) run(code int, line ...string) lab.Result {
 	ctx, cancel := e2e.Limited()
 	defer cancel()
 	result, err := c.Run(ctx, c.User, line[0], line[1:]...)
-	if err != nil || result.Exit != code {
-		c.T.Errorf("%q ends with %d, want %d: %v\n%s%s", line, result.Exit, code, err, result.Stdout, result.Stderr)
-	}
+	must.Hold(c.T, err == nil && result.Exit == code,
+		"%q ends with %d, want %d: %v\n%s%s", line, result.Exit, code, err, result.Stdout, result.Stderr)
 	return result
 }
 
@@ -96,15 +95,11 @@ func TestOwnUnderSlurm(t *testing.T) {
 			c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
 			_, out := c.plain(l.script, l.args...)
 			got := e2e.SMCounts(t, out)
-			if fmt.Sprint(got) != fmt.Sprint(four[:l.ranks]) {
-				t.Errorf("SMs %v:\n%s", got, out)
-			}
+			must.Equal(t, fmt.Sprintf("SMs %v:\n%s", got, out), fmt.Sprint(got), fmt.Sprint(four[:l.ranks]))
 			c.clean()
 		})
 	}
-	t.Run("sent by Slurm", func(t *testing.T) {
-		(&cluster{c.Cluster.Again(t), c.nodes, c.rank}).sent()
-	})
+	t.Run("sent by Slurm", func(t *testing.T) { (&cluster{c.Cluster.Again(t), c.nodes, c.rank}).sent() })
 	t.Run("a GPU for each task", func(t *testing.T) {
 		c := &cluster{c.Cluster.Again(t), c.nodes, c.rank}
 		result := c.run(125, "srun", "-n2", "--gpus-per-task=1", c.rank, c.Client(), "info")

@@ -99,9 +99,7 @@ func (sum tally) report(t *testing.T, took time.Duration) {
 		fmt.Fprintf(file, "%s\n", line)
 	}
 	e2e.Report(t, "TestOwnSoak", sum.Starts, sum.Without+sum.Left+sum.Wrong, took)
-	if sum.Without+sum.Left+sum.Wrong > 0 {
-		t.Errorf("%+v", sum)
-	}
+	must.Hold(t, sum.Without+sum.Left+sum.Wrong <= 0, "%+v", sum)
 }
 
 // soakStep runs a step with its fault, and counts what is wrong afterwards.

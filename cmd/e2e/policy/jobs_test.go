@@ -13,6 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -98,7 +99,7 @@ func (p testNode) kept(job uint32) string {
 func TestKeepLogs(t *testing.T) {
 	t.Parallel()
 	kill := func(p testNode) {
-		e2e.OK(p.T, p.Ticket(7).Daemons[0].Proc.Kill(9))
+		must.OK(p.T, p.Ticket(7).Daemons[0].Proc.Kill(9))
 	}
 	for _, c := range []struct {
 		keep    string
@@ -152,7 +153,7 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200,
 		node.H200, node.H200, node.H200)
 	secret := filepath.Join(filepath.Dir(p.Root), "secret")
-	e2e.OK(t, os.WriteFile(secret, []byte("secret"), 0o600))
+	must.OK(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	job := p.Job(7, "0,1,2,3")
 	p.Must(0, job, "prolog")
 	var logs []string
@@ -160,18 +161,18 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 		logs = append(logs, filepath.Join(d.LogDir, "control.log"))
 	}
 	for _, log := range logs {
-		e2e.OK(t, os.Remove(log))
+		must.OK(t, os.Remove(log))
 	}
 	// There are four bad logs: a link, a pipe without a writer, a hard link to root's file, and a log that is too
 	// long.
-	e2e.OK(t, os.Symlink(secret, logs[0]))
-	e2e.OK(t, syscall.Mkfifo(logs[1], 0o666))
+	must.OK(t, os.Symlink(secret, logs[0]))
+	must.OK(t, syscall.Mkfifo(logs[1], 0o666))
 	ours := filepath.Join(filepath.Dir(filepath.Dir(logs[2])), "ours") // on the same file system
-	e2e.OK(t, os.WriteFile(ours, []byte("secret"), 0o600))
-	e2e.OK(t, os.Link(ours, logs[2]))
+	must.OK(t, os.WriteFile(ours, []byte("secret"), 0o600))
+	must.OK(t, os.Link(ours, logs[2]))
 	long := strings.Repeat("x", 5<<20) + "the end\n"
-	e2e.OK(t, os.WriteFile(logs[3], []byte(long), 0o600))
-	e2e.OK(t, os.Chown(logs[3], int(e2e.UID), int(e2e.GID)))
+	must.OK(t, os.WriteFile(logs[3], []byte(long), 0o600))
+	must.OK(t, os.Chown(logs[3], int(e2e.UID), int(e2e.GID)))
 	p.Close(job)
 	for n := range 3 {
 		if content, err := os.ReadFile(filepath.Join(p.kept(7), fmt.Sprint(n), "control.log")); !os.IsNotExist(err) {
@@ -183,4 +184,12 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 		len(got) != len(head)+4<<20 || !strings.HasSuffix(got, "the end\n") {
 		t.Errorf("%d bytes are kept: %.80q", len(got), got)
 	}
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
 }

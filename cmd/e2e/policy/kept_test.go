@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
@@ -160,14 +161,14 @@ func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	run := filepath.Join(p.Root, "run")
-	e2e.OK(t, os.MkdirAll(run, 0o755))
+	must.OK(t, os.MkdirAll(run, 0o755))
 	mount := func(path string, flags uintptr, options string) {
 		t.Helper()
-		e2e.OK(t, unix.Mount("tmpfs", path, "tmpfs", flags, options))
+		must.OK(t, unix.Mount("tmpfs", path, "tmpfs", flags, options))
 	}
 	off := func(path string) {
 		t.Helper()
-		e2e.OK(t, unix.Unmount(path, unix.MNT_DETACH))
+		must.OK(t, unix.Unmount(path, unix.MNT_DETACH))
 	}
 	p.Must(0, p.Job(5, "0"), "prolog") // so that the folders exist
 	p.Must(0, p.Job(5, "0"), "epilog")
@@ -185,14 +186,14 @@ func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 	// /run becomes read-only while a job has its lease. The epilog of this job fails, and no other epilog does.
 	mount(run, 0, "mode=0755")
 	p.Must(0, p.Job(8, "0"), "prolog")
-	e2e.OK(t, errors.Join(unix.Mount(run, run, "", unix.MS_BIND, ""), unix.Mount("", run, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")))
+	must.OK(t, errors.Join(unix.Mount(run, run, "", unix.MS_BIND, ""), unix.Mount("", run, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")))
 	p.asksNot(9)
 	p.Must(1, p.Job(8, "0"), "epilog")
 	off(run)
 	p.Must(0, p.Job(8, "0"), "epilog")
 	off(run)
 	kept := p.Paths().Kept()
-	e2e.OK(t, os.RemoveAll(filepath.Join(kept, "policy.json")))
+	must.OK(t, os.RemoveAll(filepath.Join(kept, "policy.json")))
 	mount(kept, unix.MS_RDONLY, "mode=0755")
 	p.asksNot(10)
 	p.Must(0, p.Job(11, "0"), "prolog")

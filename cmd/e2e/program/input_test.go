@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -46,7 +47,7 @@ func TestBadInputOfRootsPrograms(t *testing.T) {
 // A file of Slurm's that cannot be read refuses the job, whose ticket has the reason. It drains no node.
 func TestAJobWithoutAGresConf(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	e2e.OK(t, os.Remove(p.Gres()))
+	must.OK(t, os.Remove(p.Gres()))
 	p.Must(0, p.Job(7, "0"), "prolog")
 	if got := p.Ticket(7).RefusalReason; !strings.HasPrefix(got, "cannot read "+p.Gres()+": no such file or directory") {
 		t.Errorf("the ticket's reason: %q", got)
@@ -137,7 +138,7 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 			t.Errorf("the program's own code: %+v, %v", result, err)
 		}
 	}
-	e2e.OK(t, daemon.Proc.Kill(9))
+	must.OK(t, daemon.Proc.Kill(9))
 	p.Gone(daemon.Proc)
 	result, err := p.Run(p.Ctx, rank, "mpirun-wrap", "true")
 	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again, and tell no MPS daemon to quit in its script\n",

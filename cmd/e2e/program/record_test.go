@@ -6,12 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -40,7 +42,7 @@ func recorded(t *testing.T) (testNode, testnode.Job) {
 func (p testNode) killRecorder() {
 	p.T.Helper()
 	recorder := p.Recorder()
-	e2e.OK(p.T, recorder.Kill(syscall.SIGKILL))
+	must.OK(p.T, recorder.Kill(syscall.SIGKILL))
 	p.Gone(recorder)
 }
 
@@ -67,7 +69,7 @@ func processes(g usage.GPU) (most int) {
 // Contract: U5
 func TestAJobWithoutMPSIsRecorded(t *testing.T) {
 	p, job := recordsAll(t)
-	e2e.OK(t, p.Sim.Node.GPU(0).Set("gpm/2", "31"))
+	must.OK(t, p.Sim.Node.GPU(0).Set("gpm/2", "31"))
 	p.Must(0, job, "prolog")
 	l := p.Lease(7)
 	if !l.NoMPS || len(l.Daemons) != 0 || !e2e.Alive(l.Guard) || p.Modes() != "00" {
@@ -173,7 +175,7 @@ func TestNothingIsRecordedUnasked(t *testing.T) {
 // Contract: U5
 func TestAPrologDoesNotWaitForARecordersNVML(t *testing.T) {
 	p, job := recordsAll(t)
-	e2e.OK(t, p.Sim.Node.Delay("nvmlInit_v2", 1000000))
+	must.OK(t, p.Sim.Node.Delay("nvmlInit_v2", 1000000))
 	p.Must(0, job, "prolog")
 	l := p.Lease(7)
 	if found := p.Audit(); l.Phase != lease.Opened || l.Guard.PID == 0 || l.GPUs[1].UUID != p.UUID(1) || len(found) > 0 {
@@ -190,7 +192,7 @@ func TestAPrologDoesNotWaitForARecordersNVML(t *testing.T) {
 // A recorder that hangs in the driver is killed, and its report is kept without the last sample.
 func TestARecorderThatHangs(t *testing.T) {
 	p, job := recorded(t)
-	e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000))
+	must.OK(t, p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000))
 	p.SleepsInDriver(p.Recorder().PID)
 	p.Must(0, job, "epilog")
 	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return r.NoMPS && !r.End.IsZero() })
@@ -203,9 +205,9 @@ func TestARecorderThatDoesNotEnd(t *testing.T) {
 	p, job := recorded(t)
 	p.killRecorder()
 	lock, err := os.Open(filepath.Join(p.Paths().Run(), "guards", "7"))
-	e2e.OK(t, err)
+	must.OK(t, err)
 	defer lock.Close()
-	e2e.OK(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
+	must.OK(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
 	p.Must(0, job, "epilog")
 	if !p.Lease(7).NoMPS || !strings.Contains(p.Log(), "the node is not drained") {
 		t.Errorf("the lease is gone:\n%s", p.Log())
@@ -262,4 +264,25 @@ func TestARefusedJobIsRecorded(t *testing.T) {
 	p.Must(0, job, "epilog")
 	p.report(p.keptReport(), "kept report", func(r usage.Report) bool { return r.NoMPS })
 	p.Quiet()
+}
+
+// Every program prints its commit and its usage for every user.
+func TestEveryProgramSaysItsVersion(t *testing.T) {
+	p := newTestNode(t, "", node.H200)
+	for _, program := range testnode.Programs {
+		for flag, want := range map[string]string{"--version": `^([\w-]+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
+			result, err := p.Run(p.Ctx, nil, program, flag)
+			if err != nil || result.Code != 0 || !regexp.MustCompile(want).MatchString(result.Output) {
+				t.Errorf("%s %s: %+v, %v", program, flag, result, err)
+			}
+		}
+	}
+}
+
+// testNode is the node of one test, with the methods of these tests alone.
+type testNode struct{ e2e.Node }
+
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
+	t.Helper()
+	return testNode{e2e.NewNode(t, policy, models...)}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -56,7 +57,7 @@ func sampledOften(t *testing.T, models ...node.Model) testNode {
 func TestAReportOfAJob(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	for name, percent := range map[string]string{"gpm/1": "96", "gpm/2": "31", "gpm/10": "12.5"} {
-		e2e.OK(t, p.Sim.Node.GPU(0).Set(name, percent))
+		must.OK(t, p.Sim.Node.GPU(0).Set(name, percent))
 	}
 	s := e2e.OpenShared(p.Node)
 	s.Env = append(s.Env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "SLURM_JOB_NAME=relax\x1b[31m",
@@ -119,7 +120,7 @@ func TestADaemonThatEndedLeavesATrace(t *testing.T) {
 	p.report(p.runningReport(), "a report of a daemon that lives", func(r usage.Report) bool {
 		return len(r.Clients) == 1 && len(r.GPUs[0].Samples) > 1 && r.DaemonGone.IsZero()
 	})
-	e2e.OK(t, syscall.Kill(p.Lease(7).Daemons[0].Proc.PID, syscall.SIGKILL))
+	must.OK(t, syscall.Kill(p.Lease(7).Daemons[0].Proc.PID, syscall.SIGKILL))
 	gone := func(r usage.Report) bool { return !r.DaemonGone.IsZero() }
 	p.report(p.runningReport(), "the daemon's end in the running report", gone)
 	client.Kill()
@@ -257,7 +258,7 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 			}
 		},
 		"NVML hangs": func(t *testing.T, p testNode, r proc.Process) {
-			e2e.OK(t, p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000))
+			must.OK(t, p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000))
 			time.Sleep(1500 * time.Millisecond)
 		},
 		"no folder for reports": func(t *testing.T, p testNode, r proc.Process) {
@@ -306,7 +307,7 @@ func TestAReportThatIsNotKept(t *testing.T) {
 	if _, err := os.Stat(p.keptReport()); err == nil {
 		t.Error("a job without a client has left a report")
 	}
-	e2e.OK(t, os.MkdirAll(p.Paths().Reports(), 0o755))
+	must.OK(t, os.MkdirAll(p.Paths().Reports(), 0o755))
 	for _, c := range []struct{ name, options, want string }{
 		{"no inode", "nr_inodes=1,mode=0755", "no inode left: the file system at " + p.Paths().Reports()},
 		{"no block", "size=4k,mode=0755", "no space left on device: the file system at " + p.Paths().Reports() + " is full"},
@@ -339,7 +340,7 @@ func TestAReportThatIsNotKept(t *testing.T) {
 func TestTheNumbersOfAJobAgree(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	for name, percent := range map[string]string{"gpm/1": "96", "gpm/2": "31", "gpm/10": "12.5", "energy_mj": "5000000"} {
-		e2e.OK(t, p.Sim.Node.GPU(0).Set(name, percent))
+		must.OK(t, p.Sim.Node.GPU(0).Set(name, percent))
 	}
 	s := e2e.OpenShared(p.Node)
 	neighbour := s.Neighbour()
@@ -353,7 +354,7 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 		return r.BadEnds == 2 && r.Pauses > 0 && len(r.GPUs[0].Samples) > 0 && !slices.ContainsFunc(r.Clients, held)
 	}).Counts
 	paused := float64(counts.PausedMillis) / 1000
-	e2e.OK(t, p.Sim.Node.GPU(0).Set("energy_mj", "12000000"))
+	must.OK(t, p.Sim.Node.GPU(0).Set("energy_mj", "12000000"))
 	p.report(p.runningReport(), "energy", func(r usage.Report) bool { return r.EnergyJ == 7000 })
 	want := map[string]float64{"sm_active": 31, "sm_util": 96, "dram": 12.5, "clients_seen": 4, "clients_peak": 2,
 		"bad_ends": 2, "energy_j": 7000, "pauses": float64(counts.Pauses), "paused_ms": float64(counts.PausedMillis)}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -57,7 +58,7 @@ func tuning(t *testing.T) testNode {
 	p := newTestNode(t, testnode.Default(`share = "even"`), node.H200)
 	p.Must(0, p.Job(7, "0"), "prolog")
 	p.Write(p.program(), byShare)
-	e2e.OK(t, os.Chmod(p.program(), 0o755))
+	must.OK(t, os.Chmod(p.program(), 0o755))
 	return p
 }
 
@@ -123,7 +124,7 @@ func TestTune(t *testing.T) {
 func TestTuneUnderSlurm(t *testing.T) {
 	c := e2e.NewCluster(t, testnode.Default(`share = "even"`), lab.Options{PrologFlags: "Alloc", SameName: true})
 	program := filepath.Join(c.Top, "program")
-	e2e.OK(t, node.WriteProgram(program, []byte(byShare)))
+	must.OK(t, node.WriteProgram(program, []byte(byShare)))
 	tune := strings.Join(c.First().Command("mps-tune"), " ")
 	line := "srun --comment='a b' -n4 " + filepath.Join(c.Top, "mpirun-wrap") + " " + program
 	var job lab.Job

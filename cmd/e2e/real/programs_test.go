@@ -72,9 +72,7 @@ func newPrograms(t *testing.T, attributes ...string) *realPrograms {
 	if p.Cluster, err = lab.Start(p.ctx, o); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		must.Note(t, p.Stop())
-	})
+	t.Cleanup(func() { must.Note(t, p.Stop()) })
 	p.exports, p.machine = p.environment(dir, machine), machine
 	return p
 }
@@ -220,9 +218,8 @@ func TestRealNumbers(t *testing.T) {
 			found := regexp.MustCompile(`(?m)^`+c.want).FindAllString(out, -1)
 			gpus := regexp.MustCompile(`gpu=GPU-\S+`).FindAllString(out, -1)
 			slices.Sort(gpus)
-			if len(found) != c.lines || len(slices.Compact(gpus)) != len(gpus) {
-				t.Errorf("%d lines like %q on %v, want %d on GPUs of their own", len(found), c.want, gpus, c.lines)
-			}
+			must.Hold(t, len(found) == c.lines && len(slices.Compact(gpus)) == len(gpus),
+				"%d lines like %q on %v, want %d on GPUs of their own", len(found), c.want, gpus, c.lines)
 		})
 	}
 }
@@ -257,17 +254,13 @@ func TestRealEnsemble(t *testing.T) {
 			script := "out=/tmp/members.$SLURM_JOB_ID began=$(date +%s%3N)\n" + c.script +
 				" >$out 2>&1\necho took $(($(date +%s%3N) - began)) ms\ngrep -c '^member' $out; sort $out | uniq -c | head -12; rm $out"
 			out, _ := q.run(script, args...)
-			if !strings.Contains(out, fmt.Sprintf("\n%d\n", members)) {
-				t.Errorf("not every member has ended well")
-			}
+			must.Hold(t, strings.Contains(out, fmt.Sprintf("\n%d\n", members)), "not every member has ended well")
 			low, high := share-2, share+2
 			found := 0
 			for n := low; n <= high; n++ {
 				found += strings.Count(out, fmt.Sprintf("member sms=%d ", n))
 			}
-			if c.mps && found == 0 {
-				t.Errorf("no member has about %d SMs", share)
-			}
+			must.Hold(t, !c.mps || found != 0, "no member has about %d SMs", share)
 		})
 	}
 }

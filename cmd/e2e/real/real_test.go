@@ -53,9 +53,7 @@ func realMachine(t *testing.T) machine {
 	if !onRealGPUs() {
 		t.Skip("for a machine with a GPU: CONFORMANCE_TARGET=real")
 	}
-	if testnode.RealGPUs() == 0 {
-		t.Fatal("this machine has no GPU, or no " + testnode.RealControl)
-	}
+	must.Have(t, testnode.RealGPUs() != 0, "this machine has no GPU, or no "+testnode.RealControl)
 	return machine{gpus: testnode.RealGPUs(), control: testnode.RealControl}
 }
 
@@ -119,18 +117,15 @@ func TestRealLife(t *testing.T) {
 	p.holdsModes(7)
 	first := p.Ticket(7)
 	p.Must(0, p.Job(7, "0"), "prolog")
-	if p.Ticket(7).Daemons[0].Proc != first.Daemons[0].Proc {
-		t.Error("not adopted")
-	}
+	must.Hold(t, p.Ticket(7).Daemons[0].Proc == first.Daemons[0].Proc, "not adopted")
 	p.holdsModes(7)
 	p.HoldsDaemon(first.Daemons[0])
 	device := first.Devices[0]
 	want := device.SMs / 2 / device.TPC * device.TPC
 	got := e2e.SMCounts(t, p.info(7))
 	p.showTree()
-	if len(got) != 1 || got[0] != want {
-		t.Errorf("under a ceiling of 50 %% a rank sees %v of %d SMs, want %d", got, device.SMs, want)
-	}
+	must.Hold(t, len(got) == 1 && got[0] == want,
+		"under a ceiling of 50 %% a rank sees %v of %d SMs, want %d", got, device.SMs, want)
 	p.Must(0, p.Job(7, "0"), "epilog")
 	p.Must(0, p.Job(7, "0"), "epilog")
 	p.Clean()
@@ -152,9 +147,7 @@ func (p testNode) info(job uint32) string {
 	line := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.CudaClient(), "info")
 	cmd := p.AsUser(job, line)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		p.T.Fatalf("%v: %s", err, out)
-	}
+	must.Have(p.T, err == nil, "%v: %s", err, out)
 	return string(out)
 }
 
@@ -198,21 +191,16 @@ func TestRealTools(t *testing.T) {
 		}
 		outputs[tool[0]] = string(out)
 	}
-	if !regexp.MustCompile(`slurm_mps_gpu_clients\{gpu="0"[^}]*} 2\n`).MatchString(outputs["metrics"]) {
-		t.Error("metrics does not count two clients on GPU 0")
-	}
+	must.Hold(t, regexp.MustCompile(`slurm_mps_gpu_clients\{gpu="0"[^}]*} 2\n`).MatchString(outputs["metrics"]),
+		"metrics does not count two clients on GPU 0")
 	var doctor struct {
 		Checked  struct{ Driver string }
 		Findings []struct{ Kind string }
 	}
 	must.OK(t, json.Unmarshal([]byte(outputs["doctor"]), &doctor))
-	if doctor.Checked.Driver == "" {
-		t.Error("doctor did not ask the driver")
-	}
+	must.Hold(t, doctor.Checked.Driver != "", "doctor did not ask the driver")
 	for _, finding := range doctor.Findings {
-		if finding.Kind == "control-version" || strings.HasPrefix(finding.Kind, "driver") {
-			t.Errorf("doctor: %+v", finding)
-		}
+		must.Hold(t, finding.Kind != "control-version" && !strings.HasPrefix(finding.Kind, "driver"), "doctor: %+v", finding)
 	}
 	p.Must(0, p.Job(7, "0"), "epilog")
 	p.Clean()
@@ -269,17 +257,14 @@ func TestRealPlacementsOnTwoGPUs(t *testing.T) {
 			p.Must(0, p.Job(7, "1,0"), "prolog")
 			p.holdsModes(7)
 			ticket := p.Ticket(7)
-			if len(ticket.Daemons) != map[string]int{"job": 1, "gpu": 2}[scope] {
-				t.Errorf("daemons %+v", ticket.Daemons)
-			}
+			must.Hold(t, len(ticket.Daemons) == map[string]int{"job": 1, "gpu": 2}[scope], "daemons %+v", ticket.Daemons)
 			for rank, device := range ticket.Devices {
 				cmd := p.AsUser(7, p.Command("mpirun-wrap", p.CudaClient(), "info", "-v"))
 				cmd.Env = e2e.With(e2e.With(cmd.Env, "SLURM_LOCALID", fmt.Sprint(rank)), "SLURM_GTIDS", "0,1")
 				out, err := cmd.CombinedOutput()
 				fmt.Printf("scope %s, rank %d on %s: %s", scope, rank, device.UUID, out)
-				if err != nil || !strings.Contains(string(out), string(device.UUID)) {
-					t.Errorf("rank %d does not see %s: %v", rank, device.UUID, err)
-				}
+				must.Hold(t, err == nil && strings.Contains(string(out), string(device.UUID)),
+					"rank %d does not see %s: %v", rank, device.UUID, err)
 			}
 			p.Must(0, p.Job(7, "1,0"), "epilog")
 			p.Clean()
@@ -307,9 +292,7 @@ func TestRealCounts(t *testing.T) {
 				_ = r.Cmd.Wait()
 			}
 			fmt.Printf("counts,%d,%s\n", n, strings.Join(got, " "))
-			if !slices.Equal(got, want) {
-				t.Errorf("%d ranks see %v, planned %v", n, got, want)
-			}
+			must.Hold(t, slices.Equal(got, want), "%d ranks see %v, planned %v", n, got, want)
 			p.Must(0, p.Job(7, "0"), "epilog")
 			p.Clean()
 		})

@@ -35,9 +35,7 @@ func TestAsynchronousSteps(t *testing.T) {
 	_, section, _ := strings.Cut(e2e.Read(t, "../../../docs/recipes.md"), "\n## Asynchronous steps\n")
 	_, block, _ := strings.Cut(section, "```sh\n")
 	block, _, _ = strings.Cut(block, "```")
-	if !strings.Contains(block, "seq 1000") {
-		t.Fatalf("the recipe has no block of a thousand members: %s", block)
-	}
+	must.Have(t, strings.Contains(block, "seq 1000"), "the recipe has no block of a thousand members: %s", block)
 	client := c.Client()
 	member := "#!/bin/sh\n" + client + " info\n" +
 		"[ $1 != 3 ] || exec " + client + " spin -ms 500 -queue 2 -end signal:9 -after 0.5\n" +
@@ -47,16 +45,14 @@ func TestAsynchronousSteps(t *testing.T) {
 	c.Ended(id)
 	out := c.Output(id)
 	sms := e2e.SMCounts(t, out)
-	if len(sms) != asyncMembers || slices.ContainsFunc(sms, func(n int) bool { return n != 16 && n != 18 }) {
-		t.Errorf("SMs %v, want 16 or 18 of %d members\n%s", sms, asyncMembers, out)
-	}
+	must.Hold(t, len(sms) == asyncMembers && !slices.ContainsFunc(sms, func(n int) bool { return n != 16 && n != 18 }),
+		"SMs %v, want 16 or 18 of %d members\n%s", sms, asyncMembers, out)
 	if done := strings.Count(out, " done kernels="); done != asyncMembers-1 || !strings.Contains(out, "\nall ended\n") {
 		t.Errorf("%d members ended well, want %d:\n%s\n%s", done, asyncMembers-1, out, c.Log())
 	}
 	report := c.First().Ctl("report", strconv.Itoa(id)).Output
-	if !regexp.MustCompile(`rank 0 of step 2 \(cuda-client, pid \d+\) ended by signal 9`).MatchString(report) {
-		t.Errorf("the report lacks the third member's end by a signal:\n%s", report)
-	}
+	must.Hold(t, regexp.MustCompile(`rank 0 of step 2 \(cuda-client, pid \d+\) ended by signal 9`).MatchString(report),
+		"the report lacks the third member's end by a signal:\n%s", report)
 	t.Run("the script ends first", func(t *testing.T) {
 		setup := c.asyncFolder("long", member+"600\n")
 		lines := strings.ReplaceAll(block, "swait", "true") +

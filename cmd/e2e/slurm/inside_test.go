@@ -170,9 +170,7 @@ func TestSlurmOverwritesASubmittersVariables(t *testing.T) {
 			left = append(left, "SLURMD_TRES_BIND") // so package launch compares it with the task's GPUs
 		}
 		for _, name := range names {
-			if env[name] == "planted" && !slices.Contains(left, name) {
-				t.Errorf("%s: Slurm has left %s", file, name)
-			}
+			must.Hold(t, env[name] != "planted" || slices.Contains(left, name), "%s: Slurm has left %s", file, name)
 		}
 	}
 	c.Quiet()

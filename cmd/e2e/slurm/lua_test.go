@@ -35,9 +35,7 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 	c, err := lab.Start(ctx,
 		lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: 2, Features: "mps,a100,h200", Extra: []string{plugin + "=lua", "GresTypes=gpu,shard,mps"}})
 	must.OK(t, err)
-	t.Cleanup(func() {
-		must.Note(t, c.Stop())
-	})
+	t.Cleanup(func() { must.Note(t, c.Stop()) })
 	spank := filepath.Join(dir, "slurm_mps.so")
 	e2e.Runs(t, exec.Command("../../../site/spank/build.sh", "/usr/include", spank))
 	must.OK(t, os.WriteFile(filepath.Join(folder, "plugstack.conf"), []byte("required "+spank+"\n"), 0o644))
@@ -69,9 +67,7 @@ func TestJobSubmitLua(t *testing.T) {
 		result := submit(strings.Fields(args)...)
 		id := strings.TrimSpace(result.Stdout)
 		if strings.Contains(args, "nomps") { // no node has this feature, and Slurm reports that
-			if result.Exit == 0 {
-				t.Errorf("%s: %+v", args, result)
-			}
+			must.Hold(t, result.Exit != 0, "%s: %+v", args, result)
 			continue
 		}
 		if result.Exit != 0 {
@@ -99,8 +95,7 @@ func TestCliFilterLua(t *testing.T) {
 		"--mps": noGPU, "--mps --gres=gpu:1": "",
 	} {
 		result := submit(strings.Fields(args)...)
-		if (result.Exit == 0) != (want == "") || !strings.Contains(result.Stderr, want) {
-			t.Errorf("%s: %+v, want %q", args, result, want)
-		}
+		must.Hold(t, (result.Exit == 0) == (want == "") && strings.Contains(result.Stderr, want),
+			"%s: %+v, want %q", args, result, want)
 	}
 }

@@ -3,6 +3,7 @@
 package slurm_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,8 +26,7 @@ func (c *cluster) submits(script string, args ...string) int {
 	path := filepath.Join(home, "plain.sh")
 	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
 	must.OK(c.T, node.WriteProgram(path, []byte(text)))
-	id := must.Get(c.Submit(c.Ctx, c.User, append(append([]string{"-o", home + "/%A.%a.out"}, args...), path)...))(c.T)
-	return id
+	return must.Get(c.Submit(c.Ctx, c.User, append(append([]string{"-o", home + "/%A.%a.out"}, args...), path)...))(c.T)
 }
 
 // keptReport waits for the report that a job's epilog keeps.
@@ -54,9 +54,8 @@ func TestJobsWithoutMPSAreRecorded(t *testing.T) {
 		t.Fatalf("%+v\n%s\n%s", job, c.Output(id), c.Log())
 	}
 	r := c.keptReport(id)
-	if !r.NoMPS || r.ClientsSeen != 2 || len(r.Clients) != 2 || len(r.GPUs) != 2 || len(r.GPUs[1].Samples) < 3 {
-		t.Fatalf("%+v", r)
-	}
+	must.Have(t, r.NoMPS && r.ClientsSeen == 2 && len(r.Clients) == 2 && len(r.GPUs) == 2 && len(r.GPUs[1].Samples) >= 3,
+		"%+v", r)
 	for _, c := range r.Clients {
 		if c.GPU != 0 || c.Program != "cuda-client" || c.Rank != 0 || c.End.IsZero() || c.Exit != "" || c.Ending != "" {
 			t.Errorf("%+v", c)
@@ -66,9 +65,7 @@ func TestJobsWithoutMPSAreRecorded(t *testing.T) {
 		t.Errorf("steps %q and %q", r.Clients[0].Step, r.Clients[1].Step)
 	}
 	for _, s := range r.GPUs[1].Samples {
-		if s.Clients != 0 {
-			t.Errorf("the second GPU has a process: %+v", s)
-		}
+		must.Equal(t, fmt.Sprintf("the second GPU has a process: %+v", s), s.Clients, 0)
 	}
 	if report := c.First().Ctl("report", strconv.Itoa(id)); report.Code != 0 ||
 		!strings.Contains(report.Output, "ran without MPS") {
@@ -104,9 +101,7 @@ func TestAResultInTheComment(t *testing.T) {
 	c := newCluster(t, "record = \"all\"\n"+testnode.Default(""), lab.Options{PrologFlags: "Alloc,Contain"})
 	c.First().Facts(`usage_interval = "1s"`)
 	const recipe = `scontrol update job=$SLURM_JOB_ID comment="$(mpsctl report --line)"`
-	if !strings.Contains(e2e.Read(t, "../../../docs/user.md"), recipe) {
-		t.Errorf("docs/user.md does not have %s", recipe)
-	}
+	must.Hold(t, strings.Contains(e2e.Read(t, "../../../docs/user.md"), recipe), "docs/user.md does not have %s", recipe)
 	line := strings.Replace(recipe, "mpsctl", strings.Join(c.First().Command("mpsctl"), " "), 1)
 	script := "CUDA_VISIBLE_DEVICES=0 " + c.Client() + " spin -ms 1 -for 3\n" + line + "\nscontrol show job $SLURM_JOB_ID"
 	id := c.submits(script, "--gres=gpu:1", "-n1")

@@ -73,8 +73,7 @@ func (s spanked) plugstack(need string, arguments ...string) {
 // run runs a command as the user.
 func (s spanked) run(name string, args ...string) lab.Result {
 	s.T.Helper()
-	result := must.Get(s.Run(s.Ctx, s.User, name, args...))(s.T)
-	return result
+	return must.Get(s.Run(s.Ctx, s.User, name, args...))(s.T)
 }
 
 // script writes a batch script.
@@ -159,9 +158,8 @@ func TestTheOptionMPS(t *testing.T) {
 	t.Run("more than the policy allows", func(t *testing.T) {
 		result := s.run("srun", "-Q", "--mps=keep_logs=always", "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
 		want := "cannot take keep_logs=always: this site's policy lets this job set share, scope alone"
-		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
-			t.Errorf("%+v: want 125 and %q", result, want)
-		}
+		must.Hold(t, result.Exit == 125 && strings.Contains(result.Stdout+result.Stderr, want),
+			"%+v: want 125 and %q", result, want)
 	})
 	t.Run("a job from within asks by itself", func(t *testing.T) {
 		wrap := "srun " + filepath.Join(s.Top, "mpirun-wrap") + " true"
@@ -210,9 +208,8 @@ func TestAMistakeInTheOption(t *testing.T) {
 	for _, options := range []string{"share=odd", long[:512], "é=µ"} {
 		_, err := policy.ParseOptions(options)
 		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "true")
-		if err == nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
-			t.Errorf("--mps=%q: %+v: want 125 and %v", options, result, err)
-		}
+		must.Hold(t, err != nil && result.Exit == 125 && strings.Contains(result.Stdout+result.Stderr, err.Error()),
+			"--mps=%q: %+v: want 125 and %v", options, result, err)
 	}
 	s.Quiet()
 }
@@ -267,9 +264,7 @@ func (s spanked) otherHeaders(change int64) string {
 	path := filepath.Join(dir, "slurm", "slurm_version.h")
 	text := e2e.Read(s.T, path)
 	number := versionNumber.FindStringSubmatch(text)
-	if number == nil {
-		s.T.Fatalf("%s has no version", path)
-	}
+	must.Have(s.T, number != nil, "%s has no version", path)
 	version := must.Get(strconv.ParseInt(number[2], 16, 64))(s.T)
 	text = versionNumber.ReplaceAllString(text, fmt.Sprintf("${1}0x%06x", version+change))
 	must.OK(s.T, os.WriteFile(path, []byte(text), 0o644))
@@ -290,9 +285,8 @@ func TestThePluginsRelease(t *testing.T) {
 			if fits := option.Exit == 0; fits != c.fits {
 				t.Errorf("--mps: %+v, want %v", option, c.fits)
 			}
-			if without.Exit != 0 || strings.Contains(without.Stderr, "Incompatible Slurm plugin") == c.fits {
-				t.Errorf("a job without --mps: %+v", without)
-			}
+			must.Hold(t, without.Exit == 0 && strings.Contains(without.Stderr, "Incompatible Slurm plugin") != c.fits,
+				"a job without --mps: %+v", without)
 			s.plugstack("required")
 			if result := s.run("srun", "--test-only", "true"); (result.Exit == 0) != c.fits {
 				t.Errorf("required: %+v", result)
@@ -329,9 +323,8 @@ func TestAutoWrap(t *testing.T) {
 				args = append([]string{"--mps=share=even"}, args...)
 			}
 			job, output := s.batched(args...)
-			if job.Exit != 0 || strings.Count(output, report) != started.reports {
-				t.Errorf("%+v: want %d reports\n%s", job, started.reports, output)
-			}
+			must.Hold(t, job.Exit == 0 && strings.Count(output, report) == started.reports,
+				"%+v: want %d reports\n%s", job, started.reports, output)
 			if sms := e2e.SMCounts(t, output); started.reports > 0 && !slices.Equal(sms, []int{66, 66}) {
 				t.Errorf("SMs %v\n%s", sms, output)
 			}
@@ -340,17 +333,14 @@ func TestAutoWrap(t *testing.T) {
 	t.Run("a program at a terminal", func(t *testing.T) {
 		line := "export SLURM_MPS_REPORT=1; srun -Q --mps --gres=gpu:1 --pty tty; srun -Q --mps --gres=gpu:1 true"
 		result := s.run("script", "-qec", "bash -c '"+line+"'", "/dev/null")
-		if strings.Count(result.Stdout, "/dev/pts/") != 1 || strings.Count(result.Stdout, report) != 1 {
-			t.Errorf("%+v: want a terminal, and one report, which is from the other step", result)
-		}
+		must.Hold(t, strings.Count(result.Stdout, "/dev/pts/") == 1 && strings.Count(result.Stdout, report) == 1,
+			"%+v: want a terminal, and one report, which is from the other step", result)
 	})
 	t.Run("a wrapper that is not there", func(t *testing.T) {
 		s.plugstack("optional", "auto_wrap=1", "wrapper=/nowhere/mpirun-wrap", "root="+s.First().Root)
 		result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", "true")
 		want := "cannot put /nowhere/mpirun-wrap before this task, which runs as it is: No such file or directory"
-		if result.Exit != 0 || !strings.Contains(result.Stderr, want) {
-			t.Errorf("%+v: want 0 and %q", result, want)
-		}
+		must.Hold(t, result.Exit == 0 && strings.Contains(result.Stderr, want), "%+v: want 0 and %q", result, want)
 	})
 	s.Quiet()
 }
@@ -368,5 +358,75 @@ func TestAutoWrapLeavesLaunchersAlone(t *testing.T) {
 	if job.Exit != 0 || strings.Count(output, "bash "+program) != 4 || !strings.Contains(output, "orted ") || strings.Contains(output, "mpirun-wrap") {
 		t.Errorf("%+v: want four ranks, orted above two of them, and no mpirun-wrap\n%s\n%s", job, output, s.Log())
 	}
+	s.Quiet()
+}
+
+// ownOption is Slurm's variable for the option of our plugin.
+const ownOption = "_SLURM_SPANK_OPTION_slurm_mps_mps"
+
+// Names and values of any length and with any bytes, for the prolog and in the job's environment, drain no node and end
+// no daemon of Slurm's beside our plugin. What comes to the policy as the option is one that it can use, or the ranks
+// print why not.
+//
+// Contract: D1
+func TestNamesOfSPANKVariables(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	even, x := "MPS=share=even", func(n int) string { return strings.Repeat("x", n) }
+	lengths := []string{even, "EMPTY=", "NEWLINE=a\nSLURM_JOB_UID=0\n", "EQUALS==a=b=",
+		"=x", "=", "", "noequals", "a\nb=c", "\n=x", "é\xff\x01=x", "SPANK_=x"}
+	for _, n := range []int{249, 250, 255, 256, 1017, 1018, 1023, 1024, 1025, 65000} {
+		lengths = append(lengths, x(n)+"=x", fmt.Sprintf("V%d=%s", n, x(n)))
+	}
+	many := []string{even}
+	for i := range 10000 {
+		many = append(many, fmt.Sprintf("V%d=x", i))
+	}
+	const prefix = "_SLURM_SPANK_OPTION_"
+	environment := []string{ownOption + "=" + x(5000), "SLURM_SPANK_" + ownOption + "=a\nb",
+		"SPANK_" + ownOption + "=" + x(5000), prefix + x(900) + "=x"}
+	if s.Release() >= "24.11" { // Debian's has the fix of September 2026
+		// In older releases slurmstepd ends here, also without our plugin, and its job hangs.
+		environment = append(environment, prefix+x(1010)+"=x", prefix+x(100000)+"=x")
+	}
+	for _, c := range []struct {
+		name               string
+		spank, environment []string
+		want               string // of the output
+	}{
+		{"lengths and bytes", lengths, nil, "runs\n"},
+		{"10,000 variables", many, many, "runs\n"},
+		{"an option that the plugin would refuse", []string{even, "MPS=" + x(5000)}, nil, "5000 bytes, want at most 512"},
+		{"an option of two lines", []string{"MPS=share=even\nshare=none"}, nil, `share is "even\nshare=none": want `},
+		{"Slurm's variables for options", []string{even, ownOption + "=" + x(5000), prefix + x(2000) + "=x"},
+			environment, "runs\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			script := filepath.Join(s.Top, "mpirun-wrap") + " echo runs\nsrun true && echo and a step\n"
+			job := rawJob{script: "#!/bin/sh\n" + script, environment: c.environment, spank: c.spank, name: "names"}
+			id, refused := s.rawSubmit(job)
+			if refused != "" {
+				t.Fatal(refused)
+			}
+			ended := s.Ended(id)
+			if out := s.Output(id); !strings.Contains(out, c.want) || !strings.Contains(out, "and a step\n") {
+				t.Errorf("%+v: want %q\n%s\n%s", ended, c.want, out, s.Log())
+			}
+		})
+	}
+	t.Run("commands", func(t *testing.T) {
+		for _, value := range []string{x(5000), "a\nb", "", "(null)"} {
+			line := []string{"-Q", "--mps=share=even", "--gres=gpu:1", filepath.Join(s.Top, "mpirun-wrap"), "echo", "runs"}
+			srun := must.Get(s.Command(s.Ctx, s.User, "srun", line...))(t)
+			for _, name := range []string{ownOption, "SLURM_SPANK_" + ownOption, "SPANK_MPS", "SLURM_SPANK_MPS"} {
+				srun.Env = append(srun.Env, name+"="+value)
+			}
+			for _, n := range []int{900, 1024, 1025, 65000} {
+				srun.Env = append(srun.Env, "SLURM_SPANK_"+x(n)+"=x", prefix+x(n)+"=x")
+			}
+			if out, err := srun.CombinedOutput(); err != nil || string(out) != "runs\n" {
+				t.Errorf("%.20q: %v\n%.500s", value, err, out)
+			}
+		}
+	})
 	s.Quiet()
 }

@@ -57,9 +57,7 @@ func wanted(t *testing.T, seed uint64, jobs int) (all []plannedJob) {
 	}
 	for _, text := range strings.Split(only, ",") {
 		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("SOAK_ONLY is %q: give numbers of jobs, with commas", only)
-		}
+		must.Have(t, err == nil, "SOAK_ONLY is %q: give numbers of jobs, with commas", only)
 		all = append(all, planned(seed, n))
 	}
 	return all
@@ -159,9 +157,7 @@ func (s *soak) start(o lab.Options) {
 	if s.Cluster.Cluster, err = lab.Start(ctx, o); err != nil {
 		s.T.Fatal(err)
 	}
-	s.T.Cleanup(func() {
-		must.Note(s.T, s.Stop())
-	})
+	s.T.Cleanup(func() { must.Note(s.T, s.Stop()) })
 }
 
 // options returns the options of the cluster. ConstrainDevices gives Slurm control groups. Without them Slurm does

@@ -40,9 +40,7 @@ func TestTheLineOfALargeNode(t *testing.T) {
 	defer g.Stop()
 	select {
 	case got := <-g.Lines:
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("of a line of %d bytes, %d GPUs arrive", len(line), len(got))
-		}
+		must.Hold(t, reflect.DeepEqual(got, want), "of a line of %d bytes, %d GPUs arrive", len(line), len(got))
 	case <-time.After(time.Minute):
 		t.Error("no line arrives")
 	}

@@ -110,9 +110,8 @@ func TestTheProgramOfAnotherUserStaysUnknown(t *testing.T) {
 		r := aloneOf(t, uid)
 		r.sampleAll(time.Now())
 		rows := r.clients.rows(anyJob, r.ticket.Devices, 0)
-		if len(rows) != 1 || rows[0].PeakMiB != 700 || rows[0].Program != "" != known {
-			t.Errorf("for uid %d: %+v, want its program: %v", uid, rows, known)
-		}
+		must.Hold(t, len(rows) == 1 && rows[0].PeakMiB == 700 && rows[0].Program != "" == known,
+			"for uid %d: %+v, want its program: %v", uid, rows, known)
 	}
 }
 

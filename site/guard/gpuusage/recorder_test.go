@@ -128,9 +128,8 @@ func TestWhoBeganAFault(t *testing.T) {
 	for _, f := range l.read() {
 		pids = append(pids, f.pid)
 	}
-	if len(pids) != 3 || pids[0] != 905 || pids[1] != 957 || pids[2] != 0 {
-		t.Errorf("the faults were begun by %v, want 905, 957 and 0 (not known)", pids)
-	}
+	must.Hold(t, len(pids) == 3 && pids[0] == 905 && pids[1] == 957 && pids[2] == 0,
+		"the faults were begun by %v, want 905, 957 and 0 (not known)", pids)
 	if again := l.read(); len(again) != 0 {
 		t.Errorf("the same faults are read twice: %v", again)
 	}
@@ -253,9 +252,8 @@ func TestAClientWithoutAKnownGPU(t *testing.T) {
 	all.tell(e)
 	for gpus, want := range map[int]int{1: 0, 2: -1} {
 		rows := all.rows(anyJob, make([]lease.TicketDevice, gpus), 0)
-		if len(rows) != 1 || rows[0].GPU != want || rows[0].Exit != "signal 9" {
-			t.Errorf("of %d GPUs: %+v, want GPU %d", gpus, rows, want)
-		}
+		must.Hold(t, len(rows) == 1 && rows[0].GPU == want && rows[0].Exit == "signal 9",
+			"of %d GPUs: %+v, want GPU %d", gpus, rows, want)
 	}
 }
 

@@ -82,8 +82,7 @@ func (p *pauser) asks(t *testing.T, of proc.Process) string {
 func (p *pauser) asksOf(t *testing.T, of proc.Process, uid int) string {
 	t.Helper()
 	fmt.Fprintln(p.in, of.PID, of.Start, uid)
-	line := must.Get(p.out.ReadString('\n'))(t)
-	return strings.TrimSpace(line)
+	return strings.TrimSpace(must.Get(p.out.ReadString('\n'))(t))
 }
 
 // A paused process does nothing, and continues when the pausing process ends, however it ends.
@@ -108,9 +107,7 @@ func TestAPauseEndsWithItsProcess(t *testing.T) {
 				}
 			}
 			for _, one := range counters {
-				if one.Counts() {
-					t.Error("a paused process counts")
-				}
+				must.Hold(t, !one.Counts(), "a paused process counts")
 			}
 			c.end(p)
 			for _, one := range counters {
@@ -136,9 +133,7 @@ func TestAPauseKeepsAStop(t *testing.T) {
 		}
 		p.in.Close()
 		_ = p.Wait()
-		if c.Counts() {
-			t.Errorf("stopped during the pause %v: the process continues", during)
-		}
+		must.Hold(t, !c.Counts(), "stopped during the pause %v: the process continues", during)
 		_ = c.Process.Signal(unix.SIGCONT)
 		c.Resumes(t, "after SIGCONT")
 	}
@@ -193,12 +188,8 @@ func TestWhatIsNotPaused(t *testing.T) {
 	if answer := p.asks(t, other); answer != done {
 		t.Errorf("the answer is %q", answer)
 	}
-	if answer := p.asks(t, proc.Process{PID: 1 << 30, Start: 1}); answer != done {
-		t.Errorf("of a process that is gone: %q", answer)
-	}
-	if answer := p.asksOf(t, c.Identity(t), os.Geteuid()+1); answer != done {
-		t.Errorf("of another user's process: %q", answer)
-	}
+	must.Equal(t, "of a process that is gone", p.asks(t, proc.Process{PID: 1 << 30, Start: 1}), done)
+	must.Equal(t, "of another user's process", p.asksOf(t, c.Identity(t), os.Geteuid()+1), done)
 	c.Resumes(t, "the pause of another process, while it lasts")
 
 	first, second := newPauser(t, "1m"), newPauser(t, "1m")
@@ -219,16 +210,12 @@ func TestAClientThatBecomesAnotherUsersDuringThePause(t *testing.T) {
 	for began := time.Now(); !noticed && time.Since(began) < 6*soon; {
 		p := newPauser(t, "1m")
 		answer := p.asksOf(t, processOf(t, c.Process.Pid), flipUID)
-		if answer != done && !strings.Contains(answer, errForeign.Error()) {
-			t.Fatalf("the answer is %q", answer)
-		}
+		must.Have(t, answer == done || strings.Contains(answer, errForeign.Error()), "the answer is %q", answer)
 		noticed = answer != done
 		p.in.Close()
 		_ = p.Wait()
 	}
-	if !noticed {
-		t.Error("a process of another user is kept stopped")
-	}
+	must.Hold(t, noticed, "a process of another user is kept stopped")
 }
 
 // flipUID is the user as whom the process of flip runs half of the time.
@@ -366,9 +353,7 @@ func TestAProcessThatCannotBeChecked(t *testing.T) {
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}) // no file can be opened
 	err := p.check()
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &files)
-	if err == nil || gone(err) || errors.Is(err, errForeign) {
-		t.Errorf("a process whose state cannot be read: %v", err)
-	}
+	must.Hold(t, err != nil && !gone(err) && !errors.Is(err, errForeign), "a process whose state cannot be read: %v", err)
 }
 
 // The pausing process ends with the guard, even if another process keeps its stdin open.
@@ -391,9 +376,7 @@ func TestAPauseEndsWithTheGuard(t *testing.T) {
 	if answer := p.asks(t, c.Identity(t)); answer != done {
 		t.Fatalf("the answer is %q", answer)
 	}
-	if c.Counts() {
-		t.Error("a paused process counts")
-	}
+	must.Hold(t, !c.Counts(), "a paused process counts")
 	_ = guard.Process.Kill()
 	_ = guard.Wait()
 	c.Resumes(t, "after the guard's end")

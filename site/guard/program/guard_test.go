@@ -66,9 +66,8 @@ func TestWhichJobsAreGuarded(t *testing.T) {
 		must.OK(t, err)
 		must.OK(t, c.change(store, folder, l))
 		_, err = leaseFor(store, lock, 7)
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%s: %v, want %q", c.name, err, c.want)
-		}
+		must.Hold(t, (c.want != "" || err == nil) && (c.want == "" || err != nil && strings.Contains(err.Error(), c.want)),
+			"%s: %v, want %q", c.name, err, c.want)
 		must.Note(t, lock.Release())
 	}
 }
@@ -84,9 +83,8 @@ func TestOneGuardOfAJob(t *testing.T) {
 	began := time.Now()
 	_, err = lockFor(store, 7)
 	var busy *lease.BusyError
-	if !errors.As(err, &busy) || busy.Holder.PID != os.Getpid() || time.Since(began) > 5*time.Second {
-		t.Errorf("a second guard: %v", err)
-	}
+	must.Hold(t, errors.As(err, &busy) && busy.Holder.PID == os.Getpid() && time.Since(began) <= 5*time.Second,
+		"a second guard: %v", err)
 }
 
 // The guard reads the lease until all daemons have started, and a lease that cannot be read exists.
@@ -119,9 +117,7 @@ func TestTheLeaseOfARunningGuard(t *testing.T) {
 		t.Errorf("a lease that cannot be read: leased %v, daemons %v", r.Leased(), all)
 	}
 	must.OK(t, os.Remove(path))
-	if r.Leased() {
-		t.Error("a lease that is gone exists")
-	}
+	must.Hold(t, !r.Leased(), "a lease that is gone exists")
 }
 
 // The guard gets all that the lease has for it. Only a guard without root gives its warnings another place.

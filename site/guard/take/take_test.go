@@ -116,9 +116,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 		t.Errorf("%d, %v", fd, err)
 	}
 	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > soon {
-			t.Fatal("the one that has ended still counts")
-		}
+		must.Have(t, time.Since(began) <= soon, "the one that has ended still counts")
 	}
 	fd := must.Get(taken.Duplicate(os.Getpid(), pidfd, number, wanted))(t)
 	unix.Close(fd)
@@ -189,9 +187,7 @@ func TestTakersHavePlaces(t *testing.T) {
 	}
 	taken.Abandon(0)
 	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > soon {
-			t.Fatal("it does not end")
-		}
+		must.Have(t, time.Since(began) <= soon, "it does not end")
 	}
 	if left, err := store.TakersLeft(); err != nil || len(left) != 0 {
 		t.Errorf("%+v, %v", left, err)
@@ -202,9 +198,7 @@ func TestTakersHavePlaces(t *testing.T) {
 			t.Errorf("%d, %v", fd, err)
 		}
 	}
-	if tries > 5 {
-		t.Errorf("%d tries at once", tries)
-	}
+	must.Hold(t, tries <= 5, "%d tries at once", tries)
 	full, taken.again = false, time.Now()
 	must.Note(t, taken.Start())
 }

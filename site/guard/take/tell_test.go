@@ -49,9 +49,7 @@ func TestALineInAPipe(t *testing.T) {
 	_ = reads.SetReadDeadline(time.Now().Add(soon))
 	buffer := make([]byte, 4096)
 	n, _ := reads.Read(buffer)
-	if want := "rank 3 ended\n" + long[:maxTextLine-1] + "\n"; string(buffer[:n]) != want {
-		t.Errorf("%q", buffer[:n])
-	}
+	must.Equal(t, fmt.Sprintf("%q", buffer[:n]), string(buffer[:n]), "rank 3 ended\n"+long[:maxTextLine-1]+"\n")
 }
 
 // connected returns the two ends of a connection to a service that any user may reach.
@@ -100,9 +98,7 @@ func TestALineIsTheUsers(t *testing.T) {
 		n, size, _, _, err := unix.Recvmsg(int(service.Fd()), text, rights, unix.MSG_DONTWAIT)
 		must.OK(t, err)
 		messages, err := unix.ParseSocketControlMessage(rights[:size])
-		if err != nil || len(messages) != 1 {
-			t.Fatalf("%s: %v, %v", name, messages, err)
-		}
+		must.Have(t, err == nil && len(messages) == 1, "%s: %v, %v", name, messages, err)
 		from, err := unix.ParseUnixCredentials(&messages[0])
 		if err != nil || from.Uid != 2001 || from.Gid != 2002 || string(text[:n]) != "rank 3 ended\n" {
 			t.Errorf("%s: the service gets %q from %+v, %v", name, text[:n], from, err)
@@ -165,9 +161,7 @@ func TestNoLine(t *testing.T) {
 	for err = nil; err == nil; {
 		_, err = writes.Write(make([]byte, 4096))
 	}
-	if code := told(t, writes, "line\n"); code != unix.EAGAIN {
-		t.Errorf("a full pipe: %v", code)
-	}
+	must.Equal(t, "a full pipe", told(t, writes, "line\n"), unix.EAGAIN)
 	reads.Close()
 	if code := told(t, writes, "line\n"); code != unix.EPIPE && code != unix.EAGAIN {
 		t.Errorf("a pipe without a reader: %v", code)
@@ -176,9 +170,7 @@ func TestNoLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	file := must.Get(os.Create(path))(t)
 	defer file.Close()
-	if code := told(t, file, "line\n"); code != unix.ENOTTY {
-		t.Errorf("a file: %v", code)
-	}
+	must.Equal(t, "a file", told(t, file, "line\n"), unix.ENOTTY)
 	if content, _ := os.ReadFile(path); len(content) > 0 {
 		t.Errorf("the file has %q", content)
 	}

@@ -103,13 +103,9 @@ func TestTheActs(t *testing.T) {
 	d := begin(t, nil, nil)
 	text := d.ends(0)
 	for _, a := range acts {
-		if !strings.Contains(text, a.title) {
-			t.Errorf("the act %q is not shown", a.title)
-		}
+		must.Hold(t, strings.Contains(text, a.title), "the act %q is not shown", a.title)
 	}
-	if !strings.HasSuffix(text, wrap(gone, "")) {
-		t.Errorf("the text about the end is missing:\n%s", text)
-	}
+	must.Hold(t, strings.HasSuffix(text, wrap(gone, "")), "the text about the end is missing:\n%s", text)
 	if full := regexp.MustCompile(`GPU-[0-9a-f]{8}-`).FindString(text); full != "" || strings.Contains(text, "\x1b") {
 		t.Errorf("a full UUID (%q), or a colour on a pipe", full)
 	}
@@ -125,9 +121,7 @@ func TestTheActs(t *testing.T) {
 func TestAPipedScript(t *testing.T) {
 	const longest = "/tmp/" + folder + "4194304-4294967295/root/tmp/slurm-mps-2001-4294967295/" +
 		"jobs/2512001/0/pipe/control_privileged"
-	if len(longest) > 107 {
-		t.Errorf("a socket's path can have %d bytes: %s", len(longest), longest)
-	}
+	must.Hold(t, len(longest) <= 107, "a socket's path can have %d bytes: %s", len(longest), longest)
 	path := filepath.Join(t.TempDir(), "script")
 	script := "exec 2>&1\nsrun -Q --gres=gpu:1 -n2 mpirun-wrap --own --share=even ./app\n" +
 		"salloc -Q --gres=gpu:1 --constraint=mps -n2 srun mpirun-wrap --share=even ./app\necho the last line: $?\n"

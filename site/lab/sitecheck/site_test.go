@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,8 +41,7 @@ func builtFolder(t *testing.T) string {
 	default:
 		t.Skip("prologs are root's: run as root")
 	}
-	built := must.Get(testnode.Built())(t)
-	return built
+	return must.Get(testnode.Built())(t)
 }
 
 // withSuite is a folder with what is built and a suite of two tests that print what the real one prints. The real one
@@ -113,9 +113,7 @@ func TestTrials(t *testing.T) {
 	}
 	for _, one := range all {
 		if one.Method == bare && one.Cell == "wrap/two-kernels/kill" {
-			if one.Alive != 0 {
-				t.Errorf("without the guard: %+v", one)
-			}
+			must.Equal(t, fmt.Sprintf("without the guard: %+v", one), one.Alive, 0)
 		} else if one.Method != bare && (!one.Valid || !one.Good || one.Alive != one.Neighbours) {
 			t.Errorf("%+v", one)
 		}

@@ -32,9 +32,7 @@ var (
 func documents(t *testing.T) (paths []string) {
 	t.Helper()
 	paths, err := filepath.Glob("../../../docs/*.md")
-	if err != nil || len(paths) < 5 {
-		t.Fatalf("documents %q, %v", paths, err)
-	}
+	must.Have(t, err == nil && len(paths) >= 5, "documents %q, %v", paths, err)
 	return append(paths, "../../../README.md")
 }
 
@@ -53,9 +51,8 @@ func TestTheDocumentsBlocks(t *testing.T) {
 				m.script(path, content)
 			case "conf":
 				for _, word := range strings.Fields(content) {
-					if word != "..." && !slices.Contains(installed, word) {
-						t.Errorf("%s: %s is in neither slurm.conf nor gres.conf of site/etc", path, word)
-					}
+					must.Hold(t, word == "..." || slices.Contains(installed, word),
+						"%s: %s is in neither slurm.conf nor gres.conf of site/etc", path, word)
 				}
 			case "text", "json", "yaml", "hcl", "python", "groovy":
 			default:
@@ -63,9 +60,7 @@ func TestTheDocumentsBlocks(t *testing.T) {
 			}
 		}
 	}
-	if found["sh"] < 6 || found["conf"] < 2 {
-		t.Errorf("only the blocks %v are found", found)
-	}
+	must.Hold(t, found["sh"] >= 6 && found["conf"] >= 2, "only the blocks %v are found", found)
 }
 
 // Each command of ours in a sentence of the documents exists.
@@ -81,9 +76,7 @@ func TestTheDocumentsCommands(t *testing.T) {
 			}
 		}
 	}
-	if found < 10 {
-		t.Errorf("only %d commands found", found)
-	}
+	must.Hold(t, found >= 10, "only %d commands found", found)
 }
 
 // docs/reference.md has each command with each of its flags, and no other.
@@ -93,9 +86,8 @@ func TestTheReferenceIsWhole(t *testing.T) {
 	for _, program := range []string{"mpirun-wrap", "mps-tune"} {
 		cells := regexp.MustCompile("(?m)^\\| `[^|]*\\|").FindAllString(part(t, document, program), -1)
 		shown, real := flagsIn(codeFlag, strings.Join(cells, "\n")), flagsIn(helpFlag, m.help(program))
-		if len(real) < 5 || !slices.Equal(shown, real) {
-			t.Errorf("%s: docs/reference.md has %q, the program has %q", program, shown, real)
-		}
+		must.Hold(t, len(real) >= 5 && slices.Equal(shown, real),
+			"%s: docs/reference.md has %q, the program has %q", program, shown, real)
 	}
 	known := map[string]string{}
 	for _, row := range regexp.MustCompile("(?m)^\\| `(mpsctl [a-z ]+)` \\| (.*?) \\|").FindAllStringSubmatch(part(t, document, "mpsctl"), -1) {
@@ -132,9 +124,7 @@ func flagsIn(form *regexp.Regexp, text string) (flags []string) {
 func part(t *testing.T, document, heading string) string {
 	t.Helper()
 	_, text, found := strings.Cut(document, "\n## "+heading+"\n")
-	if !found {
-		t.Fatalf("there is no section %s", heading)
-	}
+	must.Have(t, found, "there is no section %s", heading)
 	text, _, _ = strings.Cut(text, "\n## ")
 	return text
 }

@@ -21,9 +21,7 @@ func shipped(t *testing.T, patterns ...string) (files []string) {
 	t.Helper()
 	for _, pattern := range patterns {
 		found, err := filepath.Glob(filepath.Join("../../..", pattern))
-		if err != nil || len(found) == 0 {
-			t.Fatalf("%s: %q, %v", pattern, found, err)
-		}
+		must.Have(t, err == nil && len(found) != 0, "%s: %q, %v", pattern, found, err)
 		files = append(files, slices.DeleteFunc(found, func(path string) bool { return strings.HasSuffix(path, "_test.go") })...)
 	}
 	return files
@@ -54,14 +52,10 @@ func TestTheMessagesAreThePrograms(t *testing.T) {
 				continue
 			}
 			pieces++
-			if !strings.Contains(source, piece) {
-				t.Errorf("no program prints %q, which docs/troubleshooting.md quotes", piece)
-			}
+			must.Hold(t, strings.Contains(source, piece), "no program prints %q, which docs/troubleshooting.md quotes", piece)
 		}
 	}
-	if pieces < 15 {
-		t.Errorf("only %d pieces of messages found", pieces)
-	}
+	must.Hold(t, pieces >= 15, "only %d pieces of messages found", pieces)
 }
 
 // The kinds of findings in docs/operator.md are those of the source.
@@ -72,9 +66,8 @@ func TestTheKindsOfFindingsAreMade(t *testing.T) {
 	ofDoctor = append(ofDoctor, "gres-mps", "gres-shard") // "gres-" and the name of the resource
 	slices.Sort(ofDoctor)
 	ofDoctor = slices.DeleteFunc(ofDoctor, func(kind string) bool { return slices.Contains(ofNode, kind) })
-	if len(ofNode) < 30 || len(ofDoctor) < 30 {
-		t.Fatalf("%d kinds of the node and %d of doctor are found", len(ofNode), len(ofDoctor))
-	}
+	must.Have(t, len(ofNode) >= 30 && len(ofDoctor) >= 30,
+		"%d kinds of the node and %d of doctor are found", len(ofNode), len(ofDoctor))
 	list := fmt.Sprintf("* `status` and `audit`: %s.\n* `doctor` alone: %s.\n",
 		strings.Join(ofNode, ", "), strings.Join(ofDoctor, ", "))
 	made := regexp.MustCompile(`(?s)(<!-- made: kinds -->\n).*?(<!-- made -->)`)
@@ -96,9 +89,7 @@ func TestEveryClauseOfTheContractIsTested(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^\* \*\*([A-Z][0-9]+)\*\* `).FindAllStringSubmatch(e2e.Read(t, "../../../docs/contract.md"), -1) {
 		clauses[m[1]] = false
 	}
-	if len(clauses) < 20 {
-		t.Fatalf("only %d clauses found: want 20 or more", len(clauses))
-	}
+	must.Have(t, len(clauses) >= 20, "only %d clauses found: want 20 or more", len(clauses))
 	cites := regexp.MustCompile(`(?m)^// Contract: (.*)\n(?:// .*\n)*func Test`)
 	err := filepath.WalkDir("../../..", func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && path != "../../.." {
@@ -119,9 +110,7 @@ func TestEveryClauseOfTheContractIsTested(t *testing.T) {
 	})
 	must.Note(t, err)
 	for clause, cited := range clauses {
-		if !cited {
-			t.Errorf("no test cites clause %s of docs/contract.md", clause)
-		}
+		must.Hold(t, cited, "no test cites clause %s of docs/contract.md", clause)
 	}
 }
 
@@ -131,11 +120,7 @@ func TestActionsArePinned(t *testing.T) {
 	used := regexp.MustCompile(`(?m)^.*uses:.*$`).FindAllString(workflows, -1)
 	pinned := regexp.MustCompile(`uses: [a-z/-]+@[0-9a-f]{40} # v[0-9.]+$`)
 	for _, line := range used {
-		if !pinned.MatchString(line) {
-			t.Errorf("%s: want the digest of a commit, and # with its version", line)
-		}
+		must.Hold(t, pinned.MatchString(line), "%s: want the digest of a commit, and # with its version", line)
 	}
-	if len(used) < 6 {
-		t.Errorf("%d actions found: want 6 or more", len(used))
-	}
+	must.Hold(t, len(used) >= 6, "%d actions found: want 6 or more", len(used))
 }

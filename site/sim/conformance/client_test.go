@@ -93,9 +93,7 @@ func TestPercentageOfServer(t *testing.T) {
 	}
 	d.ask("set_default_active_thread_percentage 33.333334")
 	expect("default set after the server's start", whole)
-	if got := d.ask(fmt.Sprintf("set_active_thread_percentage %d 50", server)); got != "50.0" {
-		t.Errorf("set_active_thread_percentage: %q", got)
-	}
+	must.Equal(t, "set_active_thread_percentage", d.ask(fmt.Sprintf("set_active_thread_percentage %d 50", server)), "50.0")
 	expect("server 50", share(50))
 	expect("server 50, client 80", share(50), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=80")
 	expect("server 50, client 20", share(20), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20")
@@ -113,9 +111,7 @@ func TestMemoryLimit(t *testing.T) {
 	limited := func(what string, want bool, variables ...string) {
 		t.Helper()
 		got := d.info(variables...)
-		if got.err != 0 || (got.free < 2048) != want {
-			t.Errorf("%s: %+v", what, got)
-		}
+		must.Hold(t, got.err == 0 && (got.free < 2048) == want, "%s: %+v", what, got)
 	}
 	const variable = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
 	limited("none", false)
@@ -123,9 +119,7 @@ func TestMemoryLimit(t *testing.T) {
 	limited("UUID", true, variable+under(t).gpus[0]+"=2G")
 	limited("an invisible device in the list", false, variable+"0=2G,9=2G")
 	set := "set_default_device_pinned_mem_limit " + under(t).gpus[0] + " 2G\nget_default_device_pinned_mem_limit 0"
-	if got := d.ask(set); got != "" {
-		t.Errorf("default by UUID: %q", got)
-	}
+	must.Equal(t, "default by UUID", d.ask(set), "")
 	if got := d.ask("set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0"); got != "2G" {
 		t.Errorf("default: %q", got)
 	}
@@ -181,9 +175,7 @@ func TestVisibleDevices(t *testing.T) {
 		if c.err != 0 {
 			want = fmt.Sprintf("count err=%d", c.err)
 		}
-		if !strings.HasPrefix(out.stdout, want) {
-			t.Errorf("client's list %q: %q, not %q", c.list, out.stdout, want)
-		}
+		must.Hold(t, strings.HasPrefix(out.stdout, want), "client's list %q: %q, not %q", c.list, out.stdout, want)
 	}
 	pid := d.pid()
 	d.ask("quit")
@@ -251,9 +243,7 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	d.server()
 	limits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/limits", d.pid()))
-	if !strings.Contains(string(limits), "Max open files            1024 ") {
-		t.Errorf("limits of the daemon: %s", limits)
-	}
+	must.Hold(t, strings.Contains(string(limits), "Max open files            1024 "), "limits of the daemon: %s", limits)
 	var clients [24]*spinner
 	for i := range clients {
 		clients[i] = d.launch(nil, "-ms", "1", "-for", "2")
@@ -267,9 +257,7 @@ func TestFewDescriptors(t *testing.T) {
 	case <-time.After(3 * time.Second):
 	}
 	for _, client := range clients {
-		if client.line(1) != "" {
-			t.Errorf("a client ended or printed a second line: %q", client.line(1))
-		}
+		must.Equal(t, "a client ended or printed a second line", client.line(1), "")
 		client.signal(syscall.SIGKILL)
 		client.end()
 	}

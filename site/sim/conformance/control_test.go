@@ -43,9 +43,7 @@ func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 	d := start(t)
 	d.server()
 	out := d.tell("quit", answerDeadline)
-	if out.code != 0 {
-		t.Errorf("quit: exit code %d after %v", out.code, out.took)
-	}
+	must.Hold(t, out.code == 0, "quit: exit code %d after %v", out.code, out.took)
 	answered := time.Now()
 	eventually(t, "the fifo is removed, and the rest stays", soon, func() bool {
 		var names []string
@@ -58,9 +56,7 @@ func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 	})
 	t.Logf("the fifo was removed %v after the answer", time.Since(answered).Round(time.Millisecond))
 	d.again()
-	if got := d.ask("get_default_client_priority"); got != "0" {
-		t.Errorf("get_default_client_priority after the restart: %q", got)
-	}
+	must.Equal(t, "get_default_client_priority after the restart", d.ask("get_default_client_priority"), "0")
 }
 
 // The daemon has its own session, and its descriptors 0 to 2 are /dev/null. It keeps every other inherited descriptor
@@ -102,9 +98,8 @@ func TestProcesses(t *testing.T) {
 	}
 	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", d.pid()))
 	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", server))
-	if string(comm) != "nvidia-cuda-mps\n" || !strings.Contains(string(environment), "MARK=here\x00") {
-		t.Errorf("comm %q, environment of the server %q", comm, environment)
-	}
+	must.Hold(t, string(comm) == "nvidia-cuda-mps\n" && strings.Contains(string(environment), "MARK=here\x00"),
+		"comm %q, environment of the server %q", comm, environment)
 }
 
 // `-f` stays in the foreground. It writes its log to standard output and no file into the log directory.
@@ -119,9 +114,8 @@ func TestForeground(t *testing.T) {
 	eventually(t, "the daemon answers", answerDeadline, func() bool { return d.tell("get_server_list", answerDeadline).code == 0 })
 	d.ask("quit")
 	out := <-ended
-	if out.code != 0 || !strings.Contains(out.stdout, "Starting control daemon using socket") {
-		t.Errorf("-f: exit code %d, %q", out.code, out.stdout)
-	}
+	must.Hold(t, out.code == 0 && strings.Contains(out.stdout, "Starting control daemon using socket"),
+		"-f: exit code %d, %q", out.code, out.stdout)
 	if entries, _ := os.ReadDir(filepath.Join(d.dir, "l")); len(entries) > 0 {
 		t.Errorf("the log directory holds %v", entries)
 	}
@@ -133,9 +127,8 @@ func TestSecondDaemon(t *testing.T) {
 	alone(t)
 	d := start(t)
 	out := d.control(d.uid, nil, "-d").run()
-	if out.code != 1 || !strings.Contains(out.stdout, "An instance of this daemon is already running") {
-		t.Errorf("second -d: %+v", out)
-	}
+	must.Hold(t, out.code == 1 && strings.Contains(out.stdout, "An instance of this daemon is already running"),
+		"second -d: %+v", out)
 	d.ask("get_server_list")
 }
 
@@ -143,9 +136,7 @@ func TestSecondDaemon(t *testing.T) {
 func TestNoDaemon(t *testing.T) {
 	alone(t)
 	out := directories(t, under(t).uid).tell("get_server_list", answerDeadline)
-	if out.code != 1 || out.stderr != "Cannot find MPS control daemon process\n" {
-		t.Errorf("%+v", out)
-	}
+	must.Hold(t, out.code == 1 && out.stderr == "Cannot find MPS control daemon process\n", "%+v", out)
 }
 
 // If the pipe directory's path is too long for the name of a socket, `-d` exits with 1 and prints no message.
@@ -156,9 +147,7 @@ func TestLongPath(t *testing.T) {
 	must.OK(t, os.Mkdir(long, 0o777))
 	os.Chmod(long, 0o777)
 	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=" + long}, "-d").run()
-	if out.code != 1 || out.stdout+out.stderr != "" {
-		t.Errorf("%+v", out)
-	}
+	must.Hold(t, out.code == 1 && out.stdout+out.stderr == "", "%+v", out)
 }
 
 // If the pipe directory does not exist, the daemon prints a message to standard output and exits with 1. If the
@@ -167,13 +156,10 @@ func TestRefusedStarts(t *testing.T) {
 	alone(t)
 	d := directories(t, under(t).uid)
 	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p"}, "-d").run()
-	if out.code != 1 || !strings.Contains(out.stdout, "Cannot access CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p") {
-		t.Errorf("no directory: %+v", out)
-	}
+	must.Hold(t, out.code == 1 && strings.Contains(out.stdout, "Cannot access CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p"),
+		"no directory: %+v", out)
 	out = d.control(d.uid, []string{"CUDA_VISIBLE_DEVICES=77"}, "-d").run()
-	if out.code != 100 {
-		t.Errorf("no device: %+v", out)
-	}
+	must.Equal(t, fmt.Sprintf("no device: %+v", out), out.code, 100)
 }
 
 // A command that is given as an argument is ignored. If standard input has several lines, they are answered in order.
@@ -184,9 +170,7 @@ func TestArgumentsAndLines(t *testing.T) {
 		t.Errorf("as an argument: %+v", out)
 	}
 	got := d.ask("get_default_active_thread_percentage\nbogus\nget_default_client_priority\nget_server_status 1")
-	if want := "100.0\nUnknown command \"bogus\"\n0\nServer 1 not found"; got != want {
-		t.Errorf("four lines: %q", got)
-	}
+	must.Equal(t, "four lines", got, "100.0\nUnknown command \"bogus\"\n0\nServer 1 not found")
 }
 
 // `set_default_*` prints one decimal and ignores a value that is no percentage. The environment also sets the
@@ -197,9 +181,7 @@ func TestDefaultPercentage(t *testing.T) {
 	for _, step := range [][2]string{{"get_default_active_thread_percentage", "40.0"}, {"set_default_active_thread_percentage 50", "50.0"},
 		{"set_default_active_thread_percentage 0", "50.0"}, {"set_default_active_thread_percentage 101", "50.0"},
 		{"set_default_active_thread_percentage abc", "50.0"}, {"set_default_active_thread_percentage 33.333334", "33.3"}} {
-		if got := d.ask(step[0]); got != step[1] {
-			t.Errorf("%s: %q, not %q", step[0], got, step[1])
-		}
+		must.Equal(t, step[0], d.ask(step[0]), step[1])
 	}
 }
 
@@ -213,9 +195,7 @@ func TestPrivileges(t *testing.T) {
 		c := d.control(uid, nil)
 		c.stdin = command + "\n"
 		out := c.run()
-		if out.code != 0 {
-			t.Errorf("%s: exit code %d", command, out.code)
-		}
+		must.Equal(t, fmt.Sprintf("%s: exit code", command), out.code, 0)
 		return out.stdout
 	}
 	for _, step := range []struct {
@@ -310,12 +290,9 @@ func TestParallelQueries(t *testing.T) {
 	}
 	group.Wait()
 	t.Logf("%d of %d failed", failures, loops*each)
-	if failures == 0 || failures > loops*each*3/4 {
-		t.Errorf("%d of %d failed; 33 to 48 of 100 were measured", failures, loops*each)
-	}
-	if got := d.ask(query); got != "ACTIVE" {
-		t.Errorf("after the loops: %q", got)
-	}
+	must.Hold(t, failures != 0 && failures <= loops*each*3/4,
+		"%d of %d failed; 33 to 48 of 100 were measured", failures, loops*each)
+	must.Equal(t, "after the loops", d.ask(query), "ACTIVE")
 }
 
 // If a client is connected, quit tries again and again. The first wait is 200 ms, and each further wait is twice as
@@ -327,17 +304,13 @@ func TestQuitWithClient(t *testing.T) {
 	d.server()
 	client := d.spin(nil, "-ms", "1", "-for", "900")
 	out := d.tell("quit -t 1", answerDeadline)
-	if out.code != 0 || out.took < 900*time.Millisecond {
-		t.Errorf("quit -t 1: exit code %d after %v", out.code, out.took)
-	}
+	must.Hold(t, out.code == 0 && out.took >= 900*time.Millisecond, "quit -t 1: exit code %d after %v", out.code, out.took)
 	client.fails("forced quit", 806)
 	log := d.log("control.log")
 	for _, line := range []string{"quit command issued with timeout of 1", "backoff is disabled",
 		"has 2 active worker threads. Server will not shutdown.", "again in at most 200ms", "backoff is enabled",
 		"again in at most 400ms", "Force shutting down server", "Exit with status 0"} {
-		if !strings.Contains(log, line) {
-			t.Errorf("control.log lacks %q", line)
-		}
+		must.Hold(t, strings.Contains(log, line), "control.log lacks %q", line)
 	}
 }
 
@@ -415,9 +388,7 @@ func TestStopped(t *testing.T) {
 	syscall.Kill(d.pid(), syscall.SIGSTOP)
 	hangs("get_server_list")
 	syscall.Kill(d.pid(), syscall.SIGCONT)
-	if got := d.ask("get_server_list"); got != fmt.Sprint(server) {
-		t.Errorf("get_server_list after SIGCONT: %q", got)
-	}
+	must.Equal(t, "get_server_list after SIGCONT", d.ask("get_server_list"), fmt.Sprint(server))
 	syscall.Kill(server, syscall.SIGSTOP)
 	hangs(fmt.Sprintf("get_server_status %d", server))
 	hangs(fmt.Sprintf("get_client_list %d", server))

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // inFlight is a wait after which a client is certainly in the middle of its kernels. Its work is on the GPU as soon
@@ -73,14 +75,10 @@ func TestTerminateClient(t *testing.T) {
 	alone(t)
 	d, server, victim, neighbour := beside(t, "-ms", "400", "-hold", "0.5")
 	time.Sleep(inFlight)
-	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
-		t.Errorf("terminate_client: %q", got)
-	}
+	must.Equal(t, "terminate_client", d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())), "0")
 	victim.fails("terminate_client", 810)
 	neighbour.survives("terminate_client")
-	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
-		t.Errorf("status: %q", got)
-	}
+	must.Equal(t, "status", d.ask(fmt.Sprintf("get_server_status %d", server)), "ACTIVE")
 	if !strings.Contains(d.log("server.log"), fmt.Sprintf("MPS server requesting client {PID: %d, Context ID: 1} to exit", victim.pid())) {
 		t.Errorf("server.log: %s", d.log("server.log"))
 	}
@@ -112,9 +110,7 @@ func TestTerminateStoppedClient(t *testing.T) {
 	}
 	victim.signal(syscall.SIGCONT)
 	victim.fails("terminate_client, after SIGCONT", 810)
-	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
-		t.Errorf("status: %q", got)
-	}
+	must.Equal(t, "status", d.ask(fmt.Sprintf("get_server_status %d", server)), "ACTIVE")
 }
 
 // An illegal access in one client gives 700 to all clients on that GPU. New clients work after it.
@@ -122,20 +118,14 @@ func TestIllegalAccess(t *testing.T) {
 	alone(t)
 	d, server, victim, neighbour := beside(t, "-ms", "0")
 	out := d.client(nil, "fault")
-	if !strings.Contains(out.stdout, "err=700 cudaErrorIllegalAddress") {
-		t.Errorf("fault: %q", out.stdout)
-	}
+	must.Hold(t, strings.Contains(out.stdout, "err=700 cudaErrorIllegalAddress"), "fault: %q", out.stdout)
 	victim.fails("illegal access", 700)
 	neighbour.fails("illegal access", 700)
 	eventually(t, "new clients work", soon, func() bool { return d.info().err == 0 })
-	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
-		t.Errorf("status: %q", got)
-	}
+	must.Equal(t, "status", d.ask(fmt.Sprintf("get_server_status %d", server)), "ACTIVE")
 	for _, line := range []string{"Server is handling a fatal GPU error.", "The following devices will be reset:",
 		"Destroy server context on device 0"} {
-		if !strings.Contains(d.log("server.log"), line) {
-			t.Errorf("server.log lacks %q", line)
-		}
+		must.Hold(t, strings.Contains(d.log("server.log"), line), "server.log lacks %q", line)
 	}
 }
 
@@ -148,9 +138,7 @@ func TestFaultState(t *testing.T) {
 	victim.signal(syscall.SIGSTOP)
 	d.client(nil, "fault")
 	neighbour.fails("illegal access", 700)
-	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "FAULT" {
-		t.Errorf("status: %q", got)
-	}
+	must.Equal(t, "status", d.ask(fmt.Sprintf("get_server_status %d", server)), "FAULT")
 	if got := d.info(); got.err != 807 {
 		t.Errorf("new client: %+v", got)
 	}
@@ -173,15 +161,11 @@ func TestNewClientAfterKill(t *testing.T) {
 		victim.signal(syscall.SIGKILL)
 		victim.end()
 		first, second := d.info(), d.info()
-		if second.err != 0 {
-			t.Errorf("second new client: %+v", second)
-		}
+		must.Equal(t, fmt.Sprintf("second new client: %+v", second), second.err, 0)
 		if first.err == 46 {
 			return
 		}
-		if first.err != 0 || try == 3 {
-			t.Fatalf("first new client: %+v", first)
-		}
+		must.Have(t, first.err == 0 && try != 3, "first new client: %+v", first)
 	}
 }
 

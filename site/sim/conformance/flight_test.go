@@ -101,9 +101,7 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 			}
 			d, server, victim, neighbour := beside(t, append([]string{"-hold", "0.5"}, c.args...)...)
 			time.Sleep(inFlight)
-			if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
-				t.Errorf("terminate_client: %q", got)
-			}
+			must.Equal(t, "terminate_client", d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())), "0")
 			victim.fails("terminate_client", 810)
 			if c.dies {
 				neighbour.fails("terminate_client", 700)
@@ -123,9 +121,7 @@ func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
 	d, server, victim, neighbour := beside(t, "-ms", "5", "-queue", "600")
 	time.Sleep(inFlight)
 	files := hold(t, victim.pid())
-	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
-		t.Errorf("terminate_client: %q", got)
-	}
+	must.Equal(t, "terminate_client", d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())), "0")
 	victim.signal(syscall.SIGKILL)
 	neighbour.fails("terminate_client", 700)
 	files.release()
@@ -315,9 +311,7 @@ func TestPipes(t *testing.T) {
 			}
 			return count
 		}
-		if got := common(); got != c.want {
-			t.Errorf("%s, MPS %v: %d pipes in common", c.stage, c.mps, got)
-		}
+		must.Equal(t, fmt.Sprintf("%s, MPS %v", c.stage, c.mps), common(), c.want)
 		s.signal(syscall.SIGKILL)
 		s.end()
 		eventually(t, "the server has closed its ends", soon, func() bool { return common() == 0 })

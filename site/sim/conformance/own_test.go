@@ -74,9 +74,7 @@ func TestSignals(t *testing.T) {
 			server, pid := d.server(), d.pid()
 			syscall.Kill(pid, s)
 			eventually(t, "daemon and server are gone", answerDeadline, func() bool { return !alive(pid) && !alive(server) })
-			if d.pid() != pid {
-				t.Errorf("%v: the daemon has removed its files", s)
-			}
+			must.Equal(t, fmt.Sprintf("%v: the daemon has removed its files", s), d.pid(), pid)
 		}
 	})
 	t.Run("each ends the server", func(t *testing.T) {
@@ -107,9 +105,7 @@ func TestSignals(t *testing.T) {
 	t.Run("ignored at the start", func(t *testing.T) {
 		d := directories(t, under(t).uid)
 		out := under(t).command(d.environment, d.uid, "sh", "-c", "trap '' TERM INT HUP; exec "+under(t).control+" -d").run()
-		if out.code != 0 {
-			t.Fatalf("-d: %+v", out)
-		}
+		must.Have(t, out.code == 0, "-d: %+v", out)
 		server := d.server()
 		client := d.neighbour()
 		for _, s := range all {
@@ -126,8 +122,6 @@ func TestSignals(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGTERM)
 		eventually(t, "daemon and server are gone", answerDeadline, func() bool { return !alive(pid) && !alive(server) })
 		client.fails("quit", 806)
-		if d.pid() != 0 {
-			t.Error("the pid file is left")
-		}
+		must.Hold(t, d.pid() == 0, "the pid file is left")
 	})
 }

@@ -82,16 +82,13 @@ func plain(answer string) string {
 func (d *daemon) replay(recorded []exchange, renamed ...string) {
 	d.t.Helper()
 	rename := strings.NewReplacer(renamed...)
-	if len(recorded) == 0 {
-		d.t.Error("there is no recorded exchange to replay")
-	}
+	must.Hold(d.t, len(recorded) != 0, "there is no recorded exchange to replay")
 	for _, e := range recorded {
 		command := rename.Replace(e.command)
 		out := d.tell(command, answerDeadline)
 		got, want := plain(strings.TrimSuffix(out.stdout, "\n")), plain(rename.Replace(e.answer))
-		if columns(got) != columns(want) || out.code != e.code || out.late {
-			d.t.Errorf("%q answers %q, rc %d; recorded %q, rc %d", command, got, out.code, want, e.code)
-		}
+		must.Hold(d.t, columns(got) == columns(want) && out.code == e.code && !out.late,
+			"%q answers %q, rc %d; recorded %q, rc %d", command, got, out.code, want, e.code)
 	}
 }
 
@@ -176,9 +173,7 @@ func points(t *testing.T) []point {
 			all = append(all, point{words[1], sms, total - free})
 		}
 	}
-	if len(all) < 150 {
-		t.Fatalf("only %d recorded points", len(all))
-	}
+	must.Have(t, len(all) >= 150, "only %d recorded points", len(all))
 	return all
 }
 
@@ -196,9 +191,8 @@ func TestSharesOfClient(t *testing.T) {
 			continue
 		}
 		got := d.info("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=" + p.percentage)
-		if got.err != 0 || got.sms != p.sms || (p.mib != 0 && got.total-got.free != p.mib) {
-			t.Errorf("%s %%: %+v, recorded %d SMs and %d MiB", p.percentage, got, p.sms, p.mib)
-		}
+		must.Hold(t, got.err == 0 && got.sms == p.sms && (p.mib == 0 || got.total-got.free == p.mib),
+			"%s %%: %+v, recorded %d SMs and %d MiB", p.percentage, got, p.sms, p.mib)
 	}
 }
 
@@ -229,14 +223,11 @@ func TestSharesOfArithmetic(t *testing.T) {
 	command.Stdin = &stdin
 	out := must.Get(command.Output())(t)
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if len(lines) != len(all) {
-		t.Fatalf("%d lines for %d points", len(lines), len(all))
-	}
+	must.Have(t, len(lines) == len(all), "%d lines for %d points", len(lines), len(all))
 	for i, p := range all {
 		var sms, mib int
 		fmt.Sscanf(lines[i], "%d %d", &sms, &mib)
-		if sms != p.sms || (p.mib != 0 && mib != p.mib) {
-			t.Errorf("%q %%: %d SMs, %d MiB; recorded %d and %d", p.percentage, sms, mib, p.sms, p.mib)
-		}
+		must.Hold(t, sms == p.sms && (p.mib == 0 || mib == p.mib),
+			"%q %%: %d SMs, %d MiB; recorded %d and %d", p.percentage, sms, mib, p.sms, p.mib)
 	}
 }

@@ -123,9 +123,7 @@ func TestHostMemoryOfTheDead(t *testing.T) {
 	if err != nil {
 		t.Skip("cannot make a control group here: ", err)
 	}
-	t.Cleanup(func() {
-		eventually(t, "the group is removed", soon, func() bool { return os.Remove(group) == nil })
-	})
+	t.Cleanup(func() { eventually(t, "the group is removed", soon, func() bool { return os.Remove(group) == nil }) })
 	file := func(name string) string { return filepath.Join(group, name) }
 	used := func() int {
 		text, _ := os.ReadFile(file("memory.usage_in_bytes"))

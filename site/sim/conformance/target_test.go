@@ -251,8 +251,6 @@ func (c *call) run() outcome {
 func eventually(t *testing.T, what string, deadline time.Duration, true_ func() bool) {
 	t.Helper()
 	for end := time.Now().Add(deadline); !true_(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", deadline, what)
-		}
+		must.Have(t, !time.Now().After(end), "not within %v: %s", deadline, what)
 	}
 }

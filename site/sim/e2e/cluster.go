@@ -64,11 +64,9 @@ func NewCluster(t *testing.T, policy string, o lab.Options) *Cluster {
 		t.Fatal(err)
 	}
 	for _, s := range c.TestNodes { // the device files of the GPUs, because Slurm may constrain tasks to some of them
-		OK(t, LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()))
+		must.OK(t, LinkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()))
 	}
-	t.Cleanup(func() {
-		must.Note(t, c.Stop())
-	})
+	t.Cleanup(func() { must.Note(t, c.Stop()) })
 	return c
 }
 
@@ -103,13 +101,10 @@ func NeedSlurm(t *testing.T) lab.User {
 	t.Helper()
 	NeedRoot(t)
 	if missing := lab.Missing(); len(missing) > 0 && os.Getenv("SLURM_BUNDLE") == "" {
-		if os.Getenv("REQUIRE_LAB") != "" {
-			t.Fatalf("packages are missing: %q: run make setup", missing)
-		}
+		must.Have(t, os.Getenv("REQUIRE_LAB") == "", "packages are missing: %q: run make setup", missing)
 		t.Skipf("packages are missing: %q: run make setup", missing)
 	}
-	user := must.Get(lab.EnsureUser(UserName, UID))(t)
-	return user
+	return must.Get(lab.EnsureUser(UserName, UID))(t)
 }
 
 func names(t *testing.T, o lab.Options) []string {
@@ -139,7 +134,7 @@ func (c *Cluster) Hook(program string) []string {
 		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
 	}
 	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
-	OK(c.T, node.WriteProgram(path, []byte(script)))
+	must.OK(c.T, node.WriteProgram(path, []byte(script)))
 	return []string{path}
 }
 
@@ -172,9 +167,9 @@ func (c *Cluster) Batch(script string, args ...string) int {
 	// while the other needs it (seen on 4.1).
 	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home +
 		"/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.First().Sim.Libraries() + "\n" + script + "\n"
-	OK(c.T, node.WriteProgram(path, []byte(text)))
+	must.OK(c.T, node.WriteProgram(path, []byte(text)))
 	id, err := c.Submit(c.Ctx, c.User, append(append([]string{"--constraint=mps", "-o", home + "/%A.%a.out"}, args...), path)...)
-	OK(c.T, err)
+	must.OK(c.T, err)
 	return id
 }
 
@@ -231,9 +226,8 @@ func (c *Cluster) Quiet() {
 	}
 	for _, name := range c.Nodes() {
 		state, reason, err := c.NodeState(c.Ctx, name)
-		if err != nil || strings.Contains(strings.ToLower(state), "drain") {
-			c.T.Errorf("node %s is %s: %s, %v", name, state, reason, err)
-		}
+		must.Hold(c.T, err == nil && !strings.Contains(strings.ToLower(state), "drain"),
+			"node %s is %s: %s, %v", name, state, reason, err)
 	}
 }
 

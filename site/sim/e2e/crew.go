@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
@@ -42,7 +43,7 @@ func (p Node) LaunchAs(user uint32, n int, extra []string, line ...string) Crew 
 		cmd.SysProcAttr.Credential.Uid, cmd.SysProcAttr.Setpgid = user, true
 		said, ended := &bytes.Buffer{}, make(chan struct{})
 		cmd.Stdout, cmd.Stderr = said, said
-		OK(p.T, cmd.Start())
+		must.OK(p.T, cmd.Start())
 		go func() { _ = cmd.Wait(); close(ended) }()
 		p.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); <-ended })
 		c.ranks, c.said, c.ended = append(c.ranks, cmd), append(c.said, said), append(c.ended, ended)

@@ -62,14 +62,14 @@ func (g MemoryGroup) Set(v1, v2, value string) {
 	if g.v2 {
 		v1 = v2
 	}
-	OK(g.t, os.WriteFile(filepath.Join(g.path, v1), []byte(value), 0))
+	must.OK(g.t, os.WriteFile(filepath.Join(g.path, v1), []byte(value), 0))
 }
 
 // Below makes a group below this one.
 func (g MemoryGroup) Below(name string) MemoryGroup {
 	g.t.Helper()
 	g.path = filepath.Join(g.path, name)
-	OK(g.t, os.Mkdir(g.path, 0o755))
+	must.OK(g.t, os.Mkdir(g.path, 0o755))
 	return g
 }
 
@@ -97,8 +97,7 @@ func (g MemoryGroup) number(v1, v2 string) int64 {
 	if g.v2 {
 		v1 = v2
 	}
-	value := must.Get(strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64))(g.t)
-	return value
+	return must.Get(strconv.ParseInt(strings.TrimSpace(Read(g.t, filepath.Join(g.path, v1))), 10, 64))(g.t)
 }
 
 // remove ends the processes that are left in the group and removes the group.

@@ -170,7 +170,7 @@ func PublicDir(t *testing.T) string {
 func PublicDirIn(t *testing.T, parent string) string {
 	dir := must.Get(os.MkdirTemp(parent, "mps"))(t)
 	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
-	OK(t, os.Chmod(dir, 0o755))
+	must.OK(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -187,14 +187,6 @@ func unmount(dir string) {
 // Gres is the path of gres.conf.
 func (p Node) Gres() string { return filepath.Join(filepath.Dir(p.Conf), "gres.conf") }
 
-// OK ends a test if something that it needs has failed.
-func OK(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Runs runs a command that must end with 0.
 func Runs(t testing.TB, cmd *exec.Cmd) {
 	t.Helper()
@@ -206,14 +198,14 @@ func Runs(t testing.TB, cmd *exec.Cmd) {
 // Write writes a file, and makes its folder.
 func (p Node) Write(path, content string) {
 	p.T.Helper()
-	OK(p.T, os.MkdirAll(filepath.Dir(path), 0o755))
-	OK(p.T, os.WriteFile(path, []byte(content), 0o644))
+	must.OK(p.T, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.OK(p.T, os.WriteFile(path, []byte(content), 0o644))
 }
 
 // Rewrite changes a record in place. The record still belongs to root, with its mode.
 func (p Node) Rewrite(path, content string) {
 	p.T.Helper()
-	OK(p.T, os.WriteFile(path, []byte(content), 0o600))
+	must.OK(p.T, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // Read returns the content of a file.
@@ -233,13 +225,13 @@ func (p Node) Facts(lines ...string) {
 // Fault sets a fault of the simulated node.
 func (p Node) Fault(knob, value string) {
 	p.T.Helper()
-	OK(p.T, p.Sim.Node.Set("faults/"+knob, value))
+	must.OK(p.T, p.Sim.Node.Set("faults/"+knob, value))
 }
 
 // Fail makes an NVML function return a code a number of times; 0 means always.
 func (p Node) Fail(function string, code, times int) {
 	p.T.Helper()
-	OK(p.T, p.Sim.Node.GPU(0).Fail(function, code, times))
+	must.OK(p.T, p.Sim.Node.GPU(0).Fail(function, code, times))
 }
 
 // Job is a job that asks for MPS on these GPUs, such as "0,1".
@@ -309,7 +301,7 @@ func (p Node) Ready(cmd *exec.Cmd) *exec.Cmd {
 	p.T.Helper()
 	out := must.Get(cmd.StdoutPipe())(p.T)
 	cmd.Stderr = cmd.Stdout
-	OK(p.T, cmd.Start())
+	must.OK(p.T, cmd.Start())
 	p.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	lines := LinesOf(p.T, out)
 	line, err := lines.Next()
@@ -418,7 +410,7 @@ func (p Node) Close(job testnode.Job) {
 func (p Node) Booted() {
 	p.T.Helper()
 	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
-		OK(p.T, os.RemoveAll(path))
+		must.OK(p.T, os.RemoveAll(path))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -19,7 +20,7 @@ func (p Node) Control(script string) {
 	p.T.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.Write(path, "#!/bin/sh\nREAL="+p.Sim.Program("nvidia-cuda-mps-control")+"\n"+script+"\n")
-	OK(p.T, os.Chmod(path, 0o755))
+	must.OK(p.T, os.Chmod(path, 0o755))
 	p.Write(p.Paths().ConfigFile(), strings.Replace(Read(p.T, p.Paths().ConfigFile()), p.Sim.Program("nvidia-cuda-mps-control"), path, 1))
 }
 

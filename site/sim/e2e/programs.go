@@ -45,9 +45,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	folder := fmt.Sprintf("/proc/%d/", d.Proc.PID)
 	status := Read(t, folder+"status")
 	for _, want := range UsersStatus {
-		if !strings.Contains(status, want) {
-			t.Errorf("status lacks %q:\n%s", want, status)
-		}
+		must.Hold(t, strings.Contains(status, want), "status lacks %q:\n%s", want, status)
 	}
 	if stat, err := proc.ReadStat(d.Proc.PID); err != nil || stat.Session != d.Proc.PID || stat.Start != d.Proc.Start {
 		t.Errorf("stat %+v, %v: want a session of its own", stat, err)
@@ -55,16 +53,12 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 	if cwd, err := os.Readlink(folder + "cwd"); cwd != "/" {
 		t.Errorf("cwd %s, %v", cwd, err)
 	}
-	if got := Read(t, folder+"oom_score_adj"); got != "0\n" {
-		t.Errorf("oom_score_adj %s", got)
-	}
+	must.Equal(t, "oom_score_adj", Read(t, folder+"oom_score_adj"), "0\n")
 	var files uint64
 	for line := range strings.Lines(Read(t, folder+"limits")) {
 		fmt.Sscanf(line, "Max open files %d", &files)
 	}
-	if files < 16384 {
-		t.Errorf("RLIMIT_NOFILE %d", files)
-	}
+	must.Hold(t, files >= 16384, "RLIMIT_NOFILE %d", files)
 	for fd := range 3 {
 		if to, err := os.Readlink(fmt.Sprintf("%sfd/%d", folder, fd)); to != "/dev/null" {
 			t.Errorf("fd %d is %s, %v", fd, to, err)
@@ -85,9 +79,7 @@ func (p Node) HoldsDaemon(d lease.Daemon) {
 		"CUDA_MPS_LOG_DIRECTORY=" + d.LogDir, "CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir,
 		"CUDA_VISIBLE_DEVICES=" + strings.Join(uuids, ","), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 	}
-	if !slices.Equal(environment, want) {
-		t.Errorf("environment %q, want %q", environment, want)
-	}
+	must.Hold(t, slices.Equal(environment, want), "environment %q, want %q", environment, want)
 }
 
 // Finding is a finding of mpsctl audit.
@@ -183,15 +175,13 @@ func (p Node) Ranks(n int, program ...string) []Rank {
 		cmd.SysProcAttr.Setpgid = true
 		out := must.Get(cmd.StdoutPipe())(p.T)
 		cmd.Stderr = cmd.Stdout
-		OK(p.T, cmd.Start())
+		must.OK(p.T, cmd.Start())
 		p.T.Cleanup(func() { _ = cmd.Process.Kill() })
 		all[rank] = Rank{Cmd: cmd, Out: LinesOf(p.T, out)}
 	}
 	for rank := range all {
 		line, err := all[rank].Out.Next()
-		if err != nil || !strings.Contains(line, "ready") {
-			p.T.Fatalf("rank %d prints %q, %v", rank, line, err)
-		}
+		must.Have(p.T, err == nil && strings.Contains(line, "ready"), "rank %d prints %q, %v", rank, line, err)
 		all[rank].Ready = line
 	}
 	return all
@@ -205,3 +195,67 @@ var WithoutFirstThread = sync.OnceValues(func() (string, error) {
 	}
 	return firstthread.Build(folder)
 })
+
+// MPSNames are the names of processes that root's programs look for, as the kernel cuts them.
+var MPSNames = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "slurmd", "slurmstepd"}
+
+// OtherUID is a user who has nothing to do with the job.
+var OtherUID = UID + 1
+
+// Hostile is the program of the attacks, testdata/hostile, built once.
+var Hostile = sync.OnceValues(func() (string, error) {
+	shared, err := testnode.Shared()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(shared, "hostile")
+	if os.Getenv("BUILT_FOLDER") != "" {
+		return path, nil
+	}
+	build := exec.Command("go", "build", "-o", path, Module+"cmd/e2e/hostile/testdata/hostile")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build the attacks: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// ControlIs makes a script the control program of the site, and keeps the simulated library.
+func (p Node) ControlIs(script string) {
+	path := filepath.Join(filepath.Dir(p.Root), "control")
+	p.Write(path, script)
+	must.OK(p.T, os.Chmod(path, 0o755))
+	p.Write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
+}
+
+// ofOthers are programs that a repair may name, and that a machine of tests may lack.
+var ofOthers = []string{"mpsctl", "scontrol", "scancel", "slurmd", "systemctl", "nvidia-smi", "nvidia-cuda-mps-control", "modprobe",
+	"dpkg", "rpm", "sudo", "dmesg", "man", "${EDITOR:-vi}"}
+
+// CanBePasted checks that a person can paste each step of a repair. A step is a command, or a remark, a colon and a
+// command. A shell parses the command, and its programs exist.
+func CanBePasted(t *testing.T, repair string) {
+	t.Helper()
+	for _, command := range Commands(repair) {
+		if out, err := exec.Command("sh", "-n", "-c", command).CombinedOutput(); err != nil {
+			t.Errorf("a shell does not parse %q: %s", command, out)
+		}
+		for part := range strings.SplitSeq(strings.ReplaceAll(command, "&&", "|"), "|") {
+			program, _, _ := strings.Cut(strings.TrimSpace(part), " ")
+			if _, err := exec.LookPath(program); err != nil && !slices.Contains(ofOthers, program) {
+				t.Errorf("%q is no command: %v", command, err)
+			}
+		}
+	}
+}
+
+// Commands returns the steps of a repair without their remarks.
+func Commands(repair string) (all []string) {
+	for step := range strings.SplitSeq(repair, "; ") {
+		if _, command, remarked := strings.Cut(step, ": "); remarked {
+			step = command
+		}
+		all = append(all, step)
+	}
+	return all
+}

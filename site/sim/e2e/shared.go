@@ -78,8 +78,7 @@ func (s *Shared) Start(args ...string) *Running {
 // Launch starts a program that becomes a client, as start does.
 func (s *Shared) Launch(line ...string) *Running {
 	s.T.Helper()
-	cmd := s.AsUser(line...)
-	return s.Begin(cmd)
+	return s.Begin(s.AsUser(line...))
 }
 
 // AsUser returns a command that runs as the job's user.
@@ -107,7 +106,7 @@ func (s *Shared) Open(cmd *exec.Cmd) *Running {
 		cmd.Stderr = os.Stderr
 	}
 	out := must.Get(cmd.StdoutPipe())(s.T)
-	OK(s.T, cmd.Start())
+	must.OK(s.T, cmd.Start())
 	r := &Running{cmd, s, LinesOf(s.T, out), strings.Join(cmd.Args, " "), 0}
 	s.T.Cleanup(func() { _ = node.SignalGroup(cmd, unix.SIGKILL); _ = cmd.Wait() })
 	return r
@@ -235,9 +234,8 @@ func (s *Shared) Ended(neighbour *Running) bool {
 func (s *Shared) Knows(seen int) {
 	s.T.Helper()
 	var state lease.GuardState
-	if !Comes(func() bool { state = s.State(); return state.ClientsSeen >= seen && state.Unheld == 0 }) {
-		s.T.Errorf("the guard's state is %+v, want at least %d clients", state, seen)
-	}
+	known := Comes(func() bool { state = s.State(); return state.ClientsSeen >= seen && state.Unheld == 0 })
+	must.Hold(s.T, known, "the guard's state is %+v, want at least %d clients", state, seen)
 }
 
 // State returns the state that the guard last wrote.
@@ -253,7 +251,7 @@ func (s *Shared) State() lease.GuardState {
 // Kill ends a client with SIGKILL and waits until it has ended.
 func (r *Running) Kill() {
 	r.s.T.Helper()
-	OK(r.s.T, node.SignalGroup(r.Cmd, unix.SIGKILL))
+	must.OK(r.s.T, node.SignalGroup(r.Cmd, unix.SIGKILL))
 	r.Ends()
 }
 
@@ -394,9 +392,8 @@ func (s *Shared) Wrapped(args ...string) *exec.Cmd {
 func (s *Shared) RoomSoon() {
 	s.T.Helper()
 	var out []byte
-	if !Comes(func() (works bool) { out, works = s.info(); return works }) {
-		s.T.Errorf("%v after the death, a new client prints %s", WaitLimit, out)
-	}
+	works := Comes(func() (works bool) { out, works = s.info(); return works })
+	must.Hold(s.T, works, "%v after the death, a new client prints %s", WaitLimit, out)
 }
 
 // Survive waits until the work of the dead is over and the neighbours' errors would be seen. Then it checks that all
@@ -468,9 +465,7 @@ func (s *Shared) Ensemble(members, atOnce int, script string) string {
 	cmd := s.Node.AsUser(7, []string{"sh", "-c", fmt.Sprintf("seq %d | xargs -P%d -n1 sh %s", members, atOnce, path)})
 	cmd.SysProcAttr.Setpgid = true
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		s.T.Errorf("xargs: %v", err)
-	}
+	must.Hold(s.T, err == nil, "xargs: %v", err)
 	return string(out)
 }
 

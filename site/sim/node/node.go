@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sort"
 	"strconv"
@@ -74,9 +75,7 @@ func (n Node) GPUs() ([]GPU, error) {
 }
 
 // GPU returns GPU i of the node. It need not exist.
-func (n Node) GPU(i int) GPU {
-	return GPU{Dir: filepath.Join(n.Dir, "gpu"+strconv.Itoa(i)), Index: i}
-}
+func (n Node) GPU(i int) GPU { return GPU{Dir: filepath.Join(n.Dir, "gpu"+strconv.Itoa(i)), Index: i} }
 
 // Text returns an attribute of the node without its newline.
 func (n Node) Text(attribute string) (string, error) { return readText(n.Dir, attribute) }
@@ -201,4 +200,22 @@ func flock(lock *os.File) error {
 			return err
 		}
 	}
+}
+
+// SignalGroup sends a signal to the process group that cmd leads. After cmd was waited for, it returns an error and sends
+// nothing, because its number may be another group's by then.
+func SignalGroup(cmd *exec.Cmd, signal syscall.Signal) error {
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+		return err
+	}
+	return syscall.Kill(-cmd.Process.Pid, signal)
+}
+
+// WriteProgram writes a file that is run immediately after. During the write no other goroutine starts a process. A
+// new process would have the file open for writing until it executes its own program. Running a file that is open for
+// writing fails with ETXTBSY.
+func WriteProgram(path string, content []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, content, 0o755)
 }

@@ -69,9 +69,7 @@ func ok(t *testing.T, ret nvml.Return) {
 
 func want[T comparable](t *testing.T, what string, got, want T) {
 	t.Helper()
-	if got != want {
-		t.Errorf("%s = %v, want %v", what, got, want)
-	}
+	must.Hold(t, got == want, "%s = %v, want %v", what, got, want)
 }
 
 // The recording is of calls on a real H200 with driver 580.159.04. The test makes each call again and compares the
@@ -82,9 +80,7 @@ func TestH200AnswersAsRecorded(t *testing.T) {
 	made, lib := created(t, node.H200)
 	must.OK(t, made.Node.GPU(0).Set("uuid", strings.Fields(lines[2])[0]))
 	got := record(lib)
-	if len(got) != len(lines) {
-		t.Fatalf("%d answers for %d recorded lines", len(got), len(lines))
-	}
+	must.Have(t, len(got) == len(lines), "%d answers for %d recorded lines", len(got), len(lines))
 	for i, line := range lines {
 		if isTimed(line) {
 			holdTime(t, got[i], line)

@@ -48,9 +48,7 @@ func Text(t *testing.T, path string) string {
 	t.Helper()
 	texts := must.Get(read())(t)
 	text, found := texts[path]
-	if !found {
-		t.Fatalf("no recording %s", path)
-	}
+	must.Have(t, found, "no recording %s", path)
 	return text
 }
 
@@ -75,9 +73,7 @@ func Paths(t *testing.T, pattern string, atLeast int) (paths []string) {
 			paths = append(paths, name)
 		}
 	}
-	if len(paths) < atLeast {
-		t.Fatalf("%d recordings match %s, want at least %d", len(paths), pattern, atLeast)
-	}
+	must.Have(t, len(paths) >= atLeast, "%d recordings match %s, want at least %d", len(paths), pattern, atLeast)
 	return paths
 }
 

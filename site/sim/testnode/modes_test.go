@@ -3,9 +3,12 @@
 package testnode
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // Only ALLOW_MODE_CHANGES=1 lets a node on real GPUs have a policy that changes their compute modes. Without it the
@@ -22,8 +25,6 @@ func TestARealNodeLeavesTheModesAlone(t *testing.T) {
 				t.Errorf("with %q: %v is made, %v", said, made, err)
 			}
 		}
-		if got := Compute(); got != Unchanged {
-			t.Errorf("with %q the tests' policy has %s", said, got)
-		}
+		must.Equal(t, fmt.Sprintf("with %q the tests' policy has", said), Compute(), Unchanged)
 	}
 }

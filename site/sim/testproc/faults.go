@@ -23,10 +23,7 @@ import (
 func Leaks(t *testing.T, call func()) int {
 	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	count := func() int {
-		open := must.Get(os.ReadDir("/proc/self/fd"))(t)
-		return len(open)
-	}
+	count := func() int { return len(must.Get(os.ReadDir("/proc/self/fd"))(t)) }
 	call() // the runtime opens files of its own once
 	before := count()
 	for range 10 {

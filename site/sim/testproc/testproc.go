@@ -87,9 +87,7 @@ func (c *Counter) Counts() bool {
 func (c *Counter) Resumes(t *testing.T, what string) {
 	t.Helper()
 	for began := time.Now(); !c.Counts(); {
-		if time.Since(began) > soon {
-			t.Fatalf("%s: the process does not continue", what)
-		}
+		must.Have(t, time.Since(began) <= soon, "%s: the process does not continue", what)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/recorded"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -72,9 +73,7 @@ func TestReadBindingRecordedLaunches(t *testing.T) {
 		"confined.more-tasks-than-places.n1":       {false, same(3)},
 	} {
 		ranks := launchRecordings(t)[name]
-		if len(ranks) == 0 {
-			t.Errorf("%s is not recorded", name)
-		}
+		must.Hold(t, len(ranks) != 0, "%s is not recorded", name)
 		for rank, env := range ranks {
 			got, err := ReadBinding(env)
 			if err != nil || got.AllOfStep != want.whole || got.TasksPerGPU != want.highest(rank) {
@@ -113,9 +112,7 @@ func TestReadBindingOwnGPUs(t *testing.T) {
 		"interactive.mpirun.n1":                           {0, false},
 	} {
 		ranks := launchRecordings(t)[name]
-		if len(ranks) == 0 {
-			t.Errorf("%s is not recorded", name)
-		}
+		must.Hold(t, len(ranks) != 0, "%s is not recorded", name)
 		for rank, env := range ranks {
 			if got, err := ReadBinding(env); err != nil || got.OwnGPUs != want.own || got.OneTask != want.one {
 				t.Errorf("%s, rank %d: %+v, %v; want %+v", name, rank, got, err, want)
@@ -156,9 +153,7 @@ func TestReadBindingWays(t *testing.T) {
 func TestASubmittersBinding(t *testing.T) {
 	env := slurm.Env{"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1,2,3"}
 	want, err := ReadBinding(env)
-	if err != nil || !want.AllOfStep {
-		t.Fatalf("%+v, %v", want, err)
-	}
+	must.Have(t, err == nil && want.AllOfStep, "%+v, %v", want, err)
 	for _, bind := range []string{"gpu:single:1", "gres/gpu:single:4", "gpu:map_gpu:1,0", "gpu:mask_gpu:0x1,0x2", "gpu:per_task:1", "gres/gpu:per_task:4"} {
 		if got, err := ReadBinding(recorded.With(env, slurm.Env{"SLURMD_TRES_BIND": bind})); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v; want %+v", bind, got, err, want)
@@ -209,12 +204,8 @@ func TestWithoutGPU(t *testing.T) {
 	for name, ranks := range launchRecordings(t) {
 		for _, env := range ranks {
 			task, err := ReadTask(env, 1)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			if got := WithoutGPU(env, task); got != strings.Contains(name, "one.no-GPU.") {
-				t.Errorf("%s: %v", name, got)
-			}
+			must.Have(t, err == nil, "%s: %v", name, err)
+			must.Equal(t, name, WithoutGPU(env, task), strings.Contains(name, "one.no-GPU."))
 		}
 	}
 }

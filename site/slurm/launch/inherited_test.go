@@ -62,9 +62,8 @@ func TestEachLauncherHasALaunch(t *testing.T) {
 			missing := func(name string) bool { return name != "" && env[name] == "" }
 			return !slices.ContainsFunc([]string{l.marker, l.rank, l.size, l.world}, missing)
 		}
-		if l.rank != "" && l.size != "" && !slices.ContainsFunc(launches, plays) {
-			t.Errorf("launches has no launch with the variables of %s (%s, %s)", l.name, l.rank, l.size)
-		}
+		must.Hold(t, l.rank == "" || l.size == "" || slices.ContainsFunc(launches, plays),
+			"launches has no launch with the variables of %s (%s, %s)", l.name, l.rank, l.size)
 	}
 }
 
@@ -339,12 +338,8 @@ func TestTheNameOfALaunch(t *testing.T) {
 	} {
 		before := maps.Clone(c.env)
 		got, err := WithoutInheritedLauncher(c.env, c.origin)
-		if err != nil || got["PMIX_NAMESPACE"] != c.want {
-			t.Errorf("%v: %v, %v, want %q", c.env, got, err, c.want)
-		}
-		if !reflect.DeepEqual(c.env, before) {
-			t.Error("the environment given was changed")
-		}
+		must.Hold(t, err == nil && got["PMIX_NAMESPACE"] == c.want, "%v: %v, %v, want %q", c.env, got, err, c.want)
+		must.Hold(t, reflect.DeepEqual(c.env, before), "the environment given was changed")
 	}
 }
 
@@ -364,9 +359,7 @@ func TestRecordedRanksInAJobOfTheirOwn(t *testing.T) {
 		}
 		fresh := must.Get(WithoutInheritedLauncher(env, origin))(t)
 		got, err := ReadTask(fresh, 1)
-		if err != nil || got.LocalRank != rank || got.Source == SourceInherited {
-			t.Errorf("%s: %+v, %v", path, got, err)
-		}
+		must.Hold(t, err == nil && got.LocalRank == rank && got.Source != SourceInherited, "%s: %+v, %v", path, got, err)
 		origin.HasPMI = false
 		origin.Env = env
 		fresh = must.Get(WithoutInheritedLauncher(env, origin))(t)

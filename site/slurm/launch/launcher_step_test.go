@@ -23,9 +23,7 @@ func TestLaunchesRanks(t *testing.T) {
 		"hydra-by-python": false, // not recognisable: documented
 	} {
 		env := recording(t, "task-prologs/"+name)
-		if got := IsLauncherStep(env); got != want {
-			t.Errorf("%s: %v, want %v", name, got, want)
-		}
+		must.Equal(t, name, IsLauncherStep(env), want)
 		if !want {
 			continue
 		}
@@ -38,9 +36,7 @@ func TestLaunchesRanks(t *testing.T) {
 			"an srun of the shell's own": {"_": "/usr/bin/srun", "IPATH_NO_BACKTRACE": "-"},
 			"a script with such a name":  {"_": "./mpirun_all.py", "SLURM_CPU_BIND_TYPE": "-"},
 		} {
-			if IsLauncherStep(recorded.With(env, change)) {
-				t.Errorf("%s, but %s: taken for a daemon", name, why)
-			}
+			must.Hold(t, !IsLauncherStep(recorded.With(env, change)), "%s, but %s: taken for a daemon", name, why)
 		}
 	}
 }
@@ -60,9 +56,7 @@ func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
 		{"an srun that binds", slurm.Env{"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, false},
 		{"a user's variable alone", slurm.Env{"OMPI_TOOL_NAME": "-"}, false},
 	} {
-		if got := IsLauncherStep(recorded.With(env, c.change)); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
+		must.Equal(t, c.name, IsLauncherStep(recorded.With(env, c.change)), c.want)
 	}
 }
 
@@ -92,19 +86,14 @@ func TestReadTaskRecordedLaunches(t *testing.T) {
 		for i, env := range ranks {
 			pid := must.Get(strconv.Atoi(env["RANK_PID"]))(t)
 			got, err := ReadTask(env, pid)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			if strings.Contains(name, "interactive.") && sourceOf(name) != SourceStepd && got.StepID != "" {
-				t.Errorf("%s: step %s, want none", name, got.StepID)
-			}
+			must.Have(t, err == nil, "%s: %v", name, err)
+			must.Hold(t, !strings.Contains(name, "interactive.") || sourceOf(name) == SourceStepd || got.StepID == "",
+				"%s: step %s, want none", name, got.StepID)
 			want := Task{JobID: got.JobID, JobIDs: got.JobIDs, StepID: got.StepID, LocalRank: i, LocalSize: len(ranks), Source: sourceOf(name)}
 			if strings.HasSuffix(name, "one.two-steps.n1") {
 				want.LocalRank, want.LocalSize = i/2, 2
 			}
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("%s, rank %d: got %+v, want %+v", name, i, got, want)
-			}
+			must.Hold(t, reflect.DeepEqual(got, want), "%s, rank %d: got %+v, want %+v", name, i, got, want)
 		}
 	}
 }

@@ -4,6 +4,9 @@ package launch
 
 import (
 	"cmp"
+	"flag"
+	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -19,8 +22,7 @@ import (
 
 func taskPID(t *testing.T, env slurm.Env) int {
 	t.Helper()
-	pid := must.Get(strconv.Atoi(env["SLURM_TASK_PID"]))(t)
-	return pid
+	return must.Get(strconv.Atoi(env["SLURM_TASK_PID"]))(t)
 }
 
 // Ranks of srun and of the batch script. The file's name contains the rank, and the table contains the size.
@@ -31,9 +33,7 @@ func TestReadTaskRecordedSlurm(t *testing.T) {
 		folder := filepath.Base(filepath.Dir(path))
 		t.Run(folder+"/"+filepath.Base(path), func(t *testing.T) {
 			m := name.FindStringSubmatch(filepath.Base(path))
-			if m == nil {
-				t.Fatal("the name of the recording is not understood")
-			}
+			must.Have(t, m != nil, "the name of the recording is not understood")
 			job, _ := strconv.Atoi(m[1])
 			rank, _ := strconv.Atoi(m[4])
 			size := sizes[folder]
@@ -52,9 +52,7 @@ func TestReadTaskRecordedSlurm(t *testing.T) {
 func checkTask(t *testing.T, env slurm.Env, pid int, want Task) {
 	t.Helper()
 	got := must.Get(ReadTask(env, pid))(t)
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got, want), "got  %+v\nwant %+v", got, want)
 }
 
 func TestReadTaskRecordedLaunchers(t *testing.T) {
@@ -76,9 +74,7 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			launcher, suffix, _ := strings.Cut(filepath.Base(path), ".")
 			tt, ok := tests[launcher]
-			if !ok {
-				t.Fatalf("the test has no entry for %s", launcher)
-			}
+			must.Have(t, ok, "the test has no entry for %s", launcher)
 			rank := must.Get(strconv.Atoi(suffix))(t)
 			env := recording(t, path)
 			pid := taskPID(t, env)
@@ -132,9 +128,8 @@ func TestReadTask(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := must.Get(ReadTask(tt.env, tt.pid))(t)
-			if got.LocalRank != tt.rank || got.LocalSize != tt.size || got.Source != tt.source {
-				t.Errorf("got %+v, want rank %d of %d by %s", got, tt.rank, tt.size, tt.source)
-			}
+			must.Hold(t, got.LocalRank == tt.rank && got.LocalSize == tt.size && got.Source == tt.source,
+				"got %+v, want rank %d of %d by %s", got, tt.rank, tt.size, tt.source)
 		})
 	}
 }
@@ -143,17 +138,12 @@ func TestReadTask(t *testing.T) {
 func TestReadTaskOfPRRTE(t *testing.T) {
 	for name, want := range map[string]string{"own": "--personality ompi", "ompi": ""} {
 		ranks := recordedRanks(t, "prterun/"+name)
-		if len(ranks) != 3 {
-			t.Fatalf("%d ranks of %s", len(ranks), name)
-		}
+		must.Have(t, len(ranks) == 3, "%d ranks of %s", len(ranks), name)
 		for i, env := range ranks {
 			got, err := ReadTask(env, taskPID(t, env)+1)
-			if want == "" && (err != nil || got.LocalRank != i || got.LocalSize != 3 || got.Source != "Open MPI") {
-				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
-			}
-			if want != "" && !strings.Contains(recorded.Message(err), want) {
-				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
-			}
+			must.Hold(t, want != "" || err == nil && got.LocalRank == i && got.LocalSize == 3 && got.Source == "Open MPI",
+				"%s, rank %d: %+v, %v", name, i, got, err)
+			must.Hold(t, want == "" || strings.Contains(recorded.Message(err), want), "%s, rank %d: %+v, %v", name, i, got, err)
 		}
 	}
 }
@@ -175,9 +165,8 @@ func TestReadTaskJobs(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ReadTask(recorded.With(tt.env, slurm.Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1)
-			if err != nil || got.JobID != tt.job || !reflect.DeepEqual(got.JobIDs, tt.jobs) {
-				t.Errorf("got %d %v, %v, want %d %v", got.JobID, got.JobIDs, err, tt.job, tt.jobs)
-			}
+			must.Hold(t, err == nil && got.JobID == tt.job && reflect.DeepEqual(got.JobIDs, tt.jobs),
+				"got %d %v, %v, want %d %v", got.JobID, got.JobIDs, err, tt.job, tt.jobs)
 		})
 	}
 }
@@ -269,12 +258,9 @@ func FuzzReadTask(f *testing.F) {
 	f.Fuzz(func(t *testing.T, job, rank, ids, ompiRank, ompiSize string, pid int) {
 		task, err := ReadTask(slurm.Env{"SLURM_JOB_ID": job, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids, "SLURM_TASK_PID": "1",
 			"OMPI_COMM_WORLD_LOCAL_RANK": ompiRank, "OMPI_COMM_WORLD_LOCAL_SIZE": ompiSize}, pid)
-		if err == nil && (task.LocalRank < 0 || task.LocalRank >= task.LocalSize || task.JobID == 0) {
-			t.Errorf("accepted %+v", task)
-		}
-		if err != nil && strings.ContainsAny(err.Error(), "\n\x00") {
-			t.Errorf("an error that breaks a log: %q", err)
-		}
+		must.Hold(t, err != nil || task.LocalRank >= 0 && task.LocalRank < task.LocalSize && task.JobID != 0,
+			"accepted %+v", task)
+		must.Hold(t, err == nil || !strings.ContainsAny(err.Error(), "\n\x00"), "an error that breaks a log: %q", err)
 	})
 }
 
@@ -284,9 +270,8 @@ func TestNumbersOfNoLauncher(t *testing.T) {
 		"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
 	for _, set := range []slurm.Env{{"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3"}, {"RANK": "3", "WORLD_SIZE": "4"}, {"WORLD_SIZE": "8"}} {
 		task, err := ReadTask(recorded.With(inStep, set), 10)
-		if err != nil || task.LocalRank != 1 || task.LocalSize != 2 || task.Source != SourceInherited {
-			t.Errorf("%v: %+v, %v", set, task, err)
-		}
+		must.Hold(t, err == nil && task.LocalRank == 1 && task.LocalSize == 2 && task.Source == SourceInherited,
+			"%v: %+v, %v", set, task, err)
 	}
 	if task, err := ReadTask(recorded.With(inStep, slurm.Env{"RANK": "1", "WORLD_SIZE": "2"}), 9); err != nil || task.Source != SourceStepd {
 		t.Errorf("slurmstepd's own process: %+v, %v", task, err)
@@ -297,9 +282,7 @@ func TestNumbersOfNoLauncher(t *testing.T) {
 func TestLaunchersVariablesHaveAWitness(t *testing.T) {
 	known := slurm.Names(slurm.ByOrigin)
 	for _, name := range launcherVariables() {
-		if !slices.Contains(known, name) {
-			t.Errorf("%s has no row", name)
-		}
+		must.Hold(t, slices.Contains(known, name), "%s has no row", name)
 	}
 }
 
@@ -314,4 +297,49 @@ func TestWorldRanks(t *testing.T) {
 	if got := slurm.RankVariables(); !slices.Equal(got, want) {
 		t.Errorf("slurm.RankVariables: %q, want %q", got, want)
 	}
+}
+
+var update = flag.Bool("update", false, "write the table of launchers into docs/reference.md")
+
+// The table of launchers in docs/reference.md is that of the code, row by row.
+func TestTheReferenceHasTheLaunchers(t *testing.T) {
+	const page, begin, end = "../../../docs/reference.md", "| launcher | rank on the node | ranks on the node |\n|---|---|---|\n", "\n\n"
+	code := func(name string) string {
+		if name == "" {
+			return "–"
+		}
+		return "`" + name + "`"
+	}
+	table := ""
+	for _, l := range launchers {
+		if l.rank == "" { // refused
+			continue
+		}
+		name := l.name
+		if l.marker != "" {
+			name += " (with " + code(l.marker) + ")"
+		}
+		size := code(l.size)
+		if l.name == "Flux" {
+			size = "`FLUX_JOB_SIZE`, if `FLUX_JOB_NNODES` is 1"
+		}
+		table += fmt.Sprintf("| %s | %s | %s |\n", name, code(l.rank), size)
+	}
+	content := must.Get(os.ReadFile(page))(t)
+	before, rest, found := strings.Cut(string(content), begin)
+	shown, after, closed := strings.Cut(rest, end)
+	must.Have(t, found && closed, "%s has no table of launchers", page)
+	if *update {
+		must.OK(t, os.WriteFile(page, []byte(before+begin+strings.TrimSuffix(table, "\n")+end+after), 0o644))
+		return
+	}
+	must.Equal(t, fmt.Sprintf("%s has\n%s\nthe code has", page, shown), shown+"\n", table)
+}
+
+// recording reads an environment that Slurm passed to one of its scripts.
+func recording(t *testing.T, path string) slurm.Env { return slurm.NewEnv(recorded.Lines(t, path)) }
+
+// recordings lists the recordings that match.
+func recordings(t *testing.T, pattern string, atLeast int) []string {
+	return recorded.Paths(t, pattern, atLeast)
 }

@@ -3,6 +3,7 @@
 package steps
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -24,9 +25,7 @@ func TestSocket(t *testing.T) {
 	for name, runs := range map[string]bool{path: true, "@" + path: false, "@x " + path: false, path + ".1x": false} {
 		s := Steps{jobs: map[uint32]string{}}
 		s.socket(line + name)
-		if (s.jobs[7] != "") != runs {
-			t.Errorf("%s: %q, want a sign: %v", name, s.jobs[7], runs)
-		}
+		must.Equal(t, fmt.Sprintf("%s: %q, want a sign", name, s.jobs[7]), s.jobs[7] != "", runs)
 	}
 }
 
@@ -39,7 +38,5 @@ func TestSign(t *testing.T) {
 			t.Errorf("job %d: %q", job, sign)
 		}
 	}
-	if s.Sign(5, "sB9NM830BDDR00") == "" || s.Sign(5, "sB9NM830BDDR01") != "" {
-		t.Error("the SLUID of another job")
-	}
+	must.Hold(t, s.Sign(5, "sB9NM830BDDR00") != "" && s.Sign(5, "sB9NM830BDDR01") == "", "the SLUID of another job")
 }

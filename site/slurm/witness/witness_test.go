@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -138,8 +139,6 @@ func TestJobsOf(t *testing.T) {
 		"0::/system.slice/slurmstepd.scope/job_99999999999999999999/x\n":                  "",
 		"": "",
 	} {
-		if got := strings.Join(JobsOf(proc.ParseGroups(content)), " "); got != want {
-			t.Errorf("%q: %q, want %q", content, got, want)
-		}
+		must.Equal(t, content, strings.Join(JobsOf(proc.ParseGroups(content)), " "), want)
 	}
 }
