@@ -71,7 +71,7 @@ func gather(ctx context.Context, q Question, where func(program string) string) 
 	n.State = stateDir(q.Paths)
 	n.Limits = limits()
 	n.Guard = guarding()
-	_, n.NoGroups = cgroup.Mount()
+	n.GroupsAt, n.NoGroups = cgroup.Mount()
 	n.askDriver(ctx)
 	return n
 }
@@ -138,7 +138,7 @@ func readSlurm(q Question, config site.Config) (*slurmFiles, error) {
 		readHook("TaskProlog", "task-prolog", settings),
 	}}
 	line, err := slurm.ReadNode(q.Conf, q.Node)
-	s.Features, s.NodeErr = line.Features, err
+	s.Features, s.Reserved, s.NodeErr = line.Features, line.Reserved, err
 	gres, err := slurm.ReadGres(cmp.Or(config.GresConf, s.inFolder("gres.conf")), q.Node)
 	if s.GresErr = err; err == nil {
 		gres.Add(line)

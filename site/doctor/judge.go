@@ -92,6 +92,7 @@ var checks = []check{
 	{"parts of GPUs, by gres/shard and gres/mps, can be served", slurmConf, (*diagnosis).parts},
 	{"steps see the folder of state", slurmConf, (*diagnosis).stateShared},
 	{"a job can open only its own GPUs", slurmConf, (*diagnosis).devicesConstrained},
+	{"limits of slurmd do not bind the jobs' daemons", slurmConf, (*diagnosis).daemonsUnbound},
 	{"paths of sockets are short enough", anything, (*diagnosis).socketsFit},
 	{"limits of open files are high enough", anything, (*diagnosis).filesEnough},
 	{"the folder of state is root's own", anything, (*diagnosis).stateOurs},

@@ -447,3 +447,16 @@ func (d *diagnosis) devicesConstrained() {
 			"ConstrainDevices is not yes: %s", harm)
 	}
 }
+
+// daemonsUnbound looks for limits of slurmd. With version 2 of control groups alone, daemons are in no group of slurmd's.
+func (d *diagnosis) daemonsUnbound() {
+	s := d.Slurm
+	if s.Reserved == "" || d.GroupsAt == "/sys/fs/cgroup" {
+		return
+	}
+	name, _, _ := strings.Cut(s.Reserved, "=")
+	where := s.lineOf(name)
+	d.warning("slurmd-limit", where,
+		edit("give the node none, or boot it with control groups version 2 alone (systemd.unified_cgroup_hierarchy=1)", where)+restart,
+		"%s binds the daemons and guards of all jobs together, with slurmd: one user can stall the daemons of others", s.Reserved)
+}

@@ -47,7 +47,8 @@ type node struct {
 	State     stateFolder
 	Limits    []limit
 	Guard     holding
-	NoGroups  error // why daemons get no control groups
+	GroupsAt  string // the mount of their hierarchy
+	NoGroups  error  // why daemons get no control groups
 	Leftovers []state.Finding
 	Hidden    []string // of the jobs, if a user's process hides them by blocking this process
 }
@@ -95,6 +96,7 @@ type slurmFiles struct {
 	Hooks      []hook
 	NodeErr    error // why no line of slurm.conf describes the node
 	Features   []string
+	Reserved   string // "MemSpecLimit=1024", for slurmd
 	Gres       *slurm.Gres
 	GresErr    error
 	Version    string          // of slurmd, "" if it was not run
