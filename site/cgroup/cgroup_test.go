@@ -151,11 +151,11 @@ func TestScope(t *testing.T) {
 		must.OK(t, os.WriteFile(filepath.Join(mount, group, procs), nil, 0o644))
 	}
 	for own, want := range map[string]string{
-		"/system.slice/slurmd.service":                          "/system.slice/n1_slurmstepd.scope",
-		"/system.slice/slurmd.service/slurmd":                   "/system.slice/n1_slurmstepd.scope", // since 25.11.7
-		"/hpc.slice/slurmd.service":                             "/system.slice/n1_slurmstepd.scope",
-		"/":                                                     "/system.slice/n1_slurmstepd.scope",
-		"/system.slice/n2_slurmstepd.scope/slurmd":              "/system.slice/n2_slurmstepd.scope",
+		"/system.slice/slurmd.service":             "/system.slice/n1_slurmstepd.scope",
+		"/system.slice/slurmd.service/slurmd":      "/system.slice/n1_slurmstepd.scope", // since 25.11.7
+		"/hpc.slice/slurmd.service":                "/system.slice/n1_slurmstepd.scope",
+		"/":                                        "/system.slice/n1_slurmstepd.scope",
+		"/system.slice/n2_slurmstepd.scope/slurmd": "/system.slice/n2_slurmstepd.scope",
 		"/system.slice/n1_slurmstepd.scope/job_7/step_extern/x": "/system.slice/n1_slurmstepd.scope",
 		"/box/system.slice/slurmd.service":                      "/box/system.slice/slurmstepd.scope",
 	} {

@@ -202,9 +202,8 @@ func (d *diagnosis) prologFlags() {
 	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.set("PrologFlags", strings.Trim(flags, ","), reconfigure)
 	switch {
 	case has("RunInJob"):
-		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives "+
-			"in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the "+
-			"ranks are gone")
+		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: with control groups "+
+			"version 1, the daemon lives in the job's groups, and its memory counts as the job's")
 	case has("Contain"), has("X11"):
 	case has("Alloc"), has("ForceRequeueOnFail"): // which implies Alloc
 		d.warning("prolog-flags-contain", where, fix, "PrologFlags lacks Contain: "+
