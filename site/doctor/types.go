@@ -49,6 +49,7 @@ type node struct {
 	Guard     holding
 	GroupsAt  string // the mount of their hierarchy
 	NoGroups  error  // why daemons get no control groups
+	LosesIPC  bool   // when a user's last ssh ends, systemd removes the user's files in /dev/shm
 	Leftovers []state.Finding
 	Hidden    []string // of the jobs, if a user's process hides them by blocking this process
 }
