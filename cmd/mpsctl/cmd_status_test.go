@@ -141,6 +141,17 @@ func TestStatusGoldens(t *testing.T) {
 	}
 }
 
+// While an epilog works, a daemon that has ended is no fault.
+func TestStatusOfAnEpilog(t *testing.T) {
+	n := busy()
+	for phase, word := range map[state.Phase]string{state.Opened: "gone", state.Closing: "ended"} {
+		n.Jobs[0].Phase, n.Jobs[0].Daemons[0].State = phase, state.Gone
+		if text := statusText(n, nil, command.Screen{Columns: 80}); !regexp.MustCompile(`daemon +pid \d+  ` + word).MatchString(text) {
+			t.Errorf("%s: want a daemon that is %s:\n%s", phase, word, text)
+		}
+	}
+}
+
 // fitsColumns checks that lines have at most 80 columns, except lines to be pasted and marked lines.
 func fitsColumns(t *testing.T, out string) {
 	t.Helper()

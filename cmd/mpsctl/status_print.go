@@ -106,6 +106,8 @@ func pausesOf(j state.Job) usage.Totals {
 func (v *view) guard(j state.Job, g state.Guard) {
 	life := v.screen.Green("running")
 	switch {
+	case !g.Running && j.Phase == state.Closing:
+		life = "ended"
 	case !g.Running:
 		life = v.screen.Red("gone")
 	case g.Stalled != nil:
@@ -166,7 +168,11 @@ func (v *view) daemon(j state.Job, d state.Daemon) {
 	if d.PID != 0 {
 		line += fmt.Sprintf("pid %d  ", d.PID)
 	}
-	line += v.state(string(d.State))
+	if d.State == state.Gone && j.Phase == state.Closing { // as the epilog wants it
+		line += "ended"
+	} else {
+		line += v.state(string(d.State))
+	}
 	if len(j.Daemons) > 1 {
 		var names []string
 		for _, uuid := range d.Devices {

@@ -73,7 +73,8 @@ func gather(ctx context.Context, q Question, where func(program string) string) 
 	n.State = stateDir(q.Paths)
 	n.Limits = limits()
 	n.Guard = guarding()
-	_, n.NoGroups = cgroup.Mount()
+	n.LosesIPC = losesIPC(ctx, "/etc/pam.d")
+	n.GroupsAt, n.NoGroups = cgroup.Mount()
 	n.askDriver(ctx)
 	return n
 }
@@ -143,7 +144,7 @@ func readSlurm(q Question, config site.Config) (*slurmFiles, error) {
 	if errors.Is(err, slurm.ErrNoNode) && q.Registers != nil {
 		line, err = slurm.ParseNode(q.Registers[2])
 	}
-	s.Features, s.NodeErr = line.Features, err
+	s.Features, s.Reserved, s.NodeErr = line.Features, line.Reserved, err
 	gres, err := slurm.ReadGres(cmp.Or(config.GresConf, s.inFolder("gres.conf")), q.Node)
 	if s.GresErr = err; err == nil {
 		gres.Add(line)
@@ -276,6 +277,34 @@ func registration(argv []string, node string) (args []string) {
 		return nil
 	}
 	return []string{"-Z", "--conf", conf}
+}
+
+// losesIPC reports whether logind removes what a user has in /dev/shm, and takes an ssh for a session.
+func losesIPC(ctx context.Context, pam string) bool {
+	if !opensSession(pam, "sshd", 3) {
+		return false
+	}
+	const manager = "org.freedesktop.login1"
+	setting, err := run(ctx, time.Second, "/usr/bin/busctl", "get-property", manager, "/org/freedesktop/login1", manager+".Manager", "RemoveIPC")
+	return err == nil && strings.TrimSpace(setting) == "b true"
+}
+
+// opensSession reports whether a service of PAM, or a file that it includes, has pam_systemd. depth bounds a circle.
+func opensSession(pam, service string, depth int) bool {
+	text, _ := os.ReadFile(filepath.Join(pam, service))
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		switch {
+		case len(fields) < 2 || strings.HasPrefix(fields[0], "#"):
+		case fields[0] == "@include", slices.Contains([]string{"include", "substack"}, fields[1]):
+			if depth > 0 && opensSession(pam, fields[len(fields)-1], depth-1) {
+				return true
+			}
+		case strings.Contains(line, "pam_systemd.so"):
+			return true
+		}
+	}
+	return false
 }
 
 // isSlurmd reports whether a process is root's slurmd. A user can give a process this name, also one with the

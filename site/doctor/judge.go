@@ -92,6 +92,8 @@ var checks = []check{
 	{"parts of GPUs, by gres/shard and gres/mps, can be served", slurmConf, (*diagnosis).parts},
 	{"steps see the folder of state", slurmConf, (*diagnosis).stateShared},
 	{"a job can open only its own GPUs", slurmConf, (*diagnosis).devicesConstrained},
+	{"limits of slurmd do not bind the jobs' daemons", slurmConf, (*diagnosis).daemonsUnbound},
+	{"jobs keep their files in /dev/shm", anything, (*diagnosis).sharedMemoryStays},
 	{"paths of sockets are short enough", anything, (*diagnosis).socketsFit},
 	{"limits of open files are high enough", anything, (*diagnosis).filesEnough},
 	{"the folder of state is root's own", anything, (*diagnosis).stateOurs},
@@ -180,6 +182,14 @@ func (d *diagnosis) groupsWork() {
 	if d.NoGroups != nil {
 		d.warning("control-groups", "/sys/fs/cgroup", "mount version 2 of them, as systemd does: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
 			"%v: processes that a user starts through a daemon may outlive the job", d.NoGroups)
+	}
+}
+
+func (d *diagnosis) sharedMemoryStays() {
+	if d.LosesIPC {
+		const file = "/etc/systemd/logind.conf.d/slurm-mps.conf"
+		d.warning("remove-ipc", "systemd-logind", "mkdir -p "+filepath.Dir(file)+" && printf '[Login]\\nRemoveIPC=no\\n' >"+file+" && systemctl restart systemd-logind",
+			"RemoveIPC is yes: when a user's last ssh to the node ends, the files in /dev/shm of the user's running jobs are removed")
 	}
 }
 

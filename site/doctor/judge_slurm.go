@@ -205,9 +205,8 @@ func (d *diagnosis) prologFlags() {
 	where, fix := d.Slurm.lineOf("PrologFlags"), d.Slurm.set("PrologFlags", strings.Trim(flags, ","), reconfigure)
 	switch {
 	case has("RunInJob"):
-		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives "+
-			"in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the "+
-			"ranks are gone")
+		d.warning("run-in-job", where, fix, "PrologFlags has RunInJob, which slurm-mps does not need: with control groups "+
+			"version 1, the daemon lives in the job's groups, and its memory counts as the job's")
 	case has("Contain"), has("X11"):
 	case has("Alloc"), has("ForceRequeueOnFail"): // which implies Alloc
 		d.warning("prolog-flags-contain", where, fix, "PrologFlags lacks Contain: "+
@@ -449,4 +448,17 @@ func (d *diagnosis) devicesConstrained() {
 		d.warning("devices-open", conf.lineOf("ConstrainDevices"), conf.set("ConstrainDevices", "yes", reconfigure),
 			"ConstrainDevices is not yes: %s", harm)
 	}
+}
+
+// daemonsUnbound looks for limits of slurmd. With version 2 of control groups alone, daemons are in no group of slurmd's.
+func (d *diagnosis) daemonsUnbound() {
+	s := d.Slurm
+	if s.Reserved == "" || d.GroupsAt == "/sys/fs/cgroup" {
+		return
+	}
+	name, _, _ := strings.Cut(s.Reserved, "=")
+	where := s.lineOf(name)
+	d.warning("slurmd-limit", where,
+		edit("give the node none, or boot it with control groups version 2 alone (systemd.unified_cgroup_hierarchy=1)", where)+restart,
+		"%s binds the daemons and guards of all jobs together, with slurmd: one user can stall the daemons of others", s.Reserved)
 }

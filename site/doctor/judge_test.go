@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/state"
 )
 
@@ -75,6 +77,23 @@ func drivers(version string, names ...string) driverState {
 	return d
 }
 
+// Debian's sshd includes the session's modules by @include, Enterprise Linux's by include.
+func TestOpensSession(t *testing.T) {
+	pam := t.TempDir()
+	for name, text := range map[string]string{
+		"debian": "auth required pam_nologin.so\n@include common-session\n", "common-session": "session optional pam_systemd.so\n",
+		"rhel": "session include password-auth\n", "password-auth": "-session optional pam_systemd.so\n",
+		"adopt": "# session optional pam_systemd.so\n#@include common-session\naccount required pam_slurm_adopt.so\n", "itself": "@include itself\n",
+	} {
+		must.OK(t, os.WriteFile(filepath.Join(pam, name), []byte(text), 0o644))
+	}
+	for service, want := range map[string]bool{"debian": true, "rhel": true, "adopt": false, "itself": false, "none": false} {
+		if opensSession(pam, service, 3) != want {
+			t.Errorf("%s: %v", service, !want)
+		}
+	}
+}
+
 // What the simulated node of cmd/e2e/mpsctl/doctor_test.go cannot have.
 func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -93,9 +112,10 @@ func TestJudge(t *testing.T) {
 		"few files": {func(n *node) {
 			n.Limits = []limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
 		}, []state.Kind{"open-files"}},
-		"a kernel that duplicates no files": {func(n *node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []state.Kind{"guard"}},
-		"no control groups":                 {func(n *node) { n.NoGroups = cgroup.ErrNone }, []state.Kind{"control-groups"}},
-		"a locked ptrace":                   {func(n *node) { n.Guard.Scope = 3 }, []state.Kind{"guard"}},
+		"a kernel that duplicates no files":  {func(n *node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []state.Kind{"guard"}},
+		"no control groups":                  {func(n *node) { n.NoGroups = cgroup.ErrNone }, []state.Kind{"control-groups"}},
+		"files in /dev/shm that do not stay": {func(n *node) { n.LosesIPC = true }, []state.Kind{"remove-ipc"}},
+		"a locked ptrace":                    {func(n *node) { n.Guard.Scope = 3 }, []state.Kind{"guard"}},
 		"an older driver": {func(n *node) {
 			n.Driver = &driverState{Version: "535.42.01", GPUs: []device{{Major: 9, Persistent: true}}}
 		},

@@ -189,6 +189,9 @@ func TestJudgeSlurm(t *testing.T) {
 		{"devices for all", func(n *slurmNode) { n.write("cgroup.conf", "ConstrainDevices=no\n") },
 			"warning devices-open at cgroup.conf:1: " + all +
 				sed(1, "ConstrainDevices", "yes") + "cgroup.conf" + write},
+		{"a limit of slurmd", func(n *slurmNode) { n.edit("Gres=gpu:2", "Gres=gpu:2 CoreSpecCount=1") },
+			"warning slurmd-limit at slurm.conf:15: give the node none, or boot it with control groups version 2 alone " +
+				"(systemd.unified_cgroup_hierarchy=1): ${EDITOR:-vi} slurm.conf" + restart},
 		{"no task/cgroup", func(n *slurmNode) { n.edit("task/cgroup,", "") },
 			"warning devices-open at slurm.conf:11: " + all +
 				sed(11, "TaskPlugin", "task/cgroup,task/affinity") + "slurm.conf" + write},

@@ -47,7 +47,9 @@ type node struct {
 	State     stateFolder
 	Limits    []limit
 	Guard     holding
-	NoGroups  error // why daemons get no control groups
+	GroupsAt  string // the mount of their hierarchy
+	NoGroups  error  // why daemons get no control groups
+	LosesIPC  bool   // when a user's last ssh ends, systemd removes the user's files in /dev/shm
 	Leftovers []state.Finding
 	Hidden    []string // of the jobs, if a user's process hides them by blocking this process
 }
@@ -96,6 +98,7 @@ type slurmFiles struct {
 	Registers  []string // slurmd's arguments about a node that registers itself and is in no file
 	NodeErr    error    // why no line of slurm.conf describes the node
 	Features   []string
+	Reserved   string // "MemSpecLimit=1024", for slurmd
 	Gres       *slurm.Gres
 	GresErr    error
 	Version    string          // of slurmd, "" if it was not run

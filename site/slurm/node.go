@@ -18,6 +18,7 @@ type Node struct {
 	Others   []string         // names of the node's other GRES, such as shard
 	Units    map[string]int   // counts of Others, with the sum of all types
 	Features []string
+	Reserved string // of memory and cores for slurmd, "MemSpecLimit=1024"; "" for none
 }
 
 // ReadNode reads a node's line from the slurm.conf at path and its includes. The other lines are not checked. The
@@ -33,7 +34,7 @@ func readNode(opener open, path, name string) (Node, error) {
 		return Node{}, err
 	}
 	var node *Node
-	gres, features := "", "" // of the last NodeName=DEFAULT above
+	gres, features, reserved := "", "", "" // of the last NodeName=DEFAULT above
 	for _, line := range lines {
 		if first, _, ok := keyValue(line.text); !ok || !strings.EqualFold(first.name, "NodeName") {
 			continue
@@ -45,8 +46,9 @@ func readNode(opener open, path, name string) (Node, error) {
 		gresHere := lastValue(all, "gres", gres)
 		// Slurm knows the name with and without its s, and the shorter counts if a line has both.
 		featuresHere := lastValue(all, "feature", lastValue(all, "features", features))
+		reservedHere := reservedBy(all, reserved)
 		if strings.EqualFold(all[0].value, "DEFAULT") {
-			gres, features = gresHere, featuresHere
+			gres, features, reserved = gresHere, featuresHere, reservedHere
 			continue
 		}
 		ours, err := hasHost(all[0].value, name)
@@ -55,6 +57,7 @@ func readNode(opener open, path, name string) (Node, error) {
 		}
 		if ours && err == nil {
 			node, err = newNode(gresHere, featuresHere)
+			node.Reserved = reservedHere
 		}
 		if err != nil {
 			return Node{}, fmt.Errorf("cannot read %s: %w", line, err)
@@ -73,6 +76,7 @@ func ParseNode(conf string) (Node, error) {
 		return Node{}, err
 	}
 	node, err := newNode(lastValue(all, "gres", ""), lastValue(all, "feature", lastValue(all, "features", "")))
+	node.Reserved = reservedBy(all, "")
 	return *node, err
 }
 
@@ -90,6 +94,20 @@ func lastValue(all []pair, name, otherwise string) string {
 		}
 	}
 	return otherwise
+}
+
+// reservedBy returns the last attribute that limits slurmd and what it starts.
+func reservedBy(all []pair, reserved string) string {
+	for _, p := range all {
+		switch name := strings.ToLower(p.name); {
+		case name != "memspeclimit" && name != "corespeccount" && name != "cpuspeclist":
+		case p.value == "0":
+			reserved = ""
+		default:
+			reserved = p.name + "=" + p.value
+		}
+	}
+	return reserved
 }
 
 // parseNodeGres parses Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400". It returns the GPUs, with the sum for each

@@ -19,9 +19,9 @@ func TestFeaturesOfANode(t *testing.T) {
 	more := filepath.Join(dir, "nodes.conf")
 	for name, content := range map[string]string{
 		"slurm.conf": `ClusterName=lab
-NodeName=DEFAULT Features=slow CPUs=4
+NodeName=DEFAULT Features=slow CPUs=4 MemSpecLimit=100
 NodeName=n[1-2] Gres=gpu:4
-NodeName=n3 feature=mps,fast Features=other
+NodeName=n3 feature=mps,fast Features=other memspeclimit=0
 NodeName=n4 Features=a,,b \
   CPUs=8
 NodeName=DEFAULT Features=late
@@ -36,8 +36,9 @@ NodeName=n7 Features="x,y"
 	for node, want := range map[string][]string{
 		"n1": {"slow"}, "n2": {"slow"}, "n3": {"mps", "fast"}, "n4": {"a", "b"}, "n5": {"late"}, "n7": {"x", "y"},
 	} {
-		if got, err := ReadNode(path, node); err != nil || !slices.Equal(got.Features, want) {
-			t.Errorf("%s: %q, %v, want %q", node, got.Features, err, want)
+		got, err := ReadNode(path, node)
+		if err != nil || !slices.Equal(got.Features, want) || (got.Reserved == "MemSpecLimit=100") == (node == "n3") {
+			t.Errorf("%s: %q, %q, %v, want %q", node, got.Features, got.Reserved, err, want)
 		}
 	}
 	if _, err := ReadNode(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(recorded.Message(err), "cannot read node n9 in "+path) {

@@ -101,7 +101,7 @@ func (d *diagnosis) undone(j Job, kind Kind, what string, by Action) {
 // unfinished tells what has ended too early, of a lease in whose phase a prolog or an epilog works.
 var unfinished = map[Phase]string{
 	Opening: "its prolog has ended before the job was ready",
-	closing: "its epilog has ended before all was undone: the log has the reason, unless the epilog was killed",
+	Closing: "its epilog has ended before all was undone: the log has the reason, unless the epilog was killed",
 }
 
 // job judges one job. While a prolog or an epilog works on a job, nothing about it is a finding.

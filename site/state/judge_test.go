@@ -120,7 +120,7 @@ func TestJudge(t *testing.T) {
 			n.Jobs[0].Phase, n.Jobs[0].Acting, n.GPUs[0].Mode, n.Jobs[0].Daemons[0].State = Opening, 9, site.ModeDefault, NotStarted
 		}, ""},
 		{"its prolog died", func(n *Node) { n.Jobs[0].Phase = Opening }, "lease-unfinished at job 7"},
-		{"its epilog died", func(n *Node) { n.Jobs[0].Phase = closing }, "lease-unfinished at job 7"},
+		{"its epilog died", func(n *Node) { n.Jobs[0].Phase = Closing }, "lease-unfinished at job 7"},
 		{"its epilog was killed at once", func(n *Node) { n.Jobs[0].stepless = true }, "lease-without-step at job 7"},
 		{"its epilog begins", func(n *Node) { n.Jobs[0].stepless, n.Jobs[0].Acting = true, 9 }, ""},
 		{"its lease is torn", func(n *Node) { n.Jobs[0].Phase, n.Jobs[0].err = Unreadable, lease.ErrCorrupt }, "lease-unreadable at job 7"},

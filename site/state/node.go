@@ -50,7 +50,7 @@ const (
 	Opening    Phase = "opening"
 	Opened     Phase = "open"
 	Recorded   Phase = "recorded" // it runs without MPS, and a recorder watches its GPUs
-	closing    Phase = "closing"
+	Closing    Phase = "closing"
 	Refused    Phase = "refused"  // it runs without MPS, and its ticket has the reason
 	Orphaned   Phase = "no lease" // its files are left, and the job has been closed or never had a lease
 	Unreadable Phase = "unreadable"

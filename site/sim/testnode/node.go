@@ -415,7 +415,7 @@ func (s Node) leftGroups() (left []string, err error) {
 
 // groups returns the control groups of the node's jobs.
 func (s Node) groups() ([]string, error) {
-	one, err := cgroup.Tree{Run: s.Paths().Run()}.Of(0, 0)
+	one, err := cgroup.Tree{Run: s.Paths().Run(), Node: "n1"}.Of(0, 0)
 	if errors.Is(err, cgroup.ErrNone) {
 		return nil, nil
 	}

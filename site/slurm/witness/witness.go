@@ -39,7 +39,11 @@ func StepOf(pid, first int) string {
 // RankOf is slurm.RankOf for a running process, whose environment may be its job's submitter's.
 func RankOf(pid int, env slurm.Env) (rank int, step string) {
 	first, _ := strconv.Atoi(env["SLURM_TASK_PID"])
-	return slurm.RankOf(env.Witnessed(StepOf(pid, first)))
+	seen := StepOf(pid, first)
+	if rank, step = slurm.RankOf(env.Witnessed(seen)); seen == "extern" { // of an ssh that pam_slurm_adopt has put there
+		step = seen
+	}
+	return rank, step
 }
 
 // stepOfGroups returns the step of a process's control groups: …/slurm/uid_U/job_N/step_S/… with version 1, and

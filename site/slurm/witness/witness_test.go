@@ -116,6 +116,10 @@ func TestStepByTitle(t *testing.T) {
 	if rank, step := RankOf(batch, inherited); rank != -1 || step != "batch" {
 		t.Errorf("a batch script from a step: rank %d of step %q", rank, step)
 	}
+	adopted := daemon(t, "slurmstepd", "slurmstepd: [4712.extern]", child, 0)
+	if rank, step := RankOf(adopted, slurm.Env{"SLURM_JOB_ID": "4712"}); rank != -1 || step != "extern" {
+		t.Errorf("a process of an ssh: rank %d of step %q", rank, step)
+	}
 	if rank, step := RankOf(first, inherited); rank != 1 || step != "2" {
 		t.Errorf("a task of a step from a step: rank %d of step %q", rank, step)
 	}
