@@ -134,6 +134,16 @@ func (e Epilog) emptyGroup(ctx context.Context, l lease.Lease, d lease.Daemon, d
 	return nil
 }
 
+// emptyGuardGroup ends what the job's guard has left, as its takers, and removes their group. Only our own processes are
+// in it, and the guard has ended: one that the kernel holds is no reason to drain the node.
+func (e Epilog) emptyGuardGroup(ctx context.Context, l lease.Lease) {
+	bound, cancel := context.WithTimeout(ctx, emptyTimeout)
+	defer cancel()
+	if _, err := e.Groups.Empty(bound, l.GuardGroup); err != nil {
+		e.Log.Warn().Err(err).Str("group", l.GuardGroup).Msg("the guard's control group stays")
+	}
+}
+
 // drainAndQuit tells a daemon to end its remaining clients, and then to quit.
 func (e Epilog) drainAndQuit(
 	ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger, drained chan<- bool,

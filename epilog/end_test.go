@@ -26,15 +26,15 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 	n.clients = []site.Client{{Server: 1, PID: noProcess}, {Server: 1, PID: noProcess + 1}}
 	must.Note(t, n.close())
 	n.Did(
-		"ask for clients: lease closing, claims, folders",
-		"terminate client 8388608: lease closing, claims, folders",
-		"terminate client 8388609: lease closing, claims, folders",
-		"quit daemon: lease closing, claims, folders",
-		"kill daemon: lease closing, claims, folders", // processes that the daemon started may be left
-		"empty group-7-0: lease closing, claims, folders",
-		"end guard: lease closing, claims, folders",
-		"set mode of a to default: lease closing, claims, folders",
-		"set mode of b to default: lease closing, claims, folders",
+		"ask for clients: lease closing, folders",
+		"terminate client 8388608: lease closing, folders",
+		"terminate client 8388609: lease closing, folders",
+		"quit daemon: lease closing, folders",
+		"kill daemon: lease closing, folders", // processes that the daemon started may be left
+		"empty group-7-0: lease closing, folders",
+		"end guard: lease closing, folders",
+		"set mode of a to default: lease closing, folders",
+		"set mode of b to default: lease closing, folders",
 	)
 	n.IsAsBefore()
 }
@@ -48,13 +48,13 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 			n.Fail[step] = site.ErrNoAnswer
 			must.Note(t, n.close())
 			want := []string{
-				"ask for clients: lease closing, claims, folders",
-				"quit daemon: lease closing, claims, folders",
-				"kill daemon: lease closing, claims, folders",
-				"empty group-7-0: lease closing, claims, folders",
-				"end guard: lease closing, claims, folders",
-				"set mode of a to default: lease closing, claims, folders",
-				"set mode of b to default: lease closing, claims, folders",
+				"ask for clients: lease closing, folders",
+				"quit daemon: lease closing, folders",
+				"kill daemon: lease closing, folders",
+				"empty group-7-0: lease closing, folders",
+				"end guard: lease closing, folders",
+				"set mode of a to default: lease closing, folders",
+				"set mode of b to default: lease closing, folders",
 			}
 			if step == "ask for clients" {
 				want = append(want[:1], want[2:]...)
@@ -76,11 +76,11 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 			n.leased(nil)
 			stuck := errors.New("a process does not end")
 			n.Fail["quit daemon"], n.Fail[step] = site.ErrNoAnswer, stuck
-			n.keepsTheLease(n.close(), "lease closing, claims, folders", stuck)
+			n.keepsTheLease(n.close(), "lease closing, folders", stuck)
 			if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
 				t.Errorf("modes: %v", n.Modes)
 			}
-			if last := n.Events[len(n.Events)-1]; last != "end guard: lease closing, claims, folders" {
+			if last := n.Events[len(n.Events)-1]; last != "end guard: lease closing, folders" {
 				t.Errorf("the last step was %q", last)
 			}
 			n.works(step)
@@ -107,7 +107,7 @@ func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase = lease.Opening })
 	must.Note(t, n.close())
-	if n.Events[0] != "kill daemon: lease closing, claims, folders" {
+	if n.Events[0] != "kill daemon: lease closing, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
 	n.IsAsBefore()
@@ -122,11 +122,11 @@ func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = proc.Process{} })
 	must.Note(t, n.close())
 	n.Did(
-		"look for processes: lease closing, claims, folders",
-		"empty group-7-0: lease closing, claims, folders",
-		"end guard: lease closing, claims, folders",
-		"set mode of a to default: lease closing, claims, folders",
-		"set mode of b to default: lease closing, claims, folders",
+		"look for processes: lease closing, folders",
+		"empty group-7-0: lease closing, folders",
+		"end guard: lease closing, folders",
+		"set mode of a to default: lease closing, folders",
+		"set mode of b to default: lease closing, folders",
 	)
 	n.IsAsBefore()
 }
@@ -137,7 +137,7 @@ func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, proc.Process{} })
 	n.leftover = []proc.Process{n.Self}
 	must.Note(t, n.close())
-	if n.Events[1] != "kill daemon: lease closing, claims, folders" {
+	if n.Events[1] != "kill daemon: lease closing, folders" {
 		t.Errorf("done: %q", n.Events)
 	}
 	n.IsAsBefore()
@@ -152,12 +152,12 @@ func TestAGuardEndsBesideTheDaemon(t *testing.T) {
 	n.beside = "end guard"
 	must.Note(t, n.close())
 	n.Did(
-		"ask for clients: lease closing, claims, folders",
-		"end guard: lease closing, claims, folders",
-		"quit daemon: lease closing, claims, folders",
-		"empty group-7-0: lease closing, claims, folders",
-		"set mode of a to default: lease closing, claims, folders",
-		"set mode of b to default: lease closing, claims, folders",
+		"ask for clients: lease closing, folders",
+		"end guard: lease closing, folders",
+		"quit daemon: lease closing, folders",
+		"empty group-7-0: lease closing, folders",
+		"set mode of a to default: lease closing, folders",
+		"set mode of b to default: lease closing, folders",
 	)
 	n.IsAsBefore()
 }
@@ -168,7 +168,7 @@ func TestAGuardStaysWhileThereMayBeClients(t *testing.T) {
 	n.leased(nil)
 	stuck := errors.New("a process does not end")
 	n.Fail["ask for clients"], n.Fail["kill daemon"] = site.ErrNoAnswer, stuck
-	n.keepsTheLease(n.close(), "lease closing, claims, folders", stuck)
+	n.keepsTheLease(n.close(), "lease closing, folders", stuck)
 	if n.has("end guard") {
 		t.Errorf("done: %q", n.Events)
 	}
@@ -180,7 +180,7 @@ func TestAGuardThatDoesNotEndKeepsTheLease(t *testing.T) {
 	n.leased(nil)
 	stuck := errors.New("the guard does not end")
 	n.Fail["end guard"] = stuck
-	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
+	n.keepsTheLease(n.close(), "lease closing", stuck)
 	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeDefault {
 		t.Errorf("modes: %v", n.Modes)
 	}

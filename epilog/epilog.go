@@ -161,7 +161,6 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	if last, err := e.Store.ReadGuard(l.Job.ID); err == nil {
 		guard = &last
 	}
-	e.removeJobFiles(l)
 	if ended == nil {
 		if was != lease.Opening && report.kept == nil && !lease.IsShared(l.Job.ID) { // its jobs have reports
 			report = e.keepReport(l, guard) // before the job's folder is removed
@@ -172,6 +171,9 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		}
 		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job))
 		e.logBusy(l.Job)
+	}
+	if guardEnded == nil && l.GuardGroup != "" {
+		e.emptyGuardGroup(ctx, l)
 	}
 	if failed == nil {
 		failed = forget(ctx, l)

@@ -39,10 +39,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{Node: fakenode.New(t), logs: filepath.Join(t.TempDir(), "logs")}
-	n.Claims = func() (all []string) {
-		if n.Claimed(fakenode.GPUA) {
-			all = append(all, "claims")
-		}
+	n.Holds = func() (all []string) {
 		if _, err := os.Lstat(n.Store.JobDir(7)); err == nil {
 			all = append(all, "folders")
 		}

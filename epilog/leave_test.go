@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -125,18 +124,6 @@ func TestASharedDaemonInUseStays(t *testing.T) {
 	}
 	if _, err := n.Store.Read(id); err != nil {
 		t.Error(err)
-	}
-}
-
-// The claims of jobs that share a GPU do not harm each other's.
-func TestAJobsEndKeepsTheOthersClaims(t *testing.T) {
-	n := newNode(t)
-	n.sharedLease(7, 8)
-	must.OK(t, n.close())
-	claims, err := n.Store.Claims()
-	if err != nil || slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 7 }) ||
-		!slices.ContainsFunc(claims, func(c lease.Claim) bool { return c.Job == 8 && c.UUID == fakenode.GPUA && c.Shared }) {
-		t.Errorf("%+v, %v", claims, err)
 	}
 }
 

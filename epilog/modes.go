@@ -33,12 +33,12 @@ func (e Epilog) restoreModes(l lease.Lease) error {
 }
 
 func (e Epilog) restoreMode(job uint32, gpu lease.LeasedGPU) error {
-	holder, taken, err := e.Store.Owner(gpu.UUID)
+	holder, taken, err := e.Store.HeldByAnother(gpu.UUID, job)
 	if err != nil {
 		return err
 	}
 	log, began := e.Log.With().Str("gpu", string(gpu.UUID)).Logger(), time.Now()
-	if taken && holder != job {
+	if taken {
 		log.Warn().Uint32("holder", holder).Msg("the GPU belongs to another job now: its mode stays")
 		return nil
 	}
@@ -65,22 +65,4 @@ func (e Epilog) restoreMode(job uint32, gpu lease.LeasedGPU) error {
 	}
 	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Dur("ms", time.Since(began)).Send()
 	return nil
-}
-
-// removeJobFiles removes the files that name the job for dcgm-exporter. If a GPU belongs to another job now, its file
-// stays. If the claim cannot be read, the content of the file decides. A failure is logged and does not drain the
-// node, because its only effect is a wrong label in a chart.
-func (e Epilog) removeJobFiles(l lease.Lease) {
-	for _, gpu := range l.GPUs {
-		if gpu.JobFile == "" {
-			continue
-		}
-		holder, taken, err := e.Store.Owner(gpu.UUID)
-		if err == nil && taken && holder != l.Job.ID {
-			continue
-		}
-		if err := lease.RemoveJobFile(gpu.JobFile, l.Job.ID); err != nil {
-			e.Log.Warn().Err(err).Str("repair", "rm "+gpu.JobFile).Msg("dcgm-exporter still names the job: the file stays")
-		}
-	}
 }

@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm/launch"
-	"github.com/slurm-mps/slurm-mps/site/words"
 )
 
 const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its
@@ -96,7 +94,7 @@ func Wrap(p cli.Process, daemon MPS) int {
 	}
 	version, err := parse(p.Args, run)
 	switch {
-	case errors.Is(err, errHelp):
+	case errors.Is(err, cli.ErrHelp):
 		usage(p.Out)
 		return cli.ExitOK
 	case err == nil && version:
@@ -120,7 +118,7 @@ func parse(args []string, run *run) (version bool, err error) {
 	if run.Options, err = ReadOptions(run.Env); err != nil {
 		return false, err
 	}
-	if version, err = parseFlags(args, run, slices.Concat(Settings, ownFlags)); err != nil {
+	if version, err = parseFlags(args, run, Settings); err != nil {
 		return version, err
 	}
 	return version, run.Options.check()
@@ -146,57 +144,17 @@ func become(run *run) error {
 	return notRun(path, syscall.Exec(path, run.Program, environ))
 }
 
-// errHelp is the result of --help.
-var errHelp = errors.New("help is asked for")
-
-// ownFlags are the flags that both programs have.
-var ownFlags = []Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag: "help"}, {Flag: "h"}}
-
 // parseFlags reads the flags of a command line into a run, up to the first argument that is not a flag, or up to "--".
-// The rest is the run's program. The syntax of flags is that of Go's package flag. That package is not used, because it
-// would make the start of every rank slower.
+// The rest is the run's program.
 func parseFlags(args []string, run *run, settings []Setting) (version bool, err error) {
-	var names []string
+	flags := []cli.Flag{{Name: "root", To: &run.Paths.Root}, {Name: "version", To: &version}}
 	for _, s := range settings {
-		names = append(names, s.Flag)
-	}
-	for len(args) > 0 && len(args[0]) > 1 && args[0][0] == '-' {
-		flag := args[0]
-		args = args[1:]
-		if flag == "--" {
-			break
-		}
-		flag, value, given := strings.Cut(flag, "=")
-		name := strings.TrimPrefix(flag[1:], "-")
-		if name == "v" {
-			name = "verbose"
-		}
-		i := slices.Index(names, name)
-		switch {
-		case i < 0:
-			return false, fmt.Errorf("cannot read flags: unknown flag: %s: %s", flag, words.Suggest("--", name, names, "mpirun-wrap"))
-		case given:
-		case settings[i].Value == "":
-			value = "true"
-		case len(args) == 0:
-			return false, fmt.Errorf("cannot read flags: flag needs an argument: --%s: see mpirun-wrap --help", name)
-		default:
-			value, args = args[0], args[1:]
-		}
-		switch name {
-		case "help", "h":
-			return false, errHelp
-		case "version":
-			version = true
-		case "root":
-			run.Paths.Root = value
-		default:
-			err = run.Options.Set(name, value)
-		}
-		if err != nil {
-			return false, err
+		set := func(value string) error { return run.Options.Set(s.Flag, value) }
+		flags = append(flags, cli.Flag{Name: s.Flag, To: set, Bare: s.Value == ""})
+		if s.Flag == "verbose" {
+			flags = append(flags, cli.Flag{Name: "v", To: set, Bare: true})
 		}
 	}
-	run.Program = args
-	return version, nil
+	run.Program, err = cli.ParseFlags("mpirun-wrap", args, flags)
+	return version, err
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -74,10 +75,37 @@ func TestPinnedByItsUser(t *testing.T) {
 	}
 }
 
+// What hides that nothing is shared is said: a job of several tasks without a launcher, and a GPU for each task.
+func TestUnsharedGPUs(t *testing.T) {
+	alone, four := launch.Task{LocalSize: 1, Source: launch.SourceSingle}, launch.Task{LocalSize: 4, Source: "openmpi"}
+	for _, c := range []struct {
+		name    string
+		gpus    int
+		task    launch.Task
+		binding launch.Binding
+		options Options
+		want    string
+	}{
+		{"no launcher", 1, alone, launch.Binding{}, Options{}, "this starts one process, and the job has 8 tasks on this node: srun"},
+		{"slots", 1, alone, launch.Binding{}, Options{Slots: 8}, ""},
+		{"a GPU for each task", 4, four, launch.Binding{GPUsPerTask: 1}, Options{}, "each of the 4 ranks has a GPU of its own, so none is shared"},
+		{"shared", 2, four, launch.Binding{}, Options{}, ""},
+		{"as many ranks as GPUs", 4, four, launch.Binding{}, Options{}, ""},
+	} {
+		rank := Rank{Task: c.task, Binding: c.binding, Options: c.options, CanOpen: func(int) bool { return true }}
+		p := must.Get(Place(ticketOf(c.gpus, policy.ScopeJob, 1), rank))(t)
+		got := unshared(slurm.Env{"SLURM_TASKS_PER_NODE": "8"}, p, rank)
+		if !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 // Variables of CUDA that the placement replaces are named once, unless Slurm or slurm-mps has set them.
 func TestIgnoredVariables(t *testing.T) {
 	ticket := ticketOf(2, policy.ScopeJob, 1)
 	ours := ticket.Daemons[0].PipeDir
+	ticket.Daemons[0].Devices = []site.UUID{"GPU-0", "GPU-1"}
 	for _, c := range []struct {
 		env  slurm.Env
 		want string
@@ -89,6 +117,8 @@ func TestIgnoredVariables(t *testing.T) {
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": " 1"}, `CUDA_VISIBLE_DEVICES=" 1": the rank's number chooses its GPU, see --gpu`},
 		{slurm.Env{"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
 			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-0=8192M"}, ""},
+		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M,1=8192M"}, ""},
+		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": ours, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=8192M"}, `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="1=8192M": give --mem, like --mem=8G`},
 		{slurm.Env{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8G"}, `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G": give --mem, like --mem=8G`},
 		{slurm.Env{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25": give --share, like --share=25%`},
 		{slurm.Env{"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"}, `CUDA_MPS_PIPE_DIRECTORY="/tmp/mine": the job has an MPS daemon`},

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,7 +57,11 @@ func (m messages) waits(thing string) func(why string) {
 
 // remark prints that the ranks get another share than they asked for, that their memory may not be available, or that
 // a variable is misspelt. Ranks with the same options print each message once.
-func (m messages) remark(env slurm.Env, placement *Placement, options Options) {
+func (m messages) remark(env slurm.Env, placement *Placement, rank Rank) {
+	options := rank.Options
+	if why := unshared(env, placement, rank); why != "" {
+		m.once("unshared", errors.New(why))
+	}
 	for _, name := range unknownVariables(env) {
 		advice := words.Suggest("", name, variableNames(), "mpirun-wrap")
 		m.once("variable "+name, fmt.Errorf("ignoring variable %s: no flag has it: %s", name, advice))
@@ -70,6 +75,19 @@ func (m messages) remark(env slurm.Env, placement *Placement, options Options) {
 	if placement.MemRemark != "" {
 		m.once("memory "+options.Memory.String(), errors.New(placement.MemRemark))
 	}
+}
+
+// unshared returns why ranks do not share GPUs although their number or their job lets one expect it, "" if they do.
+func unshared(env slurm.Env, placement *Placement, rank Rank) string {
+	tasks, err := launch.TasksOnNode(env)
+	switch alone := placement.RanksOnGPU == 1 && rank.Options.Slots == 0; {
+	case alone && err == nil && tasks > 1 && byItself(rank.Task):
+		return fmt.Sprintf("this starts one process, and the job has %d tasks on this node: srun mpirun-wrap starts one for each", tasks)
+	case alone && rank.Task.LocalSize > 1 && rank.Binding.GPUsPerTask > 0:
+		return fmt.Sprintf("each of the %d ranks has a GPU of its own, so none is shared: --gpus=N without --gpus-per-task shares them",
+			rank.Task.LocalSize)
+	}
+	return ""
 }
 
 // ignored returns the user's own variables of CUDA that the placement replaces, with what to do. TaskProlog has set the
@@ -86,10 +104,24 @@ func (p *Placement) ignored(env slurm.Env) (all []string) {
 	limit, visible := env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], env["CUDA_VISIBLE_DEVICES"]
 	few := p.Task.StepID == "" && !p.listsAll(visible)
 	theirs("CUDA_VISIBLE_DEVICES", "the rank's number chooses its GPU, see --gpu", few && (byItself(p.Task) || !p.Task.BySlurm()) && !p.pinned)
-	theirs("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "give --mem, like --mem=8G", !strings.Contains(limit, "-"))
+	theirs("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "give --mem, like --mem=8G", !strings.Contains(limit, "-") && (other || !p.isScripts(limit)))
 	theirs("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "give --share, like --share=25%", other && !p.Ticket.Part.Shared())
 	theirs("CUDA_MPS_PIPE_DIRECTORY", "the job has an MPS daemon", other && !strings.Contains(pipe, "/slurm-mps"))
 	return all
+}
+
+// isScripts reports whether limits of memory are what TaskProlog gives the script of a job on several nodes: each of the
+// daemon's GPUs by number.
+func (p *Placement) isScripts(limits string) bool {
+	for i := range p.Daemon.Devices {
+		entry, rest, _ := strings.Cut(limits, ",")
+		size, ok := strings.CutPrefix(entry, strconv.Itoa(i)+"=")
+		if !ok || strings.Trim(size, "0123456789") != "M" {
+			return false
+		}
+		limits = rest
+	}
+	return limits == ""
 }
 
 // listsAll reports whether a list has as many GPUs as the job, by number or by UUID, as Slurm's and TaskProlog's do. The

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -196,7 +196,6 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	settings := slices.Concat(Settings, ownFlags)
 	for _, c := range []struct {
 		args []string
 		want string // root, GPU, report, version, program
@@ -221,12 +220,12 @@ func TestFlags(t *testing.T) {
 		{[]string{"--report=perhaps"}, "", `cannot read --report: it is "perhaps": want true or false`},
 	} {
 		var run run
-		version, err := parseFlags(c.args, &run, settings)
+		version, err := parseFlags(c.args, &run, Settings)
 		got := fmt.Sprintf("%q %q %v %v %q", run.Paths.Root, run.Options.GPU, run.Options.Report, version, run.Program)
 		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || err.Error() != c.err) {
 			t.Errorf("%q: %s, %v; want %s, %s", c.args, got, err, c.want, c.err)
 		}
-		if errors.Is(err, errHelp) != (c.err == "help is asked for") {
+		if errors.Is(err, cli.ErrHelp) != (c.err == "help is asked for") {
 			t.Errorf("%q: %v", c.args, err)
 		}
 	}

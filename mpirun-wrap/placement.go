@@ -275,12 +275,18 @@ func (p *Placement) visibleByIndex() string {
 }
 
 // limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. It names only the rank's own devices, because a device that the rank
-// cannot see makes all limits void (measured).
+// cannot see makes all limits void (measured). A process that sees all of the daemon's devices by number has numbers
+// here too, since processes of other nodes may inherit them (hydra), and no other node has these UUIDs.
 func (p *Placement) limits() string {
 	var limits []string
-	for _, part := range p.parts() {
+	numbers := p.indices && slices.Equal(p.Sees, p.Daemon.Devices)
+	for i, part := range p.parts() {
+		device := string(part.Device.UUID)
+		if numbers {
+			device = strconv.Itoa(i)
+		}
 		if part.Memory.LimitMiB > 0 {
-			limits = append(limits, fmt.Sprintf("%s=%dM", part.Device.UUID, part.Memory.LimitMiB))
+			limits = append(limits, fmt.Sprintf("%s=%dM", device, part.Memory.LimitMiB))
 		}
 	}
 	return strings.Join(limits, ",")

@@ -83,7 +83,7 @@ func (r *run) prepare() (environ []string, err error) {
 		return r.runWithoutGPU("this step has none (srun --gres=none)", ""), nil
 	}
 	m := r.messages()
-	m.remark(r.Env, r.placement, r.Options)
+	m.remark(r.Env, r.placement, r.rank)
 	if r.Options.OwnDaemon && r.Options.Report && r.ownStore == nil {
 		m.once("own", errors.New("--own starts no daemon: the site's prolog has started one for this job"))
 	}

@@ -37,8 +37,8 @@ func TaskProlog(p cli.Process) int {
 		run.printUnplaced(err)
 		os.Exit(cli.ExitOK)
 	}
-	switch version, err := parseFlags(p.Args, run, ownFlags); {
-	case errors.Is(err, errHelp):
+	switch version, err := parseFlags(p.Args, run, nil); {
+	case errors.Is(err, cli.ErrHelp):
 		fmt.Fprint(p.Out, taskPrologUsage)
 	case err != nil:
 	case version:

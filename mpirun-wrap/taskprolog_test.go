@@ -64,10 +64,12 @@ func TestATaskWithoutMPS(t *testing.T) {
 }
 
 // In a job of several nodes, hydra gives all ranks the variables of the batch script, and the UUIDs of its node are on
-// no other one. So the script's variables have the numbers of its GPUs there.
+// no other one. So the script's variables have the numbers of its GPUs there, also in the limit of memory.
 func TestVariablesForOtherNodes(t *testing.T) {
 	for nodes, index := range map[int]bool{1: false, 3: true} {
-		paths, _, _ := newJob(t)
+		paths, store, ticket := newJob(t)
+		ticket.Grant.Memory, ticket.Devices[0].MemoryMiB = policy.EvenMemory(), 100_000
+		must.OK(t, store.WriteTicket(ticket))
 		var out bytes.Buffer
 		run := newRun(os.Getpid(), []string{
 			"SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0",
@@ -75,7 +77,8 @@ func TestVariablesForOtherNodes(t *testing.T) {
 		}, &out, &out)
 		run.Paths = paths
 		run.printTask()
-		if strings.Contains(out.String(), "export CUDA_VISIBLE_DEVICES=0") != index || strings.Contains(out.String(), "=GPU-") == index {
+		if strings.Contains(out.String(), "export CUDA_VISIBLE_DEVICES=0") != index ||
+			strings.Contains(out.String(), "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=") != index || strings.Contains(out.String(), "=GPU-") == index {
 			t.Errorf("%d nodes: %s", nodes, out.String())
 		}
 	}

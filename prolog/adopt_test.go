@@ -81,7 +81,7 @@ func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.Did("start guard: lease open, claims a, ticket")
+	n.Did("start guard: lease open, holds a, ticket")
 	if l, err := n.Store.Read(7); err != nil || l.Guard != n.Self || l.Phase != lease.Opened {
 		t.Errorf("the lease names %v, phase %s, %v", l.Guard, l.Phase, err)
 	}
@@ -96,23 +96,23 @@ func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 	}{
 		"opening": {
 			func(n *node) { n.rewrite(func(l *lease.Lease) { l.Phase = lease.Opening }) },
-			"undo: lease opening, claims a, ticket",
+			"undo: lease opening, holds a, ticket",
 		},
 		"closing": {
 			func(n *node) { n.rewrite(func(l *lease.Lease) { l.Phase = lease.Closing }) },
-			"undo: lease closing, claims a, ticket",
+			"undo: lease closing, holds a, ticket",
 		},
 		"the daemon is gone": {
 			func(n *node) { n.rewrite(func(l *lease.Lease) { l.Daemons[0].Proc.Start++ }) },
-			"undo: lease open, claims a, ticket",
+			"undo: lease open, holds a, ticket",
 		},
 		"the daemon does not answer": {
 			func(n *node) { n.pings = site.ErrNoAnswer },
-			"undo: lease open, claims a, ticket",
+			"undo: lease open, holds a, ticket",
 		},
 		"of another GPU": {
 			func(n *node) { n.gres.Entries[0].Minor, n.gres.Entries[1].Minor = 1, 0 },
-			"undo: lease open, claims a, ticket",
+			"undo: lease open, holds a, ticket",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
 	if outcome, err := n.open(job(0), granting(grant)); outcome != Failed || !errors.Is(err, stuck) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if got := n.Records(); got != "lease open, claims a, ticket" {
+	if got := n.Records(); got != "lease open, holds a, ticket" {
 		t.Errorf("the store has %s", got)
 	}
 }
@@ -184,14 +184,11 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	n.Store = now
 	n.Modes[fakenode.GPUA], n.Modes[fakenode.GPUB] = site.ModeDefault, site.ModeDefault // the boot has reset them
 	n.mustOpen(job(1))
-	if n.Events[0] != "set mode of b to exclusive_process: lease opening, claims b" {
+	if n.Events[0] != "set mode of b to exclusive_process: lease opening, holds b" {
 		t.Errorf("done: %q", n.Events)
 	}
-	if got := n.Records(); got != "lease open, claims b, ticket" {
+	if got := n.Records(); got != "lease open, holds b, ticket" {
 		t.Errorf("the store has %s", got)
-	}
-	if slices.Contains(n.Files(), "claims/"+string(fakenode.GPUA)) {
-		t.Error("a claim of the earlier boot is left")
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 type node struct {
 	*fakenode.Node
 	pretend  bool         // SetMode gives no error and sets nothing
-	later    site.Mode    // the mode of GPU A from its claim on, "" for the same mode
+	later    site.Mode    // the mode of GPU A from its lease on, "" for the same mode
 	asUser   error        // the error of a daemon's start as any user except nobody
 	pings    error        // what Ping returns
 	pinged   func()       // called by Ping
@@ -31,7 +31,6 @@ type node struct {
 	fit      int          // what Fit returns
 	driver   string       // what Driver returns, with noDriver
 	noDriver error
-	jobFiles string // folder, "" for none
 	site     lease.Settings
 	gres     slurm.Gres
 	noConf   error // what reading Slurm's files fails with
@@ -45,17 +44,17 @@ func newNode(t *testing.T) *node {
 		gres: slurm.Gres{Node: "n1", Detect: slurm.DetectOff, Entries: []slurm.GresEntry{{Minor: 0}, {Minor: 1}}},
 	}
 	n.guard, n.site.Control.Path = n.Self, "/usr/bin/control"
-	n.Claims = func() []string {
-		var claimed string
+	n.Holds = func() []string {
+		var held string
 		for _, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUB} {
-			if n.Claimed(uuid) {
-				claimed += " " + fakenode.Letter(uuid)
+			if n.Held(uuid) {
+				held += " " + fakenode.Letter(uuid)
 			}
 		}
-		if claimed == "" {
+		if held == "" {
 			return nil
 		}
-		return []string{"claims" + claimed}
+		return []string{"holds" + held}
 	}
 	return n
 }
@@ -66,7 +65,6 @@ func (n *node) prolog() Prolog {
 		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: fakeGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
 		Undo: n.undo, Site: n.site, Log: zerolog.Nop(), Clock: time.Now,
 		Listed:     gpus{n}.Devices,
-		JobFiles:   n.jobFiles,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
 	}
 }
@@ -191,6 +189,8 @@ type fakeGroups struct{ n *node }
 func (c fakeGroups) Of(job uint32, k int) (string, error) {
 	return fmt.Sprintf("group-%d-%d", job, k), nil
 }
+func (c fakeGroups) OfGuard(job uint32) string { return "" }
+
 func (c fakeGroups) Make(dir string) error { return c.n.Event("make %s", dir) }
 
 type gpus struct{ n *node }
@@ -214,16 +214,11 @@ func (g gpus) Find(uuid site.UUID) (site.Device, error) {
 	return all[i], err
 }
 
-// Index gives GPU A the number 0 and GPU B the number 1.
-func (g gpus) Index(uuid site.UUID) (int, error) {
-	return map[site.UUID]int{fakenode.GPUB: 1}[uuid], g.n.Fail["number of "+fakenode.Letter(uuid)]
-}
-
 func (g gpus) Capability(site.UUID) (major, minor int, err error) { return g.n.major, 0, nil }
 func (g gpus) Driver() (string, error)                            { return g.n.driver, g.n.noDriver }
 
 func (g gpus) Mode(uuid site.UUID) (site.Mode, error) {
-	if _, claimed, _ := g.n.Store.Owner(uuid); claimed && uuid == fakenode.GPUA && g.n.later != "" {
+	if _, held, _ := g.n.Store.HeldByAnother(uuid, 0); held && uuid == fakenode.GPUA && g.n.later != "" {
 		g.n.Modes[uuid], g.n.later = g.n.later, ""
 	}
 	return g.n.Modes[uuid], nil
@@ -244,7 +239,7 @@ func (g gpus) SetMode(uuid site.UUID, mode site.Mode) error {
 
 // recorded reports whether the lease that holds a GPU has the mode that an undo must restore.
 func (g gpus) recorded(uuid site.UUID) bool {
-	job, _, _ := g.n.Store.Owner(uuid)
+	job, _, _ := g.n.Store.HeldByAnother(uuid, 0)
 	l, err := g.n.Store.Read(job)
 	return err == nil && slices.ContainsFunc(l.GPUs, func(gpu lease.LeasedGPU) bool {
 		return gpu.UUID == uuid && gpu.OriginalMode == g.n.Modes[uuid]

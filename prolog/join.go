@@ -109,6 +109,6 @@ func (p Prolog) newShared(ctx context.Context, l lease.Lease, settings lease.Set
 	if err != nil {
 		return l, nil, err
 	}
-	l.Job.ID, l.Settings, l.Daemons = id, settings, p.daemons(id, settings)
+	l.Job.ID, l.Settings, l.Daemons, l.GuardGroup = id, settings, p.daemons(id, settings), p.Groups.OfGuard(id)
 	return l, lock, nil
 }

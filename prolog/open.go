@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -100,7 +99,7 @@ func (p Prolog) trial(l lease.Lease) error {
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace, l.Hold = "nobody", nobody, "", 0, 0
 	l.GPUs, l.Daemons = slices.Clone(l.GPUs), slices.Clone(l.Daemons)
 	for i := range l.GPUs {
-		l.GPUs[i].OriginalMode, l.GPUs[i].NewMode, l.GPUs[i].JobFile = "", "", ""
+		l.GPUs[i].OriginalMode, l.GPUs[i].NewMode = "", ""
 	}
 	if err := p.Store.Create(ctx, l); err != nil {
 		return err
@@ -142,9 +141,6 @@ func (p Prolog) draft(a admission, found resolution) (lease.Lease, error) {
 		gpu, err := p.modeChange(device, grant)
 		if err != nil {
 			return l, err
-		}
-		if !found.part.Shared() {
-			gpu.JobFile = p.jobFile(device.UUID)
 		}
 		l.GPUs = append(l.GPUs, gpu)
 	}
@@ -245,7 +241,6 @@ func (p Prolog) apply(ctx context.Context, l *lease.Lease, a admission, devices 
 	if err := p.step("answer", func() error { return p.prepareDaemons(ctx, *l) }); err != nil {
 		return err
 	}
-	p.writeJobFiles(*l)
 	return p.step("ticket", func() error { return p.publish(*l, p.ticket(*l, *l, a, devices)) })
 }
 
@@ -299,36 +294,6 @@ func (p Prolog) setModes(gpus []lease.LeasedGPU) error {
 	return nil
 }
 
-// jobFile is the file that names the job of a GPU, "" if there is none to write. A MIG instance has none, because
-// dcgm-exporter knows only whole GPUs.
-func (p Prolog) jobFile(uuid site.UUID) string {
-	if p.JobFiles == "" || uuid.MIG() {
-		return ""
-	}
-	index, err := p.GPUs.Index(uuid)
-	if err != nil {
-		p.noJobFile(err)
-		return ""
-	}
-	return filepath.Join(p.JobFiles, strconv.Itoa(index))
-}
-
-// writeJobFiles writes the job files. A failure costs the site a label in its charts, so it fails no job.
-func (p Prolog) writeJobFiles(l lease.Lease) {
-	for _, gpu := range l.GPUs {
-		if gpu.JobFile == "" {
-			continue
-		}
-		if err := lease.WriteJobFile(gpu.JobFile, l.Job.ID); err != nil {
-			p.noJobFile(err)
-		}
-	}
-}
-
-func (p Prolog) noJobFile(err error) {
-	p.Log.Warn().Err(err).Msg("cannot write dcgm-exporter's job file")
-}
-
 func (p Prolog) groupOf(job uint32, n int) string {
 	group, err := p.Groups.Of(job, n)
 	if err != nil {
@@ -341,18 +306,25 @@ func (p Prolog) noGroup(err error) {
 	p.Log.Warn().Err(err).Msg("a daemon has no control group: processes that its user starts through it may outlive the job")
 }
 
-// makeDirs makes the job's folders, and the daemons' control groups if the node can have them.
+// makeDirs makes the job's folders, and the control groups if the node can have them.
 func (p Prolog) makeDirs(l *lease.Lease) error {
 	for n := range l.Daemons {
-		if l.Daemons[n].Group == "" {
-			continue
-		}
-		if err := p.Groups.Make(l.Daemons[n].Group); err != nil {
-			p.noGroup(err)
-			l.Daemons[n].Group = ""
-		}
+		l.Daemons[n].Group = p.makeGroup(l.Daemons[n].Group)
 	}
+	l.GuardGroup = p.makeGroup(l.GuardGroup)
 	return p.Store.MakeDirs(*l)
+}
+
+// makeGroup makes a control group, and returns "" if the node cannot have it.
+func (p Prolog) makeGroup(dir string) string {
+	if dir == "" {
+		return ""
+	}
+	if err := p.Groups.Make(dir); err != nil {
+		p.noGroup(err)
+		return ""
+	}
+	return dir
 }
 
 // startAll starts the daemons and the guard side by side, and records their processes.

@@ -20,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
-// The lease and the claims are written before the first change. The modes are set before the daemon starts, and the
+// The lease is written before the first change. The modes are set before the daemon starts, and the
 // ceiling is set when it runs. At the end the lease is open and the ticket is written.
 //
 // Contract: R1
@@ -29,13 +29,13 @@ func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveProcess // an admin has set it, so the prolog sets nothing
 	n.mustOpen(job(0, 1))
 	n.Did(
-		"set mode of a to exclusive_process: lease opening, claims a b",
-		"make group-7-0: lease opening, claims a b",
-		"start daemon of ab as hpc1: lease opening, claims a b",
-		"start guard: lease opening, claims a b",
-		"set ceiling 100: lease opening, claims a b",
+		"set mode of a to exclusive_process: lease opening, holds a b",
+		"make group-7-0: lease opening, holds a b",
+		"start daemon of ab as hpc1: lease opening, holds a b",
+		"start guard: lease opening, holds a b",
+		"set ceiling 100: lease opening, holds a b",
 	)
-	if got := n.Records(); got != "lease open, claims a b, ticket" {
+	if got := n.Records(); got != "lease open, holds a b, ticket" {
 		t.Errorf("the store has %s", got)
 	}
 	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
@@ -65,18 +65,18 @@ func TestALeaseNamesWhatIsUndone(t *testing.T) {
 	}
 }
 
-// Before a GPU is claimed, the epilog of another job may still restore its mode. So the prolog reads the mode again
-// after the claim. This mode is restored after the job.
+// Before a lease names a GPU, the epilog of another job may still restore its mode. So the prolog reads the mode again
+// after that. This mode is restored after the job.
 //
 // Contract: M2
-func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
+func TestAModeIsReadAgainWhenTheGPUIsHeld(t *testing.T) {
 	n := newNode(t)
 	n.Modes[fakenode.GPUA], n.later = site.ModeExclusiveProcess, site.ModeDefault
 	n.mustOpen(job(0))
 	if l, err := n.Store.Read(7); err != nil || l.GPUs[0].OriginalMode != site.ModeDefault {
 		t.Errorf("the lease has %+v, %v", l.GPUs, err)
 	}
-	if n.Events[0] != "set mode of a to exclusive_process: lease opening, claims a" {
+	if n.Events[0] != "set mode of a to exclusive_process: lease opening, holds a" {
 		t.Errorf("done: %q", n.Events)
 	}
 }
@@ -90,12 +90,12 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	}
 	slices.Sort(n.Events) // the daemons start side by side
 	n.Did(
-		"make group-7-0: lease opening, claims a b",
-		"make group-7-1: lease opening, claims a b",
-		"set ceiling 100: lease opening, claims a b",
-		"set ceiling 100: lease opening, claims a b",
-		"start daemon of a as hpc1: lease opening, claims a b",
-		"start daemon of b as hpc1: lease opening, claims a b",
+		"make group-7-0: lease opening, holds a b",
+		"make group-7-1: lease opening, holds a b",
+		"set ceiling 100: lease opening, holds a b",
+		"set ceiling 100: lease opening, holds a b",
+		"start daemon of a as hpc1: lease opening, holds a b",
+		"start daemon of b as hpc1: lease opening, holds a b",
 	)
 	ticket, err := n.Store.ReadTicket(7)
 	if err != nil || ticket.Exclusive || len(ticket.Devices) != 2 || ticket.Devices[1].Daemon != 1 {
@@ -103,7 +103,7 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	}
 }
 
-// If any step fails, everything is undone: modes, folders, claims, lease and ticket. The error names the step.
+// If any step fails, everything is undone: modes, folders, lease and ticket. The error names the step.
 //
 // Contract: R1
 func TestAPrologThatFailsLeavesTheNodeAsBefore(t *testing.T) {
@@ -133,11 +133,11 @@ func TestAModeThatIsAcceptedAndNotSetIsAFailure(t *testing.T) {
 		t.Errorf("%s, %v, want %s", outcome, err, want)
 	}
 	n.Did(
-		"set mode of a to exclusive_process: lease opening, claims a",
-		"make group-7-0: lease opening, claims a",
-		"start daemon of a as hpc1: lease opening, claims a",
-		"start guard: lease opening, claims a",
-		"undo: lease opening, claims a",
+		"set mode of a to exclusive_process: lease opening, holds a",
+		"make group-7-0: lease opening, holds a",
+		"start daemon of a as hpc1: lease opening, holds a",
+		"start guard: lease opening, holds a",
+		"undo: lease opening, holds a",
 	)
 	n.IsAsBefore()
 }
@@ -169,7 +169,7 @@ func TestALeaseWithoutATicketIsUndone(t *testing.T) {
 	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "cannot write") {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if last := n.Events[len(n.Events)-2:]; last[0] != "undo: lease open, claims a" {
+	if last := n.Events[len(n.Events)-2:]; last[0] != "undo: lease open, holds a" {
 		t.Errorf("undone when the store had %q", last)
 	}
 	n.IsAsBefore()
@@ -188,7 +188,7 @@ func TestALeaseIsKeptIfAModeCannotBeRestored(t *testing.T) {
 	if outcome != Failed || !errors.Is(err, dead) || !errors.Is(err, stuck) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if got := n.Records(); got != "lease opening, claims a" {
+	if got := n.Records(); got != "lease opening, holds a" {
 		t.Errorf("the store has %s", got)
 	}
 }
@@ -238,17 +238,17 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	attempt := []string{
-		"set mode of a to exclusive_process: lease opening, claims a",
-		"make group-7-0: lease opening, claims a",
-		"start daemon of a as hpc1: lease opening, claims a",
-		"undo: lease opening, claims a",
-		"set mode of a to default: lease opening, claims a",
+		"set mode of a to exclusive_process: lease opening, holds a",
+		"make group-7-0: lease opening, holds a",
+		"start daemon of a as hpc1: lease opening, holds a",
+		"undo: lease opening, holds a",
+		"set mode of a to default: lease opening, holds a",
 	}
 	trial := []string{
-		"make group-7-0: lease opening, claims a",
-		"start daemon of a as nobody: lease opening, claims a",
-		"set ceiling 100: lease opening, claims a",
-		"undo: lease opening, claims a",
+		"make group-7-0: lease opening, holds a",
+		"start daemon of a as nobody: lease opening, holds a",
+		"set ceiling 100: lease opening, holds a",
+		"undo: lease opening, holds a",
 	}
 	n.Did(slices.Concat(attempt, trial, attempt)...)
 	ticket, err := n.Store.ReadTicket(7)
@@ -281,25 +281,24 @@ func TestAnUndoHasItsOwnTime(t *testing.T) {
 	}
 }
 
-// The lease of a trial names no mode and no job file, because the undo of the trial must not change a mode that an
+// The lease of a trial names no mode, because the undo of the trial must not change a mode that an
 // admin sets at that time.
 //
 // Contract: M2
 func TestATrialChangesNoMode(t *testing.T) {
 	n := newNode(t)
 	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
-	n.jobFiles = rootsFolder(t)
 	n.Modes[fakenode.GPUB] = site.ModeExclusiveThread
 	trials := 0
-	state := n.Claims
-	n.Claims = func() []string { // at each event
+	state := n.Holds
+	n.Holds = func() []string { // at each event
 		l, err := n.Store.Read(7)
 		if err != nil || l.Job.User != "nobody" {
 			return state()
 		}
 		trials++
 		for _, gpu := range l.GPUs {
-			if gpu.OriginalMode != "" || gpu.NewMode != "" || gpu.JobFile != "" {
+			if gpu.OriginalMode != "" || gpu.NewMode != "" {
 				t.Errorf("the trial's lease names %+v", gpu)
 			}
 		}
@@ -335,65 +334,4 @@ func TestADaemonWithoutRoomForAClientIsNotStarted(t *testing.T) {
 	}
 	n.Did()
 	n.IsAsBefore()
-}
-
-// rootsFolder is a folder that only root can change. /tmp is not one.
-func rootsFolder(t *testing.T) string {
-	t.Helper()
-	dir := must.Get(os.MkdirTemp("/run", "mps"))(t)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
-// The job's GPUs have files for dcgm-exporter, and the lease names them.
-func TestJobFiles(t *testing.T) {
-	n := newNode(t)
-	n.jobFiles = rootsFolder(t)
-	n.mustOpen(job(0, 1))
-	l := must.Get(n.Store.Read(7))(t)
-	for i, name := range []string{"0", "1"} {
-		path := filepath.Join(n.jobFiles, name)
-		if content, err := os.ReadFile(path); err != nil || string(content) != "7\n" || l.GPUs[i].JobFile != path {
-			t.Errorf("%s: %q, %v; the lease has %+v", path, content, err, l.GPUs[i])
-		}
-	}
-}
-
-// If a site names no folder, the job gets no file, and the lease names none.
-func TestNoJobFiles(t *testing.T) {
-	n := newNode(t)
-	n.mustOpen(job(0))
-	if l, err := n.Store.Read(7); err != nil || l.GPUs[0].JobFile != "" {
-		t.Errorf("%+v, %v", l.GPUs, err)
-	}
-}
-
-// No failure of a job file fails the job.
-//
-// Contract: R13
-func TestJobFilesThatCannotBeWritten(t *testing.T) {
-	for _, c := range []struct {
-		name, folder string
-		plant        func(n *node)
-	}{
-		{"no folder", "/run/none-of-slurm-mps", func(*node) {}},
-		{"a folder of others", t.TempDir(), func(*node) {}}, // below /tmp
-		{"a link", rootsFolder(t), func(n *node) {
-			must.OK(t, errors.Join(os.RemoveAll(n.jobFiles), os.Symlink("/etc", n.jobFiles)))
-		}},
-		{"no number", rootsFolder(t), func(n *node) { n.Fail["number of a"] = errors.New("lost") }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t)
-			n.jobFiles = c.folder
-			c.plant(n)
-			n.mustOpen(job(0))
-			if files, _ := filepath.Glob(c.folder + "/[0-9.]*"); len(files) > 0 && c.name != "a link" {
-				t.Errorf("files %q", files)
-			}
-			if _, err := os.Lstat("/etc/0"); err == nil {
-				t.Error("a link was followed")
-			}
-		})
-	}
 }

@@ -39,6 +39,7 @@ type Guards interface {
 // controlGroups is what the prolog needs of the node's control groups.
 type controlGroups interface {
 	Of(job uint32, n int) (dir string, err error)
+	OfGuard(job uint32) (dir string)
 	Make(dir string) error
 }
 
@@ -47,7 +48,6 @@ type GPUs interface {
 	Devices() ([]site.Device, error)
 	ByMinor(int) (site.Device, error)
 	Find(site.UUID) (site.Device, error)
-	Index(site.UUID) (int, error)
 	Capability(site.UUID) (major, minor int, err error)
 	Mode(site.UUID) (site.Mode, error)
 	SetMode(site.UUID, site.Mode) error
@@ -72,7 +72,6 @@ type Prolog struct {
 	GroupNames func(context.Context, []uint32) ([]string, error) // the names of groups
 	Undo       func(context.Context, lease.Lease) error          // undoes a lease: the epilog's
 	Site       lease.Settings                                    // what site.hcl gives the daemons and guards of all jobs
-	JobFiles   string                                            // folder of files that name each GPU's job; "" for none
 	Log        zerolog.Logger
 	Clock      func() time.Time
 }
@@ -209,7 +208,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	if joins(a.verdict.Grant, l.Part) {
 		return p.joinLease(ctx, a, l, found.devices)
 	}
-	l.Daemons = p.daemons(l.Job.ID, l.Settings)
+	l.Daemons, l.GuardGroup = p.daemons(l.Job.ID, l.Settings), p.Groups.OfGuard(l.Job.ID)
 	refusal, err := p.serve(ctx, a, l, found.devices)
 	switch {
 	case err != nil:

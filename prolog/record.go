@@ -47,7 +47,7 @@ func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
 	if err != nil {
 		return err
 	}
-	l.NoMPS = true
+	l.NoMPS, l.GuardGroup = true, p.Groups.OfGuard(job.ID)
 	for _, d := range found.devices {
 		l.GPUs = append(l.GPUs, lease.LeasedGPU{UUID: d.UUID, Minor: d.Minor})
 	}
@@ -60,6 +60,7 @@ func (p Prolog) Record(ctx context.Context, job slurm.Job) error {
 func (p Prolog) startRecorder(ctx context.Context, l lease.Lease) error {
 	err := p.Store.Save(l)
 	if err == nil {
+		p.makeGroup(l.GuardGroup)
 		err = p.Store.MakeDir(l.Job.ID)
 	}
 	if err == nil {

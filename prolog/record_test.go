@@ -32,7 +32,7 @@ func plain(places ...int) slurm.Job {
 	return j
 }
 
-// A recorded job has a lease before its recorder starts, and neither a claim, nor a ticket, nor another mode. GPUs that
+// A recorded job has a lease before its recorder starts, and neither a ticket nor another mode. GPUs that
 // MPS cannot share are recorded, too.
 func TestARecordedJobHasALeaseAlone(t *testing.T) {
 	n := newNode(t)

@@ -55,7 +55,6 @@ type Config struct {
 	PrologDeadline time.Duration
 	EpilogDeadline time.Duration
 	SharedReports  string // folder for copies of reports that all nodes have, with %u for the user; "" means no copies
-	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that no files are written
 	// UsageInterval is the time between two samples of a job's use of its GPUs. If it is 0, nothing is recorded.
 	UsageInterval time.Duration
 }

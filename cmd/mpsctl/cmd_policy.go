@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl policy: it reads, applies, explains and tests a site's policy, for the admin who writes it.
+// This file is mpsctl policy: it reads and explains a site's policy, for the admin who writes it.
 
 package main
 
@@ -8,13 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
+	"os/user"
+	"slices"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy/lint"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/state"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
@@ -23,12 +26,12 @@ const policyHelp = `policy works on the files that define who gets what: policy.
 
 func policyCommand(call *command.Invocation) *cobra.Command {
 	c := &cobra.Command{
-		Use: "policy", Short: "check, apply, explain and test the policy", Long: policyHelp,
+		Use: "policy", Short: "check and explain the policy", Long: policyHelp,
 		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
 		Args:    command.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(check(call), apply(call), explain(call), test(call))
+	c.AddCommand(check(call), explain(call))
 	return c
 }
 
@@ -39,7 +42,7 @@ func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error
 	}
 	compiled, status := policyfile.ReadPolicy(call.Paths)
 	if errors.Is(status.Err, fs.ErrNotExist) && status.Kept.IsZero() && !status.Hidden {
-		return nil, fmt.Errorf("there is no %s, so jobs that ask for MPS fail: make one, and install it by mpsctl policy apply FILE",
+		return nil, fmt.Errorf("there is no %s, so jobs that ask for MPS fail: make one, or install the shipped one",
 			call.Paths.Policy())
 	}
 	if status.Err != nil {
@@ -67,7 +70,8 @@ func refused(call *command.Invocation, err error) error {
 const checkHelp = `check reads a policy as the prolog does and prints its rules, or all its mistakes. Without an operand it reads this node's
 policy. A folder means its policy.hcl and policy.d/*.hcl.
 
-It warns of rules that are never tried, of comparisons that no job can meet, and of denials of jobs that do not ask.
+It warns of rules that are never tried, of groups and partitions that do not exist here, and of denials of jobs that do
+not ask.
 
 It exits with 0 if the policy can be used, and with 1 if it cannot.`
 
@@ -80,12 +84,30 @@ func check(call *command.Invocation) *cobra.Command {
 			if err != nil {
 				return refused(call, err)
 			}
-			answer := checked{OK: true, Rules: compiled.Rules(), Warnings: lint.Warnings(compiled)}
+			answer := checked{OK: true, Rules: compiled.Rules(), Warnings: lint.Warnings(compiled, missing(state.SlurmConf("")))}
 			for _, source := range compiled.Sources() {
 				answer.Files = append(answer.Files, source.Name)
 			}
 			return call.Print("policy", answer, answer.text)
 		},
+	}
+}
+
+// missing returns why no job has the name of a group that this node does not know, or of a partition that is not in
+// slurm.conf. What cannot be asked is not known to be missing.
+func missing(conf string) lint.Missing {
+	file, _ := slurm.ReadConfFile(conf, "")
+	return func(variable, name string) string {
+		switch {
+		case variable == "job.groups":
+			_, err := user.LookupGroup(name)
+			if _, unknown := errors.AsType[user.UnknownGroupError](err); unknown {
+				return fmt.Sprintf("this node knows no group %q: see getent group", name)
+			}
+		case variable == "job.partition" && len(file.Partitions) > 0 && !slices.Contains(file.Partitions, name):
+			return fmt.Sprintf("%s has no partition %q: it has %.200s", conf, name, strings.Join(file.Partitions, ", "))
+		}
+		return ""
 	}
 }
 
@@ -116,86 +138,4 @@ func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour 
 	if len(warnings) > 0 {
 		b.WriteString("\n" + lint.Text(warnings, colour) + "\n")
 	}
-}
-
-const testHelp = `test runs the cases of files, as unit tests. A case is a job, and the expected decision of the policy. The policy is the
-one in the file's folder, unless --policy names another file or folder. Without an operand, test reads this node's
-policy_test.hcl.
-
-It exits with 0 if every case has the expected result, and with 1 if a case has another result.`
-
-func test(call *command.Invocation) *cobra.Command {
-	var paths []string
-	c := &cobra.Command{
-		Use: "test [--policy FILE|DIR] [FILE]...", Short: "run a policy's own tests", Long: testHelp,
-		Example: "  mpsctl policy test /etc/slurm-mps/policy_test.hcl",
-		RunE: func(_ *cobra.Command, files []string) error {
-			if len(files) == 0 {
-				files = []string{filepath.Join(filepath.Dir(call.Paths.Policy()), "policy_test.hcl")}
-			}
-			return testAll(call, files, paths)
-		},
-	}
-	c.Flags().StringArrayVar(&paths, "policy", nil, "test the policy in this `FILE|DIR`")
-	return c
-}
-
-func testAll(call *command.Invocation, files, paths []string) error {
-	var all tested
-	for _, file := range files {
-		tested := paths
-		if len(tested) == 0 {
-			tested = []string{filepath.Dir(file)}
-		}
-		compiled, err := policyfile.LoadFiles(tested...)
-		if errors.Is(err, fs.ErrNotExist) && len(paths) == 0 {
-			err = fmt.Errorf("cannot test %s: there is no policy.hcl beside it: name the policy with --policy", file)
-		}
-		if err != nil {
-			return refused(call, err)
-		}
-		text, err := policyfile.ReadAny(file)
-		if err != nil {
-			return refused(call, err)
-		}
-		cases, err := lint.ParseCases(text, file)
-		if err != nil {
-			return refused(call, err)
-		}
-		all.add(lint.Run(compiled, cases))
-	}
-	return call.PrintFindings("policy", all, all.text, all.Failed > 0)
-}
-
-type tested struct {
-	Results []lint.Result `json:"results"`
-	Failed  int           `json:"failed"`
-}
-
-func (t *tested) add(results []lint.Result) {
-	t.Results = append(t.Results, results...)
-	for _, r := range results {
-		if !r.Passed {
-			t.Failed++
-		}
-	}
-}
-
-func (t tested) text(command.Screen) string {
-	if len(t.Results) == 0 {
-		return "No case was run: policy_test.hcl beside the policy has the cases.\n"
-	}
-	var b strings.Builder
-	for _, r := range t.Results {
-		result := "FAIL"
-		if r.Passed {
-			result = "ok  "
-		}
-		fmt.Fprintf(&b, "%s %s:%d: case %q\n", result, r.File, r.Line, r.Name)
-		for _, difference := range r.Wrong {
-			fmt.Fprintf(&b, "     %s\n", difference)
-		}
-	}
-	fmt.Fprintf(&b, "%s passed, %d failed\n", words.Count(len(t.Results)-t.Failed, "case"), t.Failed)
-	return b.String()
 }

@@ -15,7 +15,7 @@ import (
 
 // The shipped files are in HCL's own form.
 func TestFormOfTheShippedFiles(t *testing.T) {
-	for _, path := range []string{"../../site/etc/policy.hcl", "../../site/etc/policy_test.hcl", "../../site/etc/site.hcl"} {
+	for _, path := range []string{"../../site/etc/policy.hcl", "../../site/etc/site.hcl"} {
 		source, err := os.ReadFile(path)
 		must.OK(t, err)
 		if formatted := hclwrite.Format(source); string(formatted) != string(source) {
@@ -102,5 +102,22 @@ rule "rest" {
 	if code, _, complaint := runRoot(policyCommand, "policy", "explain", "--policy", file, "--mps",
 		"share=even"); code != 2 || !strings.Contains(complaint, "write --mps=share=even") {
 		t.Errorf("a value apart from --mps: code %d: %s", code, complaint)
+	}
+}
+
+// The partitions that exist are those of slurm.conf. If there is none to read, each name may exist.
+func TestPartitionsThatDoNotExist(t *testing.T) {
+	conf := filepath.Join(t.TempDir(), "slurm.conf")
+	must.OK(t, os.WriteFile(conf, []byte("PartitionName=DEFAULT State=UP\nPartitionName=main Nodes=n1\n"), 0o600))
+	for _, c := range []struct{ conf, variable, name, want string }{
+		{conf, "job.partition", "mian", conf + ` has no partition "mian": it has main`},
+		{conf, "job.partition", "main", ""},
+		{conf, "job.qos", "mian", ""},
+		{conf, "job.groups", "root", ""},
+		{conf + "x", "job.partition", "mian", ""},
+	} {
+		if got := missing(c.conf)(c.variable, c.name); got != c.want {
+			t.Errorf("%s %s: %q, want %q", c.variable, c.name, got, c.want)
+		}
 	}
 }

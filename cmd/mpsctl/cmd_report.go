@@ -7,14 +7,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -25,7 +23,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
-	"github.com/slurm-mps/slurm-mps/site/usage/page"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/spf13/cobra"
 )
@@ -55,8 +52,8 @@ one that failed.
 Of a part of a GPU (gres/shard, gres/mps), the report has a part of the GPU hours and of the energy, the memory of the
 job's own clients, and no percentage, because the GPU's percentages have the work of other jobs.
 
-The legend below the table explains the figures. They have the same names in mpsctl status, in mpsctl metrics, in the
-page of --html and in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
+The legend below the table explains the figures. They have the same names in mpsctl status, in mpsctl metrics and
+in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
 and no energy. A value that is not known is printed as -.
 
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument. If
@@ -64,12 +61,12 @@ the job of $SLURM_JOB_ID has no report, that is a line and exit code 0, because 
 command is the job's.`
 
 func reportCommand(call *command.Invocation) *cobra.Command {
-	var html, from string
+	var from string
 	var share, line bool
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example: "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n" +
-			"  mpsctl report 4711_3 --html report.html\n  mpsctl report 4711 --from reports",
+			"  mpsctl report 4711_3 --line\n  mpsctl report 4711 --from reports",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fmt.Errorf("cannot take %q: %s takes one job: see %s --help", args[1], c.CommandPath(), c.CommandPath())
@@ -81,11 +78,11 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 			switch {
 			case err != nil:
 				return err
-			case line && (html != "" || call.JSON) || html != "" && call.JSON:
-				return errors.New("cannot print in several forms: give one of --html, --json and --line")
+			case line && call.JSON:
+				return errors.New("cannot print in several forms: give one of --json and --line")
 			case share:
 				return command.WriteError("report", shareReports(call.Paths))
-			case job == "" && (html+from != "" || line):
+			case job == "" && (from != "" || line):
 				return errors.New("cannot choose a job: SLURM_JOB_ID is not set: name it: mpsctl report JOB")
 			case job == "":
 				return printReports(call)
@@ -100,12 +97,9 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 				return cli.RuntimeError{Err: fmt.Errorf("cannot report job %s: %w", job, err)}
 			}
 			of, now := judge.Job{Report: together(nodes)}, time.Now()
-			switch {
-			case line:
+			if line {
 				_, err := fmt.Fprintf(call.Out, "job %s: %s\n", nameOf(nodes[0]), of.Verdict())
 				return command.WriteError("report", err)
-			case html != "":
-				return writePage(html, func(w io.Writer) error { return page.Write(w, of, now) })
 			}
 			a := answerOf(nodes, now)
 			return call.Print("report", a, func(s command.Screen) string { return reportText(a, s, now) })
@@ -114,7 +108,6 @@ func reportCommand(call *command.Invocation) *cobra.Command {
 	c.Flags().StringVar(&from, "from", "", "read the reports of all nodes in this `FOLDER`")
 	c.Flags().BoolVar(&line, "line", false, "print the result alone, as a line for a mail or a comment")
 	c.Flags().BoolVar(&share, "share", false, "copy this node's reports into the site's shared folder")
-	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
 	return c
 }
 
@@ -262,43 +255,35 @@ func reportText(a jobAnswer, screen command.Screen, now time.Time) string {
 	return b.String() + "\n" + legend(r.Report, screen)
 }
 
-// figuresTable has a line for each GPU of the only node, or for each of several nodes, and then for all.
+// figuresTable has a row for each GPU of the only node, or for each of several nodes, and then for all.
 func figuresTable(a jobAnswer, screen command.Screen) string {
-	lines := [][]string{{"GPU"}}
-	line := func(r usage.Report, g usage.GPU, mean usage.Sample, joules int, cells ...string) {
+	t := table{gap: 2, columns: []column{{name: "GPU"}}}
+	add := func(r usage.Report, g usage.GPU, mean usage.Sample, joules int, row ...any) {
 		for _, f := range usage.All {
-			cells = append(cells, r.Text(f, g, mean))
+			row = append(row, r.Text(f, g, mean))
 		}
-		lines = append(lines, append(cells, usage.Energy(joules)))
+		t.rows = append(t.rows, append(row, usage.Energy(joules)))
 	}
 	ofAll := func(name string, r usage.Report) {
-		first := append(r.GPUs, usage.GPU{})[0]
-		line(r, first, r.Mean(), r.EnergyJ, name, strconv.Itoa(r.ClientsSeen), strconv.Itoa(r.BadEnds))
+		add(r, append(r.GPUs, usage.GPU{})[0], r.Mean(), r.EnergyJ, name, r.ClientsSeen, r.BadEnds)
 	}
 	switch len(a.nodes) {
 	case 1:
 		for _, g := range a.GPUs {
-			line(a.Report, g, g.Mean(a.Begin), g.EnergyJ, strconv.Itoa(g.Index))
+			add(a.Report, g, g.Mean(a.Begin), g.EnergyJ, g.Index)
 		}
 	default:
-		lines[0] = []string{"node", "clients", "bad ends"}
+		t.columns = []column{{name: "node"}, {name: "clients"}, {name: "bad ends"}}
 		for _, r := range a.nodes {
 			ofAll(r.Node, r)
 		}
 		ofAll("all", a.Report)
 	}
 	for _, f := range usage.All {
-		lines[0] = append(lines[0], f.Name)
+		t.columns = append(t.columns, column{name: f.Name})
 	}
-	lines[0] = append(lines[0], "energy")
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, line := range lines {
-		fmt.Fprintln(w, strings.Join(line, "\t")+"\t")
-	}
-	w.Flush()
-	head, rest, _ := strings.Cut(b.String(), "\n")
-	return screen.Faint(head) + "\n" + rest
+	t.columns = append(t.columns, column{name: "energy"})
+	return t.text(screen)
 }
 
 func legend(r usage.Report, screen command.Screen) string {

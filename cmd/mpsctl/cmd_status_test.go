@@ -201,7 +201,7 @@ func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 			n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
 			if strings.Contains(line, " lmp ") {
 				ranks++
-				if n > columns || !strings.Contains(line, " SMs  1828 MiB  71577 MiB") || !strings.HasPrefix(line, fmt.Sprintf("  %5d     0 ", ranks-1)) {
+				if n > columns || !strings.Contains(line, " SMs  1828 MiB  71577 MiB") || strings.Fields(line)[0] != fmt.Sprint(ranks-1) {
 					t.Errorf("%d columns, %d wide: %s", columns, n, line)
 				}
 			}

@@ -20,7 +20,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unsafe"
 
@@ -92,9 +91,9 @@ func wasteCommand(call *command.Invocation) *cobra.Command {
 			a.finish()
 			switch {
 			case html != "":
-				err = writePage(html, func(w io.Writer) error { return page.WriteWaste(w, a) })
+				err = writePage(html, func(w io.Writer) error { return page.Write(w, a) })
 			case asCSV:
-				err = command.WriteError("waste", csv.NewWriter(call.Out).WriteAll(a.table(true)))
+				err = command.WriteError("waste", csv.NewWriter(call.Out).WriteAll(a.table().csv()))
 			default:
 				err = call.Print("waste", a, a.text)
 			}
@@ -155,23 +154,23 @@ type wasteRow struct {
 // wasteColumns are the sums of a row: their keys in JSON and CSV, their names for people, and the sum, of a mean with
 // its hours.
 var wasteColumns = []struct {
-	key, name, unit string
-	of              func(*judge.Sums) []*float64
+	column
+	of func(*judge.Sums) []*float64
 }{
-	{"jobs", "jobs", "", func(s *judge.Sums) []*float64 { return []*float64{&s.Jobs} }},
-	{"gpu_hours", "GPU hours", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.GPUHours} }},
-	{"never_used_hours", "never used", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.NeverUsed} }},
-	{"no_process_hours", "no process", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.NoProcess} }},
-	{"sm_active", "SM active", "%", func(s *judge.Sums) []*float64 { return []*float64{&s.SMActive, &s.SMActiveOf} }},
-	{"dram", "DRAM", "%", func(s *judge.Sums) []*float64 { return []*float64{&s.DRAM, &s.DRAMOf} }},
-	{"memory", "memory", "%", func(s *judge.Sums) []*float64 { return []*float64{&s.Memory, &s.MemoryOf} }},
-	{"more_fit", "more fit", "", func(s *judge.Sums) []*float64 { return []*float64{&s.MoreFit} }},
-	{"pay", "pay", "", func(s *judge.Sums) []*float64 { return []*float64{&s.Pay} }},
-	{"no_gain", "no gain", "", func(s *judge.Sums) []*float64 { return []*float64{&s.NoGain} }},
-	{"not_known", "not known", "", func(s *judge.Sums) []*float64 { return []*float64{&s.NotKnown} }},
-	{"win_hours", "to win", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.Win} }},
-	{"win_hours_low", "at least", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.WinLow} }},
-	{"win_hours_high", "at most", "h", func(s *judge.Sums) []*float64 { return []*float64{&s.WinHigh} }},
+	{column{key: "jobs", name: "jobs"}, func(s *judge.Sums) []*float64 { return []*float64{&s.Jobs} }},
+	{column{key: "gpu_hours", name: "GPU hours", unit: "h"}, func(s *judge.Sums) []*float64 { return []*float64{&s.GPUHours} }},
+	{column{key: "never_used_hours", name: "never used", unit: "h"}, func(s *judge.Sums) []*float64 { return []*float64{&s.NeverUsed} }},
+	{column{key: "no_process_hours", name: "no process", unit: "h"}, func(s *judge.Sums) []*float64 { return []*float64{&s.NoProcess} }},
+	{column{key: "sm_active", name: "SM active", unit: "%"}, func(s *judge.Sums) []*float64 { return []*float64{&s.SMActive, &s.SMActiveOf} }},
+	{column{key: "dram", name: "DRAM", unit: "%"}, func(s *judge.Sums) []*float64 { return []*float64{&s.DRAM, &s.DRAMOf} }},
+	{column{key: "memory", name: "memory", unit: "%"}, func(s *judge.Sums) []*float64 { return []*float64{&s.Memory, &s.MemoryOf} }},
+	{column{key: "more_fit", name: "more fit"}, func(s *judge.Sums) []*float64 { return []*float64{&s.MoreFit} }},
+	{column{key: "pay", name: "pay"}, func(s *judge.Sums) []*float64 { return []*float64{&s.Pay} }},
+	{column{key: "no_gain", name: "no gain"}, func(s *judge.Sums) []*float64 { return []*float64{&s.NoGain} }},
+	{column{key: "not_known", name: "not known"}, func(s *judge.Sums) []*float64 { return []*float64{&s.NotKnown} }},
+	{column{key: "win_hours", name: "to win", unit: "h"}, func(s *judge.Sums) []*float64 { return []*float64{&s.Win} }},
+	{column{key: "win_hours_low", name: "at least", unit: "h"}, func(s *judge.Sums) []*float64 { return []*float64{&s.WinLow} }},
+	{column{key: "win_hours_high", name: "at most", unit: "h"}, func(s *judge.Sums) []*float64 { return []*float64{&s.WinHigh} }},
 }
 
 // finish puts the sums in order.
@@ -193,50 +192,33 @@ func (a *waste) finish() {
 	}
 }
 
-// table has a line for each row: for people, or exact ones for CSV, in which a value that is not known is empty.
-func (a waste) table(exact bool) [][]string {
-	lines := [][]string{{a.By}}
-	for n, r := range append(a.Rows, a.All) {
-		if exact && strings.ContainsAny(r.Name[:1], "=+-@") {
-			r.Name = "'" + r.Name // so that no program takes a user's name for a formula
-		}
-		cells := []string{r.Name}
-		for _, c := range wasteColumns {
-			value := *c.of(&r.Sums)[0]
-			text := strconv.FormatFloat(value, 'f', -1, 64)
-			switch {
-			case exact:
-				text = strings.TrimPrefix(text, "-1")
-			case c.unit == "%":
-				text = usage.Percent(value)
-			case c.unit == "h":
-				text = fmt.Sprintf("%.1f", value)
-			}
-			if cells = append(cells, text); n == 0 {
-				lines[0] = append(lines[0], map[bool]string{true: c.key, false: c.name}[exact])
-			}
-		}
-		lines = append(lines, cells)
+// table has a row for each name, and one for all.
+func (a waste) table() table {
+	t := table{gap: 2, columns: []column{{key: a.By, name: a.By, width: 12}}}
+	for _, c := range wasteColumns {
+		t.columns = append(t.columns, c.column)
 	}
-	return lines
+	for _, r := range append(a.Rows, a.All) {
+		row := []any{r.Name}
+		for _, c := range wasteColumns {
+			row = append(row, *c.of(&r.Sums)[0])
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t
 }
 
 func (a waste) text(screen command.Screen) string {
-	const ranksColumn, maxRows, maxName, maxChanges = 8, 20, 12, 10
+	const ranksColumn, maxRows, maxChanges = 8, 20, 10
 	var b strings.Builder
 	b.WriteString(screen.Wrap("", screen.Bold(a.Verdict)))
 	if len(a.Rows) == 0 && len(a.LeftOut) == 0 {
 		return b.String()
 	}
-	lines := a.table(false)
-	lines = append(lines[:min(len(lines)-1, maxRows+1)], lines[len(lines)-1])
-	for _, half := range [][2]int{{1, ranksColumn}, {ranksColumn, len(lines[0])}} {
-		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(w)
-		for _, line := range lines {
-			fmt.Fprintf(w, "%.*s\t%s\t\n", maxName, line[0], strings.Join(line[half[0]:half[1]], "\t"))
-		}
-		w.Flush()
+	t := a.table()
+	t.rows = append(t.rows[:min(len(a.Rows), maxRows)], t.rows[len(a.Rows)])
+	for _, half := range []table{t.part(1, ranksColumn), t.part(ranksColumn, len(t.columns))} {
+		b.WriteString("\n" + half.text(screen))
 	}
 	if n := len(a.Rows) - maxRows; n > 0 {
 		fmt.Fprintf(&b, "%s more: see --csv.\n", words.Count(n, "line"))

@@ -146,7 +146,7 @@ func TestCompletionOfValues(t *testing.T) {
 		"reap --job 4":                 ":4\n",
 		"doctor --slurm-conf s":        ":0\n",
 		"status --root /":              ":16\n",
-		"help pol":                     "policy\tcheck, apply, explain and test the policy\n:4\n",
+		"help pol":                     "policy\tcheck and explain the policy\n:4\n",
 	} {
 		if _, out, _ := run(mpsctl, append([]string{"__complete"}, strings.Fields(args)...)...); out != want {
 			t.Errorf("%s: %q, want %q", args, out, want)

@@ -29,9 +29,8 @@ const explainHelp = `explain prints what a job would get: how it asks for MPS, w
 prints why the rule does not match, with the values of the parts of its condition. With --ranks it also prints the
 placement of the ranks.
 
-Flags describe the job. A value that is not given is empty, except for one GPU, one task and one node. What no flag gives,
-such as a MIG instance, is for a case of policy_test.hcl. The groups of --user
-are looked up as for a job. With --job, explain takes a job that has MPS on this node now, as its prolog recorded it (only
+Flags describe the job. A value that is not given is empty, except for one GPU, one task and one node. The groups of --user
+are looked up as for a job. No flag gives a MIG instance. With --job, explain takes a job that has MPS on this node now, as its prolog recorded it (only
 root can read that).`
 
 func explain(call *command.Invocation) *cobra.Command {

@@ -353,22 +353,24 @@ func reportsText(all []usage.Report, screen command.Screen) string {
 		return screen.Wrap("", "This node has no report that you may read. "+
 			"A job has one if it ran here with MPS in the last 30 days, and had a client or lasted a minute.")
 	}
-	user := 0
-	if slices.ContainsFunc(all, func(r usage.Report) bool { return r.User != all[0].User }) {
-		user = 9
+	several := slices.ContainsFunc(all, func(r usage.Report) bool { return r.User != all[0].User })
+	user := column{name: "user", left: true, width: 8}
+	name, active := column{name: "name", left: true, width: max(screen.Columns-64, 7)}, usage.All[0]
+	if several {
+		name.width = max(name.width-user.width-1, 7)
 	}
-	name, active := max(screen.Columns-64-user, 7), usage.All[0]
-	row := fmt.Sprintf("%%-10s %%-%d.%ds%%-%d.%ds %%-11s %%6s %%4v %%7v %%8v %%9s", user, max(user-1, 0), name, name)
-	var b strings.Builder
-	b.WriteString(screen.Faint(fmt.Sprintf(row, "job", "user", "name", "begin", "took", "GPUs", "clients", "bad ends",
-		active.Name)) + "\n")
+	t := table{gap: 1, columns: []column{{name: "job", left: true}, user, name, {name: "begin", left: true}, {name: "took"}, {name: "GPUs"},
+		{name: "clients"}, {name: "bad ends"}, {name: active.Name, unit: "%"}}}
 	for _, r := range all {
 		took := "runs"
 		if !r.End.IsZero() {
 			took = age(r.End.Sub(r.Begin))
 		}
-		fmt.Fprintf(&b, row+"\n", numberOf(r), r.User, r.Name, r.Begin.Local().Format("01-02 15:04"), took, len(r.GPUs),
-			r.ClientsSeen, r.BadEnds, usage.Percent(active.Of(r.Mean())))
+		t.rows = append(t.rows, []any{numberOf(r), r.User, r.Name, r.Begin.Local().Format("01-02 15:04"), took, len(r.GPUs),
+			r.ClientsSeen, r.BadEnds, active.Of(r.Mean())})
 	}
-	return b.String() + "\n" + screen.Wrap("", "mpsctl report JOB prints one of them.")
+	if !several {
+		t = t.part(2, len(t.columns))
+	}
+	return t.text(screen) + "\n" + screen.Wrap("", "mpsctl report JOB prints one of them.")
 }

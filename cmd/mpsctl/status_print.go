@@ -212,12 +212,7 @@ func (v *view) device(j state.Job, held state.Held) {
 	}
 	v.line("%s%s", line, v.marks(func(f state.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
 	v.use(held)
-	if len(held.Clients) > 0 {
-		v.line("%s", v.screen.Faint(v.clientRow("rank", "step", "pid", "command", "share", "memory", "limit")))
-	}
-	for _, c := range held.Clients {
-		v.client(c, g)
-	}
+	v.clients(held.Clients, g)
 }
 
 // use appends the line with the use of a GPU. Its bar shows the SMs that have work. Without GPM the bar shows the
@@ -243,27 +238,33 @@ func (v *view) use(held state.Held) {
 	v.line("%s", line)
 }
 
-// clientRow returns a client's line. The command has the width that the other columns leave.
-func (v *view) clientRow(rank, step, pid, command, share, memory, limit string) string {
-	width := min(max(v.screen.Columns-57, 6), 24)
-	row := fmt.Sprintf("  %5s %5s %8s  %-*.*s %8s %9s %10s", rank, step, pid, width, width, command, share, memory, limit)
-	return strings.TrimRight(row, " ")
-}
-
-func (v *view) client(c state.Client, g state.GPU) {
-	rank, used, share, limit := "-", "-", "-", "-"
-	if c.Rank >= 0 {
-		rank = strconv.Itoa(c.Rank)
+// clients appends the table of a GPU's clients. The command has the width that the other columns leave.
+func (v *view) clients(clients []state.Client, g state.GPU) {
+	if len(clients) == 0 {
+		return
 	}
-	if c.UsedMiB > 0 {
-		used = memoryText(&c.UsedMiB)
+	t := table{gap: 2, columns: []column{{name: "rank"}, {name: "step"}, {name: "pid"},
+		{name: "command", left: true, width: min(max(v.screen.Columns-57, 6), 24)}, {name: "share"}, {name: "memory"}, {name: "limit"}}}
+	for _, c := range clients {
+		rank, used, share, limit := "-", "-", "-", "-"
+		if c.Rank >= 0 {
+			rank = strconv.Itoa(c.Rank)
+		}
+		if c.UsedMiB > 0 {
+			used = memoryText(&c.UsedMiB)
+		}
+		if c.Unknown == "" {
+			share, limit = clientShare(c, g), memoryText(c.MemoryMiB)
+		}
+		t.rows = append(t.rows, []any{rank, cmp.Or(c.Step, "-"), c.PID, c.Command, share, used, limit})
 	}
-	if c.Unknown == "" {
-		share, limit = clientShare(c, g), memoryText(c.MemoryMiB)
-	}
-	v.line("%s", v.clientRow(rank, cmp.Or(c.Step, "-"), strconv.Itoa(c.PID), c.Command, share, used, limit))
-	if c.Unknown != "" {
-		v.WriteString(v.screen.Wrap("          ", "limits not known: "+c.Unknown))
+	lines := t.lines(v.screen)
+	v.line("  %s", lines[0])
+	for n, c := range clients {
+		v.line("  %s", lines[n+1])
+		if c.Unknown != "" {
+			v.WriteString(v.screen.Wrap("          ", "limits not known: "+c.Unknown))
+		}
 	}
 }
 
@@ -278,20 +279,13 @@ func clientShare(c state.Client, g state.GPU) string {
 	return c.Percent.String() + " %"
 }
 
-// gpuRow returns the row of a GPU. On a narrow screen the row has no name, because the lines of the jobs have the
-// name.
-func (v *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
-	if v.screen.Columns >= 80 {
-		gpu = fmt.Sprintf("%-13s %-20.20s", gpu, name)
-	}
-	return fmt.Sprintf("%-13s %-17s %-11s %7s %6s", gpu, mode, holder, clients, others)
-}
-
+// gpus appends the table of GPUs. On a narrow screen it has no names, because the lines of the jobs have them.
 func (v *view) gpus() {
 	if len(v.GPUs) == 0 {
 		return
 	}
-	v.line("\n%s", v.screen.Faint(v.gpuRow("GPU", "name", "mode", "held by", "clients", "others")))
+	t := table{gap: 1, columns: []column{{name: "GPU", left: true}, {name: "name", left: true, width: 20}, {name: "mode", left: true},
+		{name: "held by", left: true}, {name: "clients"}, {name: "others"}}}
 	for _, g := range v.GPUs {
 		clients, others := 0, 0
 		for _, process := range g.Processes {
@@ -302,9 +296,15 @@ func (v *view) gpus() {
 				others++
 			}
 		}
-		mode := cmp.Or(string(g.Mode), "-")
-		v.line("%s%s", v.gpuRow(g.String(), g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others)),
-			v.marks(func(f state.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+		t.rows = append(t.rows, []any{g.String(), g.Name, cmp.Or(string(g.Mode), "-"), holder(g), clients, others})
+	}
+	if v.screen.Columns < 80 {
+		t = t.part(2, len(t.columns))
+	}
+	lines := t.lines(v.screen)
+	v.line("\n%s", lines[0])
+	for n, g := range v.GPUs {
+		v.line("%s%s", lines[n+1], v.marks(func(f state.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
 	}
 }
 

@@ -20,7 +20,7 @@ func writePage(path string, write func(io.Writer) error) error {
 	var html bytes.Buffer
 	err := write(&html)
 	if err == nil {
-		err = replaceFile(path, html.Bytes(), os.Open)
+		err = replaceFile(path, html.Bytes())
 	}
 	if err != nil {
 		return cli.RuntimeError{Err: err}
@@ -29,8 +29,8 @@ func writePage(path string, write func(io.Writer) error) error {
 }
 
 // replaceFile writes a file, which is whole or absent, and keeps the mode of the old one. It refuses a link, a device
-// and a folder, because a rename would replace these. open opens the file's folder, and may refuse it.
-func replaceFile(path string, content []byte, open func(folder string) (*os.File, error)) error {
+// and a folder, because a rename would replace these.
+func replaceFile(path string, content []byte) error {
 	mode := fs.FileMode(0o644)
 	info, err := os.Lstat(path)
 	switch {
@@ -41,7 +41,7 @@ func replaceFile(path string, content []byte, open func(folder string) (*os.File
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("cannot write: %w", err)
 	}
-	dir, err := open(filepath.Dir(path))
+	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}

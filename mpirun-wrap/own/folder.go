@@ -151,19 +151,22 @@ func removeStale(ctx context.Context, root string, program mps.ControlProgram) {
 	}
 }
 
-// leaves reports whether no daemon runs in a folder. It ends one that has no client.
+// leaves reports whether no daemon runs in a folder. It ends one that has no client and no process that may become one.
 func leaves(ctx context.Context, dir string, program mps.ControlProgram) bool {
 	pipes, _ := filepath.Glob(filepath.Join(dir, "jobs", "*", "0", "pipe"))
 	for _, pipe := range pipes {
+		k := keeper{program: program, job: lease.Job{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
+			folders: lease.Daemon{PipeDir: pipe, LogDir: filepath.Join(filepath.Dir(pipe), "log")}}
+		if k.leftBehind() {
+			return false
+		}
 		if !isSocket(filepath.Join(pipe, "control")) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(ctx, 2*askTime)
 		defer cancel()
-		job := lease.Job{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
-		daemon := lease.Daemon{PipeDir: pipe, LogDir: filepath.Join(filepath.Dir(pipe), "log")}
-		if clients, err := program.Clients(ctx, job, daemon); err == nil && len(clients) == 0 {
-			_ = program.Quit(ctx, job, daemon)
+		if clients, err := program.Clients(ctx, k.job, k.folders); err == nil && len(clients) == 0 {
+			_ = program.Quit(ctx, k.job, k.folders)
 		}
 	}
 	all, err := mps.FindAll(ctx)

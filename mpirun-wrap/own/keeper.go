@@ -222,16 +222,7 @@ func (k *keeper) register(pid int, said hello) error {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	k.ranks[pid] = r
-	if k.state.size() < maxState {
-		k.state.add(record{Rank: &r})
-		return nil
-	}
-	k.removeEnded()
-	all := []record{{Daemon: k.process.Load()}}
-	for _, r := range k.ranks {
-		all = append(all, record{Rank: &r})
-	}
-	k.state.rewrite(all)
+	k.state.add(record{Rank: &r})
 	return nil
 }
 

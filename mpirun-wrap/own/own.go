@@ -116,6 +116,7 @@ type member struct {
 	step    step
 	life    *os.File // while the process or a child has it open, the daemon lives
 	started bool     // this rank has started the keeper
+	unseen  string   // a folder that this rank has been told, and does not see
 }
 
 // joinTime is the maximum time until a rank is served. The daemon and its server start in 0.3 s on an idle node.
@@ -193,6 +194,10 @@ func (m *member) take(got answer, life *os.File) error {
 	}
 	m.answer, m.life, m.Store = got, life, lease.ReadPrivate(got.Dir, boot)
 	if got.Ticket.RefusalReason == "" && inode(got.Dir) != got.Inode {
+		if m.unseen != got.Dir { // its keeper may be about to end, and has removed it
+			m.unseen = got.Dir
+			return errEnding
+		}
 		const form = "cannot use MPS: this container does not show %s, the folder of this step's daemon: bind %s into the container, " +
 			"or start mpirun-wrap outside of it"
 		return fmt.Errorf(form, got.Dir, filepath.Dir(got.Dir))
@@ -278,24 +283,20 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	}
 	if why := hiddenBy(program); why != "" {
 		warn("hidden", fmt.Errorf("%s is not guarded if it uses CUDA itself, because %s: its end may kill its neighbours", program, why))
-		if err := r.member.sayHidden(); err != nil {
-			return err
-		}
+		r.member.sayHidden()
 	}
 	_, err := unix.FcntlInt(r.member.life.Fd(), unix.F_SETFD, 0)
 	return err
 }
 
 // sayHidden tells the keeper that it need not say again that this process is hidden.
-func (m *member) sayHidden() error {
+func (m *member) sayHidden() {
 	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
 	defer cancel()
-	conn, err := connect(ctx, m.step.address())
-	if err != nil {
-		return err
+	if conn, err := connect(ctx, m.step.address()); err == nil {
+		_ = send(conn, hello{Hidden: true}, nil)
+		conn.Close()
 	}
-	defer conn.Close()
-	return send(conn, hello{Hidden: true}, nil)
 }
 
 // hiddenBy returns why the kernel will show only root the files of a program's processes, so that no guard of the user

@@ -47,13 +47,13 @@ func (s state) refuse(why error) (*os.File, error) {
 
 // add appends a record. Without memory for it, only the next keeper knows less.
 func (s state) add(r record) {
-	if content, err := json.Marshal(r); err == nil {
+	if content, err := json.Marshal(r); err == nil && (r.Rank == nil || s.size() < maxState) {
 		_, _ = s.file.WriteAt(append([]byte{'\n'}, content...), s.size()) // not behind what a killed keeper has not ended
 	}
 }
 
-// maxState is the size from which a state is written anew. A rank has some 60 bytes.
-const maxState = 256 << 10
+// maxState limits a state: some ten thousand ranks. Later ones are known to the keeper that they have met.
+const maxState = 1 << 20
 
 func (s state) size() int64 {
 	info, err := s.file.Stat()
@@ -61,14 +61,6 @@ func (s state) size() int64 {
 		return 0
 	}
 	return info.Size()
-}
-
-// rewrite makes a state these records alone.
-func (s state) rewrite(all []record) {
-	_ = s.file.Truncate(0)
-	for _, r := range all {
-		s.add(r)
-	}
 }
 
 // read returns the records.

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A keeper finds what the earlier one has left, also if that was killed in the middle of a record, and a long life of
@@ -15,21 +14,26 @@ import (
 func TestState(t *testing.T) {
 	first := newKeeper(t)
 	daemon := proc.Process{PID: 9, Start: 4}
-	must.OK(t, first.register(os.Getpid(), hello{Hidden: true}))
+	if err := first.register(os.Getpid(), hello{Hidden: true}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := first.state.file.WriteAt([]byte("\n{\"Rank\":{\"pid\":1"), first.state.size()); err != nil {
 		t.Fatal(err)
 	}
 	first.keepRecord(record{Daemon: &daemon})
 	next := &keeper{state: first.state, ranks: map[int]rank{}}
-	must.OK(t, next.resume())
+	if err := next.resume(); err != nil {
+		t.Fatal(err)
+	}
 	if got := next.ranks[os.Getpid()]; len(next.ranks) != 1 || !got.Hidden || got != first.ranks[os.Getpid()] {
 		t.Errorf("the ranks are %+v", next.ranks)
 	}
 	if got := next.process.Load(); got == nil || *got != daemon {
 		t.Errorf("the daemon is %v, want %v", got, daemon)
 	}
-	for range 2 * maxState / 50 {
-		must.OK(t, next.register(os.Getpid(), hello{}))
+	next.ranks = map[int]rank{}
+	for range maxState / 40 {
+		next.state.add(record{Rank: &rank{Process: daemon}})
 	}
 	if size := next.state.size(); size > maxState+1000 {
 		t.Errorf("the state has %d bytes", size)

@@ -10,21 +10,22 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site/words"
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
-// job can meet. It also returns the rules that deny jobs which never asked for MPS.
-func Warnings(c *policyfile.Compiled) []policyfile.Diagnostic {
+// Missing returns why a variable of a job never has a name on this node, "" if it may.
+type Missing func(variable, name string) string
+
+// Warnings returns the parts of the policy that have no effect: rules that are never tried, and names that missing
+// knows not to exist. It also returns the rules that deny jobs which never asked for MPS.
+func Warnings(c *policyfile.Compiled, missing Missing) []policyfile.Diagnostic {
 	found := rules(c)
 	for _, body := range c.Bodies() {
-		_ = hclsyntax.VisitAll(body, func(n hclsyntax.Node) hcl.Diagnostics {
-			found = append(found, neverEqual(c, n)...)
-			return nil
-		})
+		found = append(found, hclsyntax.VisitAll(body, func(n hclsyntax.Node) hcl.Diagnostics {
+			return neverEqual(c, n, missing)
+		})...)
 	}
 	return c.Warnings(found)
 }
@@ -54,8 +55,8 @@ func rules(c *policyfile.Compiled) (found hcl.Diagnostics) {
 	return found
 }
 
-// neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.
-func neverEqual(c *policyfile.Compiled, n hclsyntax.Node) (found hcl.Diagnostics) {
+// neverEqual returns the names that are missing, in a comparison by ==, != or contains.
+func neverEqual(c *policyfile.Compiled, n hclsyntax.Node, missing Missing) (found hcl.Diagnostics) {
 	type pair struct{ variable, value hclsyntax.Expression }
 	var pairs []pair
 	switch e := n.(type) {
@@ -65,18 +66,16 @@ func neverEqual(c *policyfile.Compiled, n hclsyntax.Node) (found hcl.Diagnostics
 		}
 	case *hclsyntax.FunctionCallExpr:
 		if e.Name == "contains" {
-			pairs = append(pairs, pair{e.Args[1], e.Args[0]})
+			pairs = append(pairs, pair{e.Args[0], e.Args[1]}, pair{e.Args[1], e.Args[0]})
 		}
 	}
 	for _, p := range pairs {
-		variable := strings.TrimSpace(sourceOf(c, p.variable))
-		root, name, _ := strings.Cut(variable, ".")
 		value, ok := c.Constant(p.value)
-		if !policyfile.IsVariable(root, name) || !ok {
+		if !ok {
 			continue
 		}
 		for _, text := range texts(value) {
-			if detail := never(variable, text); detail != "" {
+			if detail := missing(strings.TrimSpace(sourceOf(c, p.variable)), text); detail != "" {
 				found = append(found, policyfile.Mistake(p.value.Range(), "Never equal", "%s", detail))
 			}
 		}
@@ -95,27 +94,6 @@ func texts(v cty.Value) (all []string) {
 		}
 	}
 	return all
-}
-
-// never returns why a variable never equals a text, or the text that it equals instead, "" if it may.
-func never(variable, text string) string {
-	if prefix, pattern := strings.CutSuffix(text, "*"); pattern && !strings.Contains(prefix, "*") {
-		return fmt.Sprintf("this compares the whole text, and a * stands for itself: write startswith(%s, %q)", variable, prefix)
-	}
-	if strings.Contains(text, "*") {
-		return "this compares the whole text, and a * stands for itself: write startswith, endswith or can(regex(…))"
-	}
-	if variable != "gpu.model" || strings.HasPrefix(text, "NVIDIA ") && policy.ModelName(text) == text {
-		return "" // a product of NVIDIA's that is no known model has this name
-	}
-	model, err := policy.FindModel(text)
-	switch {
-	case err != nil:
-		return err.Error()
-	case model.Name != text:
-		return fmt.Sprintf("gpu.model of this GPU is %q, and gpu.product is %q", model.Name, model.Product)
-	}
-	return ""
 }
 
 // Text returns diagnostics with their source lines.

@@ -52,7 +52,6 @@ var configAttributes = []attribute[site.Config]{
 	stringAttribute("library_path", func(string) string { return "" }, func(c *site.Config, s string) { c.LibraryPath = s }),
 	stringAttribute("gres_conf", absolute, func(c *site.Config, s string) { c.GresConf = s }),
 	duration("prolog_deadline", time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.PrologDeadline = d }),
-	stringAttribute("hpc_job_mapping_dir", absolute, func(c *site.Config, s string) { c.JobMappingDir = filepath.Clean(s) }),
 	stringAttribute("shared_reports", absolute, func(c *site.Config, s string) { c.SharedReports = s }),
 	duration("usage_interval", -time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.UsageInterval = d }),
 	duration("epilog_deadline", 5*time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.EpilogDeadline = d }),

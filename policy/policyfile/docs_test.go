@@ -3,7 +3,9 @@
 package policyfile_test
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,8 +37,6 @@ func TestTheDocumentsParse(t *testing.T) {
 			switch first, _, _ := strings.Cut(string(m[1]), "\n"); first {
 			case "# site":
 				_, err = ParseConfig(m[1], path, site.DefaultConfig())
-			case "# cases":
-				_, err = lint.ParseCases(m[1], path)
 			default:
 				_, err = Parse(m[1], path)
 			}
@@ -201,49 +201,40 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 	}
 }
 
-// The cases of docs/policy.md and of the policies that a site may copy pass with the policy before or beside them. None
-// of these policies has a warning.
-func TestTheCasesOfTheDocumentHold(t *testing.T) {
+// No policy of the document has a warning.
+func TestThePoliciesOfTheDocumentHaveNoWarning(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
 	must.OK(t, err)
-	var compiled *Compiled
-	passed := 0
 	for _, m := range fenced.FindAllSubmatch(content, -1) {
-		if !strings.HasPrefix(string(m[1]), "# cases\n") {
-			compiled = withoutWarnings(t, string(m[1]))
+		withoutWarnings(t, string(m[1]))
+	}
+}
+
+// The shipped policies decide requests as testdata/examples.txt has it: a policy and a request in a line, and the
+// decision in the next one.
+func TestWhatTheShippedPoliciesDecide(t *testing.T) {
+	const file = "testdata/examples.txt"
+	content, err := os.ReadFile(file)
+	must.OK(t, err)
+	var got strings.Builder
+	for line := range strings.Lines(string(content)) {
+		if strings.HasPrefix(line, " ") {
 			continue
 		}
-		casesHold(t, compiled, m[1])
-		passed++
+		path, asked, _ := strings.Cut(line, " ")
+		source, err := os.ReadFile("../../site/etc/" + path)
+		var r policy.Request
+		must.OK(t, errors.Join(err, json.Unmarshal([]byte(asked), &r)))
+		verdict := withoutWarnings(t, string(source)).Policy().Decide(r)
+		fmt.Fprintf(&got, "%s  %s\n", line, optionsCut(decision(verdict)))
 	}
-	copied, err := filepath.Glob("../../site/etc/policies/*_test.hcl")
-	if err != nil || len(copied) != 6 || passed == 0 {
-		t.Fatalf("%d policies of the document and %d to copy have cases, %v", passed, len(copied), err)
-	}
-	for _, path := range copied {
-		policy, err := os.ReadFile(strings.TrimSuffix(path, "_test.hcl") + ".hcl")
-		cases, err2 := os.ReadFile(path)
-		must.OK(t, errors.Join(err, err2))
-		casesHold(t, withoutWarnings(t, string(policy)), cases)
-	}
+	golden.Compare(t, file, got.String())
 }
 
 func withoutWarnings(t *testing.T, source string) *Compiled {
 	compiled := parsed(t, source)
-	if warnings := lint.Warnings(compiled); len(warnings) > 0 {
+	if warnings := lint.Warnings(compiled, noneMissing); len(warnings) > 0 {
 		t.Errorf("%v in\n%s", warnings, source)
 	}
 	return compiled
-}
-
-func casesHold(t *testing.T, compiled *Compiled, source []byte) {
-	cases, err := lint.ParseCases(source, "cases")
-	if err != nil {
-		t.Fatalf("%v in\n%s", err, source)
-	}
-	for _, r := range lint.Run(compiled, cases) {
-		if !r.Passed {
-			t.Errorf("%s: %q", r.Name, r.Wrong)
-		}
-	}
 }

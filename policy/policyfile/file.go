@@ -3,7 +3,6 @@
 package policyfile
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -136,26 +135,14 @@ func (c *typeChecker) open(f *file) bool {
 const folder = "policy.d"
 
 // Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. Root must own
-// all of them. Names that end in _test.hcl, or begin with a dot, are ignored.
-func Load(path string) (*Compiled, error) { return loadNode(path, path, osfile.ReadRootOwned) }
-
-// LoadWith reads the policy of a node as Load does, but with another file in place of policy.hcl, which may have any
-// owner.
-func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, ReadAny) }
-
-// loadNode reads a file in place of policy.hcl, and the node's policy.d.
-func loadNode(path, first string, readFirst func(string) ([]byte, error)) (*Compiled, error) {
+// all of them. Names that begin with a dot are ignored.
+func Load(path string) (*Compiled, error) {
 	dir := filepath.Join(filepath.Dir(path), folder)
 	names, err := osfile.ListRootOwned(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	return read(append([]string{first}, ruleFiles(dir, names)...), func(name string) ([]byte, error) {
-		if name == first {
-			return readFirst(name)
-		}
-		return osfile.ReadRootOwned(name)
-	})
+	return read(append([]string{path}, ruleFiles(dir, names)...), osfile.ReadRootOwned)
 }
 
 // LoadFiles reads files and folders of any owner as one policy, in the given order. A folder is its policy.hcl and
@@ -185,20 +172,15 @@ func LoadFiles(paths ...string) (*Compiled, error) {
 	return read(all, ReadAny)
 }
 
-// ReadAny reads a file of any owner. Of a copy that KeepPolicy has written, it returns the policy.hcl.
+// ReadAny reads a file of any owner.
 func ReadAny(path string) ([]byte, error) {
-	content, _, err := osfile.ReadAny(path)
-	var kept copies
-	if json.Unmarshal(content, &kept) == nil && len(kept.Files) > 0 {
-		content = []byte(kept.Files[0].Text)
-	}
-	return content, err
+	return osfile.ReadAny(path)
 }
 
 // ruleFiles returns the paths of the names in policy.d that are files of the policy.
 func ruleFiles(dir string, names []string) (paths []string) {
 	for _, name := range names {
-		if strings.HasSuffix(name, ".hcl") && !strings.HasSuffix(name, "_test.hcl") && !strings.HasPrefix(name, ".") {
+		if strings.HasSuffix(name, ".hcl") && !strings.HasPrefix(name, ".") {
 			paths = append(paths, filepath.Join(dir, name))
 		}
 	}

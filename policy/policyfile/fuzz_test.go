@@ -122,25 +122,6 @@ func benchmarkDecide(b *testing.B, when string) {
 	}
 }
 
-func FuzzCases(f *testing.F) {
-	shipped, err := os.ReadFile("../../site/etc/policy_test.hcl")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(shipped)
-	f.Add([]byte("version = 1\ncase \"x\" {\n  job { gpus = [1, 2] }\n  node { gpus = 3 }\n  gpu { mig = true }\n  expect {\n    denied = \"no\"\n    grant { memory = \"8G\" }\n  }\n}\n"))
-	compiled, err := Parse([]byte("version = 1\nrule \"r\" {\n  when = job.uid > 5\n  grant {}\n}\n"), "p")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, source []byte) {
-		cases, err := lint.ParseCases(source, "c")
-		if err == nil && len(lint.Run(compiled, cases)) != len(cases) {
-			t.Error("a case without a result")
-		}
-	})
-}
-
 func BenchmarkParse(b *testing.B) {
 	shipped, err := os.ReadFile("../../site/etc/policy.hcl")
 	if err != nil {

@@ -10,14 +10,13 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// variable is a row of the tables below: an attribute of job, node or gpu. A case of a policy's tests can set it.
+// variable is a row of the tables below: an attribute of job, node or gpu.
 type variable struct {
 	name    string
 	field   func(*policy.Request) any   // a pointer to a string, a bool, a number or a list
 	highest float64                     // of a number, and of each number of a list
 	needs   func(*policy.Lookups) *bool // the look-up that it needs, nil for none
 	shown   func(string) string         // what rules see of a string, nil for the string itself
-	given   func(*policy.Request)       // what follows if a case sets it, nil for nothing
 }
 
 // maxID is the highest number of a Slurm id.
@@ -37,7 +36,7 @@ var namespaces = map[string][]variable{
 		{name: "reservation", field: func(r *policy.Request) any { return &r.Reservation }},
 		{name: "comment", field: func(r *policy.Request) any { return &r.Comment }},
 		{name: "requested", field: func(r *policy.Request) any { return &r.Requested }},
-		{name: "option", field: func(r *policy.Request) any { return &r.Option }, given: func(r *policy.Request) { r.HasOption = true }},
+		{name: "option", field: func(r *policy.Request) any { return &r.Option }},
 		{name: "gpus", field: func(r *policy.Request) any { return &r.GPUs }, highest: maxGPUs - 1},
 		{name: "ntasks", field: func(r *policy.Request) any { return &r.NTasks }, highest: maxID},
 		{name: "nodes", field: func(r *policy.Request) any { return &r.Nodes }, highest: maxID},
@@ -89,40 +88,6 @@ func (v variable) value(r *policy.Request) cty.Value {
 	return cty.NilVal
 }
 
-// attribute is the variable as a case sets it.
-func (v variable) attribute() attribute[policy.Request] {
-	return attribute[policy.Request]{v.name, v.typ(), func(r *policy.Request, given cty.Value) (summary, detail string) {
-		if v.given != nil {
-			v.given(r)
-		}
-		number := wholeWithin(v.name, 0, v.highest, func(into *int, n int) { *into = n })
-		n := 0
-		switch field := v.field(r).(type) {
-		case *bool:
-			*field = given.True()
-		case *string:
-			*field = given.AsString()
-		case *int:
-			return number.set(field, given)
-		case *uint32:
-			summary, detail = number.set(&n, given)
-			*field = uint32(n)
-		case *[]string:
-			for _, item := range given.AsValueSlice() {
-				*field = append(*field, item.AsString())
-			}
-		case *[]int:
-			for _, item := range given.AsValueSlice() {
-				if summary, detail = number.set(&n, item); summary != "" {
-					return summary, detail
-				}
-				*field = append(*field, n)
-			}
-		}
-		return summary, detail
-	}}
-}
-
 // listValue returns a list that may be empty. cty needs another call for an empty list.
 func listValue[T any](kind cty.Type, items []T, value func(T) cty.Value) cty.Value {
 	if len(items) == 0 {
@@ -147,9 +112,6 @@ func variableNamed(root, name string) (v variable, known bool) {
 	}
 	return v, i >= 0
 }
-
-// IsVariable reports whether job, node or gpu has an attribute.
-func IsVariable(root, name string) bool { return slices.Contains(variableNames(root), name) }
 
 func variableNames(root string) (names []string) {
 	for _, v := range namespaces[root] {

@@ -33,7 +33,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/wait"
-	"github.com/spf13/cobra"
 )
 
 // node is this node with the parts that a program needs for one job.
@@ -123,23 +122,30 @@ func (n node) Features(job slurm.Job) ([]string, error) {
 	return line.Features, err
 }
 
+// hookHelp is the end of the help texts of prolog and epilog.
+const hookHelp = `
+
+Usage:
+  %[1]s [flags]
+
+Flags:
+  -h, --help       help for %[1]s
+      --root DIR   move /etc/slurm-mps, /run/slurm-mps and
+                   /var/log/slurm-mps below DIR
+  -v, --version    version for %[1]s
+`
+
 // execute runs a program without arguments that slurmd runs as root, and returns its exit code.
-func execute(p cli.Process, run func(cli.Process, site.Paths) error, name, short, long string) int {
+func execute(p cli.Process, run func(cli.Process, site.Paths) error, name, does string) int {
 	var paths site.Paths
-	c := &cobra.Command{
-		Use: name, Short: short, Long: long, Version: cli.Version(), Args: cobra.NoArgs,
-		SilenceErrors: true, SilenceUsage: true,
-		PreRunE: func(*cobra.Command, []string) error { return checkCaller(paths) },
-		RunE:    func(*cobra.Command, []string) error { return run(p, paths) },
-	}
-	c.Flags().StringVar(&paths.Root, "root", "",
-		"move /etc/slurm-mps, /run/slurm-mps and\n/var/log/slurm-mps below `DIR`")
-	c.CompletionOptions.DisableDefaultCmd = true
-	c.SetArgs(p.Args)
-	c.SetOut(p.Out)
-	c.SetErr(p.Err)
 	os.Clearenv() // NVML and glibc read variables, which p.Env keeps for this program alone
-	if err := c.Execute(); err != nil {
+	done, err := p.ParseAlone(name, does+fmt.Sprintf(hookHelp, name), cli.Flag{Name: "root", To: &paths.Root})
+	if err == nil && !done {
+		if err = checkCaller(paths); err == nil {
+			err = run(p, paths)
+		}
+	}
+	if err != nil {
 		p.PrintError(name, err)
 		return cli.ExitDrain
 	}
@@ -171,8 +177,7 @@ func within[T any](deadline, margin time.Duration, run func(context.Context) (T,
 
 // Prolog is the program prolog.
 func Prolog(p cli.Process) int {
-	return execute(p, runProlog, "prolog", "make this node ready for a job's MPS",
-		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes,\ncontrol daemon, ticket.")
+	return execute(p, runProlog, "prolog", "prolog runs as slurmd's Prolog= and opens the job's lease: compute modes,\ncontrol daemon, ticket.")
 }
 
 func runProlog(p cli.Process, paths site.Paths) error {
@@ -223,7 +228,7 @@ func record(paths site.Paths, out io.Writer, job slurm.Job) error {
 		return err
 	}
 	_, err = within(recordTime, recordMargin, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, n.prolog().Record(ctx, job)
+		return struct{}{}, n.prolog(job.Node).Record(ctx, job)
 	})
 	return err
 }
@@ -239,7 +244,7 @@ func openLease(
 		warn(log, policyfile.KeepConfig(paths), "the site's file is not kept for the day when it cannot be read")
 	}
 	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
-		return n.prolog().Open(ctx, job, rules)
+		return n.prolog(job.Node).Open(ctx, job, rules)
 	})
 	if outcome = cmp.Or(outcome, prolog.Failed); outcome == prolog.Failed {
 		err = errors.Join(err, n.status.Err)
@@ -247,15 +252,16 @@ func openLease(
 	return outcome, err
 }
 
-func (n node) prolog() prolog.Prolog {
+func (n node) prolog(slurmsName string) prolog.Prolog {
 	return prolog.Prolog{
-		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, Groups: cgroup.Tree{Run: n.paths.Run()}, GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Store: n.store, Daemons: daemons{n.control}, Guards: n.guards, GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
+		Groups: cgroup.Tree{Run: n.paths.Run(), Node: slurmsName},
 		Listed: driver.Node{Root: n.paths.Root}.GPUs,
 		Site: lease.Settings{
 			Control: lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
 			NVML:    n.config.NVMLLibrary, Interval: lease.Duration(n.config.UsageInterval),
 		},
-		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
+		GroupNames: groupNames,
 	}
 }
 
@@ -298,8 +304,7 @@ func warn(log zerolog.Logger, err error, what string) {
 
 // Epilog is the program epilog.
 func Epilog(p cli.Process) int {
-	return execute(p, runEpilog, "epilog", "bring this node back to what it was before a job",
-		"epilog runs as slurmd's Epilog= and closes the job's lease. It follows the\nlease and never the policy.")
+	return execute(p, runEpilog, "epilog", "epilog runs as slurmd's Epilog= and closes the job's lease. It follows the\nlease and never the policy.")
 }
 
 func runEpilog(p cli.Process, paths site.Paths) error {

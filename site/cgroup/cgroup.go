@@ -7,6 +7,7 @@
 package cgroup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,24 +31,71 @@ const mounts = "/sys/fs/cgroup"
 // procs is the file that lists a group's processes. A process joins the group by writing "0" into the file.
 const procs = "cgroup.procs"
 
-// Tree is the place of one node's groups: below slurmd's own group, in which prologs run. systemd does not change
-// that group.
+// Tree is the place of one node's groups. With version 2, it is below the scope of Slurm's step daemons, which has no
+// limit and stays if slurmd restarts or stops. Without such a scope, it is below slurmd's own group, in which prologs run.
 type Tree struct {
-	Run string // the folder of the node's state; its path distinguishes several nodes on one machine
+	Run  string // the folder of the node's state; its path distinguishes several nodes on one machine
+	Node string // Slurm's name of the node
 }
 
 // ErrNone means that the node has no control group hierarchy that can hold a job's processes together.
 var ErrNone = errors.New("neither version 2 of control groups nor version 1's freezer is mounted with write access at " + mounts)
 
-// Of returns the folder of the group for a job's n-th daemon. The folder need not exist. With PrologFlags=RunInJob,
-// prologs run inside of the job, and Slurm itself keeps the job's processes together. Then Of returns "".
+// Of returns the folder of the group for a job's n-th daemon. The folder need not exist. Of returns "" if this process
+// is in a job's group (PrologFlags=RunInJob), and there is no scope: Slurm itself keeps the job's processes together.
 func (t Tree) Of(job uint32, n int) (string, error) {
 	mount, self, err := here()
-	if err != nil || self.OfAJob() {
+	if err != nil {
 		return "", err
 	}
-	node := strings.ReplaceAll(strings.Trim(t.Run, "/"), "/", "-")
-	return filepath.Join(mount, self.Path, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
+	scope := t.scope(mount, self.Path)
+	if scope == "" && self.OfAJob() {
+		return "", nil
+	}
+	return filepath.Join(cmp.Or(scope, filepath.Join(mount, self.Path)), t.name(job, strconv.Itoa(n))), nil
+}
+
+// OfGuard returns the folder of the group for a job's guard and for what the guard starts. It is "" if these stay in
+// the prolog's own group. They may not stay in slurmd's group if Slurm has given it controllers. systemd must then find
+// it empty, or slurmd does not start again.
+func (t Tree) OfGuard(job uint32) string {
+	mount, self, err := here()
+	if err != nil {
+		return ""
+	}
+	if scope := t.scope(mount, self.Path); scope != "" {
+		return filepath.Join(scope, t.name(job, "guard"))
+	}
+	return ""
+}
+
+func (t Tree) name(job uint32, of string) string {
+	return fmt.Sprintf("%s-%d-%s", strings.ReplaceAll(strings.Trim(t.Run, "/"), "/", "-"), job, of)
+}
+
+const (
+	scopeName = "slurmstepd.scope"
+	slice     = "system.slice" // Slurm makes the scope there, wherever slurmd itself is
+)
+
+// scope returns the folder of the step daemons' scope, "" if there is none. This process is below it, or below a folder
+// that has the scope in it.
+func (t Tree) scope(mount, own string) string {
+	for dir := own; ; dir = filepath.Dir(dir) {
+		if strings.HasSuffix(dir, scopeName) {
+			return filepath.Join(mount, dir)
+		}
+		for _, name := range []string{t.Node + "_" + scopeName, scopeName} { // Slurm's build decides
+			for _, path := range []string{filepath.Join(mount, dir, name), filepath.Join(mount, dir, slice, name)} {
+				if _, err := os.Stat(filepath.Join(path, procs)); err == nil {
+					return path
+				}
+			}
+		}
+		if dir == "/" {
+			return ""
+		}
+	}
 }
 
 // Mount returns the mount point of the hierarchy for these groups. This is version 2, alone or beside version 1, or
@@ -98,6 +146,18 @@ func (Tree) Make(dir string) error {
 		_ = unix.Rmdir(dir) // because no lease will name it
 		return fmt.Errorf("cannot use control group %s: it is %q, because the group above has threads or controllers of "+
 			"its own", dir, strings.TrimSpace(string(kind)))
+	}
+	return nil
+}
+
+// Enter moves this process into a group, unless it is there already.
+func Enter(dir string) error {
+	_, self, err := here()
+	if err != nil || strings.HasSuffix(dir, self.Path) {
+		return err
+	}
+	if err := write(dir, procs, "0"); err != nil {
+		return fmt.Errorf("cannot join control group: %w", err)
 	}
 	return nil
 }

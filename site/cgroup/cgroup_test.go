@@ -118,7 +118,8 @@ func TestAGroupThatStays(t *testing.T) {
 	}
 }
 
-// Of returns a group below this process's own group. It is another group for each node, job and daemon.
+// Each node, job and daemon has another group, which is no job's. Without the scope of Slurm's step daemons, it is below
+// this process's own group, and a guard has none.
 func TestOf(t *testing.T) {
 	if _, err := Mount(); err != nil {
 		t.Skip(err)
@@ -126,13 +127,45 @@ func TestOf(t *testing.T) {
 	seen := map[string]bool{}
 	for _, run := range []string{"/run/slurm-mps", "/tmp/node/run/slurm-mps"} {
 		for _, job := range []uint32{7, 77} {
+			tree := Tree{Run: run, Node: "no-such-node"}
 			for n := range 2 {
-				dir, err := (Tree{Run: run}).Of(job, n)
+				dir, err := tree.Of(job, n)
 				if err != nil || seen[dir] || !strings.HasPrefix(dir, mounts) || strings.Contains(dir, "job_") {
 					t.Errorf("%q, %v", dir, err)
 				}
 				seen[dir] = true
 			}
+			if dir := tree.OfGuard(job); dir != "" && filepath.Base(filepath.Dir(dir)) != scopeName {
+				t.Errorf("a guard's group %q", dir)
+			}
+		}
+	}
+}
+
+// The scope of the step daemons is found from slurmd's unit, from the scope itself and from a job in it. The scope of
+// another node does not count.
+func TestScope(t *testing.T) {
+	mount := t.TempDir()
+	for _, group := range []string{"system.slice/n1_slurmstepd.scope", "system.slice/n2_slurmstepd.scope", "box/system.slice/slurmstepd.scope"} {
+		must.OK(t, os.MkdirAll(filepath.Join(mount, group), 0o755))
+		must.OK(t, os.WriteFile(filepath.Join(mount, group, procs), nil, 0o644))
+	}
+	for own, want := range map[string]string{
+		"/system.slice/slurmd.service":             "/system.slice/n1_slurmstepd.scope",
+		"/system.slice/slurmd.service/slurmd":      "/system.slice/n1_slurmstepd.scope", // since 25.11.7
+		"/hpc.slice/slurmd.service":                "/system.slice/n1_slurmstepd.scope",
+		"/":                                        "/system.slice/n1_slurmstepd.scope",
+		"/system.slice/n2_slurmstepd.scope/slurmd": "/system.slice/n2_slurmstepd.scope",
+		"/system.slice/n1_slurmstepd.scope/job_7/step_extern/x": "/system.slice/n1_slurmstepd.scope",
+		"/box/system.slice/slurmd.service":                      "/box/system.slice/slurmstepd.scope",
+	} {
+		if got := (Tree{Node: "n1"}).scope(mount, own); got != filepath.Join(mount, want) {
+			t.Errorf("%s: %q", own, got)
+		}
+	}
+	for _, own := range []string{"/", "/system.slice/slurmd.service"} {
+		if got := (Tree{Node: "n3"}).scope(mount, own); got != "" {
+			t.Errorf("without a scope, %s: %q", own, got)
 		}
 	}
 }

@@ -178,7 +178,7 @@ func script(file string) hookScript {
 		s.Starts, s.By = name, file
 		return s
 	}
-	content, _, err := osfile.ReadAny(file)
+	content, err := osfile.ReadAny(file)
 	if err != nil || !strings.HasPrefix(string(content), "#!") {
 		return s
 	}

@@ -33,6 +33,8 @@ type Question struct {
 	Conf   string // path of slurm.conf; "": find it
 	Node   string // its name in slurm.conf
 	Slurmd string // its path; "": find it, "none": do not run it
+
+	Registers []string // as registers returns it
 }
 
 // driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
@@ -41,7 +43,7 @@ const driverTimeout = 15 * time.Second
 // gather reads the state of a node. If a part cannot be read, it records that and continues. Programs of ours that Slurm
 // does not start are where that function says.
 func gather(ctx context.Context, q Question, where func(program string) string) node {
-	q.Conf = state.SlurmConf(q.Conf)
+	q.Conf, q.Registers = state.SlurmConf(q.Conf), registers(q.Node)
 	n := node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
 	if !n.Root {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
@@ -133,11 +135,14 @@ func readSlurm(q Question, config site.Config) (*slurmFiles, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &slurmFiles{ConfFile: settings, Hooks: []hook{
+	s := &slurmFiles{ConfFile: settings, Registers: q.Registers, Hooks: []hook{
 		readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings),
 		readHook("TaskProlog", "task-prolog", settings),
 	}}
 	line, err := slurm.ReadNode(q.Conf, q.Node)
+	if errors.Is(err, slurm.ErrNoNode) && q.Registers != nil {
+		line, err = slurm.ParseNode(q.Registers[2])
+	}
 	s.Features, s.NodeErr = line.Features, err
 	gres, err := slurm.ReadGres(cmp.Or(config.GresConf, s.inFolder("gres.conf")), q.Node)
 	if s.GresErr = err; err == nil {
@@ -239,6 +244,40 @@ func limits() []limit {
 	return all
 }
 
+// registers returns how this node's running slurmd registers a node that is in no file, nil if it does not.
+func registers(node string) []string {
+	pids, _ := proc.PIDs()
+	for _, pid := range pids {
+		line, err := proc.ReadFile(proc.Folder(pid)+"/cmdline", 1<<16)
+		if args := registration(strings.Split(string(line), "\x00"), node); err == nil && args != nil && isSlurmd(pid) {
+			return args
+		}
+	}
+	return nil
+}
+
+// registration returns -Z, --conf and its value from slurmd's command line, nil if the node is in a file or another one.
+func registration(argv []string, node string) (args []string) {
+	conf, dynamic := "", false
+	for i, arg := range argv {
+		next := strings.Join(argv[i+1:min(i+2, len(argv))], "")
+		switch {
+		case arg == "-N" && next != node:
+			return nil
+		case arg == "--conf":
+			conf = next
+		case strings.HasPrefix(arg, "--conf="):
+			conf = arg[len("--conf="):]
+		case len(arg) > 1 && strings.Trim(arg[1:], "DMcsv") == "Z": // -Z, also in one word with flags without a value
+			dynamic = true
+		}
+	}
+	if !dynamic {
+		return nil
+	}
+	return []string{"-Z", "--conf", conf}
+}
+
 // isSlurmd reports whether a process is root's slurmd. A user can give a process this name, also one with the
 // set-user-id bit, and a limit that would drain the node.
 func isSlurmd(pid int) bool {
@@ -292,7 +331,7 @@ func (s *slurmFiles) askSlurmd(ctx context.Context, q Question) {
 	}
 	version, _ := run(ctx, versionTimeout, path, "-V")
 	s.Version = slurmVersion.FindString(version)
-	printed, err := run(ctx, slurmdTimeout, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
+	printed, err := run(ctx, slurmdTimeout, path, append(q.Registers, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)...)
 	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(printed); s.ListErr == nil && err != nil {
 		s.ListErr = fmt.Errorf("%s -G: %w", path, err)
 	}
@@ -318,7 +357,7 @@ type namespace struct {
 //	  - nodes: "gpu[01-16]"
 //	    dirs: ["/tmp", "/scratch"]
 func readNamespace(path, node string) (namespace, error) {
-	content, _, err := osfile.ReadAny(path)
+	content, err := osfile.ReadAny(path)
 	found := namespace{}
 	if err == nil {
 		found, err = parseNamespace(string(content), path, node)

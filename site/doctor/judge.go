@@ -274,7 +274,7 @@ func (d *diagnosis) unreadable(kind state.Kind, path, correct string, s policyfi
 		where, fix = fmt.Sprintf("%s:%d", first.File, first.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist) && level == state.Warning: // only a policy can be missing
 		kept := words.Step(filepath.Join(d.Paths.Kept(), "policy.json"))
-		what, fix = "it is not there", "mpsctl policy apply "+kept+d.Paths.Flag()
+		what, fix = "it is not there", "jq -j '.files[0].text' "+kept+" >"+words.Step(path)
 	case errors.Is(s.Err, fs.ErrNotExist):
 		what, fix = "it is not there", words.Step("install", "-D", "-m", "644", shipped+filepath.Base(path), path)
 	case errors.Is(s.Err, osfile.ErrNotRootOwned):
@@ -451,7 +451,7 @@ func (d *diagnosis) stateOurs() {
 	}
 }
 
-// The minimum space for a node's state. A job has about 30 files of a few KiB: a lease, a ticket, claims and sockets.
+// The minimum space for a node's state. A job has about 30 files of a few KiB: a lease, a ticket, locks and sockets.
 const (
 	minRoom  = 16 << 20
 	minNames = 2000

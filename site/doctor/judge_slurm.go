@@ -88,6 +88,9 @@ func quoted(value string) string {
 
 // setNode returns the repair of a setting of the node's line.
 func (s slurmFiles) setNode(name, value string) string {
+	if s.Registers != nil {
+		return fmt.Sprintf("write %s=%s into slurmd's --conf, and restart slurmd: systemctl cat slurmd", name, value)
+	}
 	node, _ := s.Value("NodeName")
 	if last, set := s.Value(name); set && last.From == node.From {
 		return s.set(name, value, restart)

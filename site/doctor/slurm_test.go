@@ -21,8 +21,9 @@ import (
 // or in the node.
 type slurmNode struct {
 	node
-	t   *testing.T
-	dir string
+	t         *testing.T
+	dir       string
+	registers []string
 }
 
 func newSlurmNode(t *testing.T) *slurmNode {
@@ -74,7 +75,7 @@ func (n *slurmNode) set(line string) {
 func (n *slurmNode) diagnose() []string {
 	n.t.Helper()
 	n.Conf = filepath.Join(n.dir, "slurm.conf")
-	n.Slurm, n.SlurmErr = readSlurm(Question{Conf: n.Conf, Node: n.Name}, n.Config)
+	n.Slurm, n.SlurmErr = readSlurm(Question{Conf: n.Conf, Node: n.Name, Registers: n.registers}, n.Config)
 	if n.Slurm != nil {
 		for i, h := range n.Slurm.Hooks {
 			path := site.Libexec + "/" + h.Ours
@@ -138,6 +139,19 @@ func TestJudgeSlurm(t *testing.T) {
 		{"a node without a line", func(n *slurmNode) { n.edit("gpu[01-16]", "gpu[02-16]") },
 			"warning node-unknown at slurm.conf: name the node by --node, if it is one of these: grep -i NodeName= slurm.conf; or " +
 				all + `printf '\n%s\n' 'NodeName=gpu01 Gres=gpu:2 Feature=mps' >>slurm.conf` + restart},
+		{"a node that registers itself", func(n *slurmNode) {
+			n.edit("gpu[01-16]", "gpu[02-16]")
+			n.registers = registration(strings.Fields("slurmd -DZ --conf=Gres=gpu:2,Feature=mps -N gpu01"), "gpu01")
+			n.registers[2] = strings.ReplaceAll(n.registers[2], ",", " ")
+		}, ""},
+		{"a node that registers itself without the feature", func(n *slurmNode) {
+			n.edit("gpu[01-16]", "gpu[02-16]")
+			n.registers = registration([]string{"slurmd", "-Z", "--conf", "Gres=gpu:2"}, "gpu01")
+		}, "warning node-feature at slurm.conf: write Feature=mps into slurmd's --conf, and restart slurmd: systemctl cat slurmd"},
+		{"another node's slurmd", func(n *slurmNode) {
+			n.edit("gpu[01-16]", "gpu[02-16]")
+			n.registers = registration([]string{"slurmd", "-Z", "--conf", "Gres=gpu:2", "-N", "gpu03"}, "gpu01")
+		}, "warning node-unknown at slurm.conf: "},
 		{"a node with two lines", func(n *slurmNode) { n.set("NodeName=gpu01 Feature=mps") },
 			"fault node-line at slurm.conf: correct that line: ${EDITOR:-vi} slurm.conf"},
 		{"a node without GPUs", func(n *slurmNode) { n.edit("Gres=gpu:2 ", "") },

@@ -93,7 +93,8 @@ type hook struct {
 type slurmFiles struct {
 	slurm.ConfFile
 	Hooks      []hook
-	NodeErr    error // why no line of slurm.conf describes the node
+	Registers  []string // slurmd's arguments about a node that registers itself and is in no file
+	NodeErr    error    // why no line of slurm.conf describes the node
 	Features   []string
 	Gres       *slurm.Gres
 	GresErr    error

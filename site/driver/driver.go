@@ -34,7 +34,7 @@ func (n Node) driver(names ...string) string {
 //	NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue May …
 //	NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …
 func (n Node) Version() string {
-	content, _, err := osfile.ReadAny(n.driver("version"))
+	content, err := osfile.ReadAny(n.driver("version"))
 	if err != nil {
 		return ""
 	}
@@ -79,7 +79,7 @@ func (n Node) GPUs() ([]site.Device, error) {
 //	Device Minor: 	 2
 func (n Node) gpu(bus string) (site.Device, error) {
 	path := n.driver("gpus", bus, "information")
-	content, _, err := osfile.ReadAny(path)
+	content, err := osfile.ReadAny(path)
 	if err != nil {
 		return site.Device{}, err
 	}
@@ -104,7 +104,7 @@ func (n Node) gpu(bus string) (site.Device, error) {
 }
 
 func (n Node) numa(bus string) int {
-	content, _, _ := osfile.ReadAny(filepath.Join(n.Root, "/sys/bus/pci/devices", bus, "numa_node"))
+	content, _ := osfile.ReadAny(filepath.Join(n.Root, "/sys/bus/pci/devices", bus, "numa_node"))
 	if node, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil {
 		return node
 	}

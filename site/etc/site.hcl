@@ -10,4 +10,3 @@
 # usage_interval  = "10s"                                       # how often a job's use of its GPUs is sampled; "0s": never
 
 # shared_reports  = "/home/%u/.slurm-mps"                         # where slurm-mps-reports.path copies a user's reports
-# hpc_job_mapping_dir = "/run/dcgm-jobs"      # dcgm-exporter's --hpc-job-mapping-dir; without it no job files are written

@@ -66,28 +66,6 @@ func (n *NVML) ByMinor(minor int) (site.Device, error) {
 	})
 }
 
-// Index returns a GPU's position, which is its number in nvidia-smi and DCGM. A GPU that cannot be opened is skipped. A
-// MIG instance has no position.
-func (n *NVML) Index(uuid site.UUID) (int, error) {
-	action := "find " + string(uuid)
-	return within(n, action, func() (int, error) {
-		count, err := n.count()
-		if err != nil {
-			return 0, err
-		}
-		for position := range count {
-			d, err := n.at(position)
-			if err != nil {
-				continue
-			}
-			if id, ret := d.GetUUID(); ret == nvml.SUCCESS && id == string(uuid) {
-				return position, nil
-			}
-		}
-		return 0, cannot(action, errNotFound)
-	})
-}
-
 // Capability returns the compute capability of a device: 9, 0. Below 7.0 (Volta), MPS has no shares.
 func (n *NVML) Capability(uuid site.UUID) (major, minor int, err error) {
 	version, err := on(n, "read compute capability of", uuid, func(d device) (capability, error) {

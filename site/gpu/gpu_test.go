@@ -160,9 +160,6 @@ func TestOneDeviceIsFoundInEveryWay(t *testing.T) {
 		must.OK(t, err)
 		byMinor, err := nvml.ByMinor(minor)
 		must.OK(t, err)
-		if index, err := nvml.Index(all[position].UUID); err != nil || index != position {
-			t.Errorf("index %d, %v, want %d", index, err, position)
-		}
 		for way, found := range map[string]site.Device{"UUID": byUUID, "PCI": byPCI, "minor": byMinor} {
 			if found != all[position] || found.Minor != minor {
 				t.Errorf("by %s %+v, want %+v", way, found, all[position])
@@ -176,8 +173,6 @@ func TestWhatIsNotThereIsNotFound(t *testing.T) {
 	none := site.UUID("GPU-00000000-0000-0000-0000-000000000000")
 	_, err := nvml.Find(none)
 	refused(t, err, errNotFound, "cannot find "+string(none)+" on this node: not found")
-	_, err = nvml.Index(none)
-	refused(t, err, errNotFound, "cannot find "+string(none)+": not found")
 	_, err = nvml.Find("0")
 	refused(t, err, errNotFound, `cannot find GPU "0": not the UUID of a device: not found`)
 	_, err = nvml.byPCI(2)
@@ -211,9 +206,6 @@ func TestOneDeviceIsFoundBesideLostOnes(t *testing.T) {
 		if found, err := find(); err != nil || found.UUID != uuid {
 			t.Errorf("by %s: %v, %v", way, found, err)
 		}
-	}
-	if index, err := nvml.Index(uuid); err != nil || index != 1 {
-		t.Errorf("index %d, %v", index, err)
 	}
 	_, err := nvml.Devices()
 	refused(t, err, nil, "cannot open GPU at PCI position 0: GPU is lost")

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,21 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// checkGroups returns an error if this machine lacks the control groups that ConstrainDevices needs. They are version
-// 1, because Slurm uses systemd for version 2.
+// slice is where Slurm keeps its step daemons with version 2.
+const slice = cgroupRoot + "/system.slice"
+
+// version2 reports whether this machine has control groups version 2 alone.
+func version2() bool {
+	_, err := os.Stat(cgroupRoot + "/cgroup.controllers")
+	return err == nil
+}
+
+// checkGroups returns an error if this machine lacks the control groups that ConstrainDevices needs. Without systemd, no
+// one has made version 2's slice, which Slurm takes for granted.
 func checkGroups() error {
+	if version2() {
+		return makeSlice()
+	}
 	for _, controller := range []string{"freezer", "devices"} {
 		path := filepath.Join(cgroupRoot, controller, "release_agent")
 		if _, err := os.Stat(path); err != nil {
@@ -28,6 +41,19 @@ func checkGroups() error {
 	return nil
 }
 
+// makeSlice makes the slice, with all controllers that the machine has.
+func makeSlice() error {
+	err := os.MkdirAll(slice, 0o755)
+	for _, folder := range []string{cgroupRoot, slice} {
+		controllers, unread := os.ReadFile(filepath.Join(folder, "cgroup.controllers"))
+		err = errors.Join(err, unread)
+		for _, name := range strings.Fields(string(controllers)) {
+			err = errors.Join(err, os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+name), 0))
+		}
+	}
+	return err
+}
+
 // removeGroups removes the nodes' control groups, because Slurm does not remove them. A group stays busy until its
 // last process has been reaped. So removeGroups tries again until the context ends.
 func removeGroups(ctx context.Context, names []string) error {
@@ -35,6 +61,10 @@ func removeGroups(ctx context.Context, names []string) error {
 		tops, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "slurm_"+name))
 		if err != nil {
 			return err
+		}
+		if scope := filepath.Join(slice, name+"_slurmstepd.scope"); version2() {
+			_ = os.WriteFile(scope+"/cgroup.kill", []byte("1"), 0) // Slurm keeps a process in it, for systemd
+			tops = append(tops, scope)
 		}
 		for _, top := range tops {
 			if err := removeGroup(ctx, top); err != nil {

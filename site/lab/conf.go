@@ -330,9 +330,11 @@ func gresConf(o Options, devices []string) string {
 }
 
 // cgroupConf returns the text of cgroup.conf. slurmd loads a cgroup plugin even if its configuration uses none. It
-// would choose cgroup/v2, which needs systemd. Since 24.05 the configuration can disable the plugin.
+// would choose cgroup/v2, which needs systemd or its slice. Since 24.05 the configuration can disable the plugin.
 func cgroupConf(o Options, release string) string {
 	switch {
+	case o.ConstrainDevices && version2():
+		return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainDevices=yes\n"
 	case o.ConstrainDevices:
 		return "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"
 	case release >= "24.05":

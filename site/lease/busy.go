@@ -150,7 +150,7 @@ func (s *Store) free(b Busy) error {
 		if err := unix.Statfs(b.dir, &st); err == nil && st.Type == unix.TMPFS_MAGIC && st.Files-st.Ffree > 1 { // the folder at its top
 			return nil
 		}
-		if err := unix.Unmount(b.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+		if err := unix.Unmount(b.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // another process may have freed it
 			return fmt.Errorf("cannot unmount %s: %w", b.dir, err)
 		}
 	}

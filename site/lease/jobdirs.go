@@ -158,7 +158,7 @@ func (s *Store) unmountJobDir(job Job) error {
 		switch {
 		case err == nil: // another one may be mounted below it
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPERM):
-			return s.FreeBusy(func(b Busy) bool { return b.Job == job.ID }) // nothing is mounted any more
+			return s.FreeBusy(func(b Busy) bool { return b.UID == job.UID }) // nothing is mounted any more
 		default:
 			return fmt.Errorf("cannot unmount %s: %w", path, err)
 		}
@@ -273,40 +273,4 @@ func (t *tree) list(name string) ([]fs.DirEntry, error) {
 		err = nil
 	}
 	return entries, err
-}
-
-// A job file names the job of a GPU for dcgm-exporter: its name is the GPU's number, and it has a job on each line.
-// Only the job that has the claim on the GPU may write the file, so it has one writer.
-
-// WriteJobFile writes the job into a job file, in a folder that only root can change.
-func WriteJobFile(path string, job uint32) error {
-	if err := closed(osfile.OpenTrustedFolder(filepath.Dir(path))); err != nil {
-		return err
-	}
-	return state(fmt.Append(nil, job), 0o644).WriteTo(path)
-}
-
-// RemoveJobFile removes a job file and what a killed writer has left of it. A file that names another job stays.
-func RemoveJobFile(path string, job uint32) error {
-	err := closed(osfile.OpenTrustedFolder(filepath.Dir(path)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(remove(osfile.Temporary(path)), removeOwn(path, job))
-}
-
-func removeOwn(path string, job uint32) error {
-	content, err := osfile.ReadRootOwned(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case string(content) != fmt.Sprintln(job):
-		return nil
-	}
-	return remove(path)
 }

@@ -7,11 +7,11 @@
 // A file here is whole or absent, has one writer at a time, and is void after a reboot. A job's files are written and
 // removed in this order. The lease is written first and removed last:
 //
-//	prolog   leases/JOB.json (opening) ─▶ claims/UUID ─▶ jobs/JOB/ ─▶ guards/JOB ─▶ leases/JOB.json (open) ─▶ tickets/JOB.json
-//	epilog   tickets/JOB.json ─▶ leases/JOB.json (closing) ─▶ jobs/JOB/ ─▶ claims/UUID ─▶ guards/JOB ─▶ leases/JOB.json
+//	prolog   leases/JOB.json (opening) ─▶ jobs/JOB/ ─▶ guards/JOB ─▶ leases/JOB.json (open) ─▶ tickets/JOB.json
+//	epilog   tickets/JOB.json ─▶ leases/JOB.json (closing) ─▶ jobs/JOB/ ─▶ guards/JOB ─▶ leases/JOB.json
 //
-// Both hold the lock locks/JOB. If Slurm puts several jobs on one GPU, each has a claim claims/UUID.JOB. Jobs that share a
-// daemon have their own leases, and name the daemon's lease in them first.
+// Both hold the lock locks/JOB. The devices that a lease names are the job's: no other job has them, unless Slurm puts several
+// jobs on one GPU. Jobs that share a daemon have their own leases, and name the daemon's lease in them first.
 package lease
 
 import (
@@ -56,9 +56,10 @@ type Lease struct {
 	GPUs      []LeasedGPU     `json:"gpus"`
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
-	Guard proc.Process `json:"guard,omitzero"`
-	// NoMPS is a job that is only recorded. It has no daemon, no ticket and no claim, its modes are as they were, and
-	// Guard is its recorder.
+	Guard      proc.Process `json:"guard,omitzero"`
+	GuardGroup string       `json:"guard_group,omitempty"` // the folder of its control group; "" if it has none of its own
+	// NoMPS is a job that is only recorded. It has no daemon and no ticket, and holds no device. Its modes are as they
+	// were, and Guard is its recorder.
 	NoMPS bool `json:"no_mps,omitempty"`
 }
 
@@ -118,7 +119,6 @@ type LeasedGPU struct {
 	Minor        int       `json:"minor"` // N of /dev/nvidiaN
 	OriginalMode site.Mode `json:"original_mode,omitempty"`
 	NewMode      site.Mode `json:"new_mode,omitempty"`
-	JobFile      string    `json:"job_file,omitempty"` // names the job for dcgm-exporter; "" if the site wants none
 }
 
 // Daemon is a control daemon of the job. Proc is zero until the daemon has started.

@@ -13,59 +13,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // The functions below are for programs that only read a node's state, and they take no lock. Each file is whole or
 // absent, but several files may be of different moments. So a reader reads twice before it reports a fault.
-
-// Claim is the content of a claim file. Err is why the content is missing: only root may read the file, or it is torn
-// or void. A void claim still names its job.
-type Claim struct {
-	UUID   site.UUID
-	Job    uint32
-	Shared bool // other jobs may have claims on the device, too
-	Err    error
-}
-
-// Claims lists the claims on devices by name.
-func (s *Store) Claims() ([]Claim, error) {
-	names, err := s.list("claims")
-	if err != nil {
-		return nil, err
-	}
-	var claims []Claim
-	for _, name := range names {
-		uuid, _, shared := sharedClaim(name)
-		if !shared {
-			uuid = site.UUID(name)
-		}
-		if !uuid.Valid() {
-			continue
-		}
-		var c claim
-		err := readRecord(s.claimFile(name), s.boot, &c)
-		if err != nil {
-			c.Job = s.claimant(name)
-		}
-		if !errors.Is(err, ErrNotFound) { // removed after the folder was listed
-			claims = append(claims, Claim{uuid, c.Job, shared, err})
-		}
-	}
-	return claims, nil
-}
-
-// claimant returns the job that a claim of any boot names, or 0.
-func (s *Store) claimant(name string) uint32 {
-	var c claim
-	content, err := osfile.ReadRootOwned(s.claimFile(name))
-	if err != nil || json.Unmarshal(content, &c) != nil {
-		return 0
-	}
-	return c.Job
-}
 
 // Jobs lists the jobs that have a lease, in order. It lists none if there is no store yet.
 func (s *Store) Jobs() ([]uint32, error) { return s.jobs("leases", ".json") }

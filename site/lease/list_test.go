@@ -24,7 +24,7 @@ func TestList(t *testing.T) {
 		l := leaseOf(job, device)
 		must.OK(t, errors.Join(j.Create(ctx, l), j.WriteTicket(Ticket{Job: l.Job}), j.MakeDirs(l)))
 	}
-	for _, name := range []string{"leases/.8.json.new", "leases/x.json", "leases/08.json", "leases/9", "tickets/-1.json", "tickets/4294967296.json", "jobs/lock", "claims/.7.new", "claims/lock"} {
+	for _, name := range []string{"leases/.8.json.new", "leases/x.json", "leases/08.json", "leases/9", "tickets/-1.json", "tickets/4294967296.json", "jobs/lock"} {
 		must.OK(t, os.WriteFile(filepath.Join(j.dir, name), []byte("{}"), 0o600))
 	}
 	before := everything(t, j)
@@ -33,24 +33,8 @@ func TestList(t *testing.T) {
 			t.Errorf("%s: %v, %v", what, got, err)
 		}
 	}
-	claims, err := j.Claims()
-	if want := []Claim{{UUID: gpuA, Job: 7}, {UUID: gpuB, Job: 100}}; err != nil || !slices.Equal(claims, want) {
-		t.Errorf("claims %v, %v, want %v", claims, err, want)
-	}
 	if after := everything(t, j); after != before {
 		t.Errorf("the list changed something:\nbefore %s\nafter  %s", before, after)
-	}
-}
-
-// The Err of a claim is the reason why the claim cannot be read.
-func TestListOfClaimsThatNameNoJob(t *testing.T) {
-	j := newStore(t)
-	earlier := &Store{dir: j.dir, boot: "boot-0"}
-	must.OK(t, earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)))
-	must.OK(t, os.WriteFile(j.claimFile(string(gpuB)), []byte(`{"schema":1,`), 0o600))
-	claims, err := j.Claims()
-	if err != nil || len(claims) != 2 || claims[0].Job != 7 || !errors.Is(claims[0].Err, ErrStaleBoot) || !errors.Is(claims[1].Err, ErrCorrupt) {
-		t.Errorf("claims %+v, %v", claims, err)
 	}
 }
 
@@ -60,9 +44,8 @@ func TestListBeforeTheFirstProlog(t *testing.T) {
 	jobs, err1 := j.Jobs()
 	tickets, err2 := j.Tickets()
 	dirs, err3 := j.Dirs()
-	claims, err4 := j.Claims()
-	if err := errors.Join(err1, err2, err3, err4); err != nil || len(jobs)+len(tickets)+len(dirs)+len(claims) != 0 {
-		t.Errorf("%v %v %v %v, %v", jobs, tickets, dirs, claims, err)
+	if err := errors.Join(err1, err2, err3); err != nil || len(jobs)+len(tickets)+len(dirs) != 0 {
+		t.Errorf("%v %v %v, %v", jobs, tickets, dirs, err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the survey made %s: %v", dir, err)

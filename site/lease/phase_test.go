@@ -79,7 +79,7 @@ func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
 	}
 }
 
-// A lease, its claims and its ticket are on the disk before the next step, and so is the end of a lease. What the guard
+// A lease and its ticket are on the disk before the next step, and so is the end of a lease. What the guard
 // writes often is not.
 func TestWhatAStoreSyncs(t *testing.T) {
 	s := newStore(t)
@@ -89,7 +89,7 @@ func TestWhatAStoreSyncs(t *testing.T) {
 		call func() error
 		want string
 	}{
-		{"a new lease", func() error { return s.Create(t.Context(), l) }, ".7.json.new leases .7.new claims"},
+		{"a new lease", func() error { return s.Create(t.Context(), l) }, ".7.json.new leases"},
 		{"a lease", func() error { return s.Save(l) }, ".7.json.new leases"},
 		{"a ticket", func() error { return s.WriteTicket(Ticket{Job: l.Job}) }, ".7.json.new tickets"},
 		{"a guard's state", func() error { return s.SaveGuard(7, GuardState{}) }, ""},

@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // Part is the part of each GPU that Slurm has given a job by gres/shard or gres/mps. The zero Part is whole GPUs.
@@ -180,48 +178,4 @@ func (s *Store) purgeOne(ctx context.Context, id uint32) error {
 		err = s.PurgeStale(ctx, id)
 	}
 	return errors.Join(err, lock.Release())
-}
-
-// sharedClaim returns the device and the job of a shared claim's name, UUID.JOB.
-func sharedClaim(name string) (uuid site.UUID, job uint32, ok bool) {
-	device, number, dotted := strings.Cut(name, ".")
-	id, err := strconv.ParseUint(number, 10, 32)
-	return site.UUID(device), uint32(id), dotted && err == nil && site.UUID(device).Valid()
-}
-
-// claimName returns the name of the file that claims a device for a job.
-func claimName(uuid site.UUID, job uint32, shared bool) string {
-	if shared {
-		return fmt.Sprintf("%s.%d", uuid, job)
-	}
-	return string(uuid)
-}
-
-// Others returns how many jobs other than this one have a lease of a device.
-func (s *Store) Others(uuid site.UUID, job uint32) (n int) {
-	holders, _ := s.sharers(uuid)
-	for _, holder := range holders {
-		if holder != job && !IsShared(holder) {
-			n++
-		}
-	}
-	return n
-}
-
-// sharers returns the jobs with a lease that share a device.
-func (s *Store) sharers(uuid site.UUID) (jobs []uint32, err error) {
-	names, err := s.list("claims")
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		device, job, ok := sharedClaim(name)
-		if !ok || device != uuid {
-			continue
-		}
-		if leased, err := s.leased(job); err != nil || leased {
-			jobs = append(jobs, job)
-		}
-	}
-	return jobs, nil
 }

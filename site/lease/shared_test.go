@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
-// After a boot, no lease names a shared lease of the boot before. The purge of any job removes it with its claims.
+// After a boot, no lease names a shared lease of the boot before. The purge of any job removes it.
 func TestASharedLeaseOfAnEarlierBootGoes(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
@@ -99,17 +99,5 @@ func TestANumberThatAMemberNamesIsNotGivenAgain(t *testing.T) {
 	must.OK(t, err)
 	if err := lock.Release(); err != nil || id == taken {
 		t.Errorf("number %d, %v", id, err)
-	}
-}
-
-// Contract: R6
-func TestASharerWhoseLeaseCannotBeReadHoldsItsDevice(t *testing.T) {
-	j := newStore(t)
-	ctx := deadline(t, 5*time.Second)
-	sharer := leaseOf(8, gpuA)
-	sharer.Part = Part{Gres: GresMPS, Count: 100}
-	must.OK(t, errors.Join(j.Create(ctx, sharer), os.WriteFile(j.leasePath(8), []byte("{"), 0o600)))
-	if err := j.Create(ctx, leaseOf(9, gpuA)); !inUse(err, gpuA, "job 8 holds") {
-		t.Errorf("a job with the whole GPU: %v", err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,7 +31,7 @@ type Store struct {
 
 // Open makes the store's folders below dir, owned by root. The boot is site.BootID's.
 func Open(dir, boot string) (*Store, error) {
-	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "locks", "guards"} {
+	for _, sub := range []string{"", "leases", "tickets", "jobs", "locks", "guards"} {
 		path := filepath.Join(dir, sub)
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return nil, fmt.Errorf("cannot make state folder: %w", osfile.ExplainFull(path, err))
@@ -76,8 +75,6 @@ func (s *Store) TicketPath(job uint32) string { return s.path("tickets", job, ".
 
 // JobDir is the folder for the daemons of a job.
 func (s *Store) JobDir(job uint32) string { return s.path("jobs", job, "") }
-
-func (s *Store) claimFile(name string) string { return filepath.Join(s.dir, "claims", name) }
 
 func (s *Store) jobLockPath(job uint32) string { return s.path("locks", job, "") }
 
@@ -157,8 +154,8 @@ func (s *Store) Read(job uint32) (Lease, error) {
 	return l, nil
 }
 
-// Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of
-// it again and returns an error with the repair.
+// Create writes the lease. The lease is the job's claim on its devices: if another job holds one of them, Create writes
+// nothing and returns an error with the repair.
 func (s *Store) Create(ctx context.Context, l Lease) error {
 	for _, gpu := range l.GPUs {
 		if !gpu.UUID.Valid() {
@@ -170,12 +167,11 @@ func (s *Store) Create(ctx context.Context, l Lease) error {
 		return err
 	}
 	defer lock.Close()
-	err = s.Save(l)
-	if err == nil {
-		err = s.claim(l)
+	if err := s.claimable(l); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, s.forget(l.Job.ID, l.UUIDs()))
+	if err := s.Save(l); err != nil {
+		return errors.Join(err, s.forget(l.Job.ID))
 	}
 	return nil
 }
@@ -190,74 +186,59 @@ func (s *Store) Save(l Lease) error {
 	return record(content, 0o600, 0).WriteTo(s.leasePath(l.Job.ID))
 }
 
-// claim is the content of a file in claims/.
-type claim struct {
-	header
-	Job uint32 `json:"job"`
+// holding is what a lease of this boot holds.
+type holding struct {
+	job    uint32
+	unread bool // the lease cannot be read, and may hold any device
+	holds
 }
 
-// claim makes a hard link to one complete file for every device. So a claim is exclusive and never empty.
-func (s *Store) claim(l Lease) error {
-	content, err := json.Marshal(claim{header{Schema, s.boot}, l.Job.ID})
+// holds are the fields of a lease that name what it holds. A lease of another schema has them, too.
+type holds struct {
+	GPUs  []LeasedGPU `json:"gpus"`
+	Part  Part        `json:"part"`
+	NoMPS bool        `json:"no_mps"`
+}
+
+// has reports whether a device is held.
+func (h holds) has(uuid site.UUID) bool {
+	return !h.NoMPS && slices.ContainsFunc(h.GPUs, func(gpu LeasedGPU) bool { return gpu.UUID == uuid })
+}
+
+// holdings returns what the leases hold, except a job's own. A lease that cannot be used still holds the devices that
+// it names.
+func (s *Store) holdings(but uint32) (all []holding, err error) {
+	jobs, err := s.Jobs()
 	if err != nil {
-		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
+		return nil, err
 	}
-	temporary := s.claimTemporary(l.Job.ID)
-	if err := record(content, 0o600, 0).Create(temporary); err != nil {
-		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
-	}
-	for _, gpu := range l.GPUs {
-		if err := s.claimOne(temporary, gpu.UUID, l.Job.ID, l.Part.Shared()); err != nil {
-			return err
+	for _, job := range jobs {
+		l, err := s.Read(job)
+		h := holding{job, false, holds{l.GPUs, l.Part, l.NoMPS}}
+		switch {
+		case job == but, errors.Is(err, ErrNotFound), errors.Is(err, ErrStaleBoot):
+			continue
+		case err != nil:
+			content, _ := osfile.ReadRootOwned(s.leasePath(job))
+			_ = json.Unmarshal(content, &h.holds)
+			h.unread = len(h.GPUs) == 0
 		}
+		all = append(all, h)
 	}
-	if err := remove(temporary); err != nil {
-		return err
-	}
-	return osfile.SyncFolder(filepath.Join(s.dir, "claims"))
+	return all, nil
 }
 
-func (s *Store) claimTemporary(job uint32) string {
-	return filepath.Join(s.dir, "claims", fmt.Sprintf(".%d.new", job))
-}
-
-// claimOne claims a device for a job: for it alone, or beside other jobs that share it.
-func (s *Store) claimOne(complete string, uuid site.UUID, job uint32, shared bool) error {
-	if err := s.claimable(uuid, job, shared); err != nil {
-		return err
-	}
-	path := s.claimFile(claimName(uuid, job, shared))
-	err := os.Link(complete, path)
-	if errors.Is(err, fs.ErrExist) { // a claim of an earlier boot, of a job without a lease, or an earlier one of this job
-		if err = remove(path); err == nil {
-			err = os.Link(complete, path)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("cannot claim %s: %w", uuid, osfile.ExplainFull(path, err))
-	}
-	return nil
-}
-
-// claimable returns an error if another job holds a device, unless both share it.
-func (s *Store) claimable(uuid site.UUID, job uint32, shared bool) error {
-	holder, held, err := s.Owner(uuid)
+// claimable returns an error if another job holds a device of a lease, unless both share it.
+func (s *Store) claimable(l Lease) error {
+	others, err := s.holdings(l.Job.ID)
 	if err != nil {
 		return err
 	}
-	if held && holder != job {
-		return s.inUse(uuid, holder)
-	}
-	if shared {
-		return nil
-	}
-	sharers, err := s.sharers(uuid)
-	if err != nil {
-		return err
-	}
-	for _, holder := range sharers {
-		if holder != job {
-			return s.inUse(uuid, holder)
+	for _, uuid := range l.UUIDs() {
+		for _, h := range others {
+			if h.unread || h.has(uuid) && !(h.Part.Shared() && l.Part.Shared()) {
+				return s.inUse(uuid, h.job)
+			}
 		}
 	}
 	return nil
@@ -272,22 +253,26 @@ func (s *Store) inUse(uuid site.UUID, holder uint32) error {
 	return fmt.Errorf("cannot claim %s: %s holds it: its epilog has not closed it; %s", uuid, Name(holder), repair)
 }
 
-// Owner returns the job that holds a device alone. A claim of another boot, or of a job without a lease, holds no
-// device.
-func (s *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
-	var c claim
-	err = readRecord(s.claimFile(string(uuid)), s.boot, &c)
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
-		return 0, false, nil
+// HeldByAnother returns the job that holds a device alone, if it is not this one.
+func (s *Store) HeldByAnother(uuid site.UUID, job uint32) (holder uint32, held bool, err error) {
+	others, err := s.holdings(job)
+	for _, h := range others {
+		if h.has(uuid) && !h.Part.Shared() {
+			return h.job, true, nil
+		}
 	}
-	if err != nil {
-		return 0, false, err
+	return 0, false, err
+}
+
+// Others returns how many jobs other than this one share a device by their leases.
+func (s *Store) Others(uuid site.UUID, job uint32) (n int) {
+	others, _ := s.holdings(job)
+	for _, h := range others {
+		if h.has(uuid) && h.Part.Shared() && !IsShared(h.job) {
+			n++
+		}
 	}
-	leased, _ := s.leased(c.Job)
-	if !leased {
-		return 0, false, nil
-	}
-	return c.Job, true, nil
+	return n
 }
 
 // leased reports whether a job has a lease of this boot. An unreadable lease counts, and has an error.
@@ -349,8 +334,7 @@ func (s *Store) RemoveTicket(job uint32) error {
 	return errors.Join(remove(osfile.Temporary(path)), remove(path))
 }
 
-// Delete removes a job's claims and then its lease. It is the last step of an undo. The devices are those of the
-// lease; claims that now belong to another job stay.
+// Delete removes a job's lease. It is the last step of an undo.
 func (s *Store) Delete(ctx context.Context, l Lease) error { return s.end(ctx, l) }
 
 // DeleteAndUnlock is Delete, and also removes the job's lock file before the lease. So a process that is killed in
@@ -366,40 +350,23 @@ func (s *Store) end(ctx context.Context, l Lease, others ...string) error {
 		return err
 	}
 	defer lock.Close()
-	return s.forget(l.Job.ID, l.UUIDs(), others...)
+	for _, uuid := range l.UUIDs() { // the version before had a file with the job for each device
+		claim := filepath.Join(s.dir, "claims", string(uuid))
+		others = append(others, claim, fmt.Sprint(claim, ".", l.Job.ID))
+	}
+	return s.forget(l.Job.ID, others...)
 }
 
-// forget removes a job's claims, its temporary files, the other named files, and then its lease.
-func (s *Store) forget(job uint32, devices []site.UUID, others ...string) error {
-	for _, uuid := range devices {
-		if err := s.unclaim(uuid, job); err != nil {
-			return err
-		}
-	}
+// forget removes a job's temporary files, the other named files, and then its lease.
+func (s *Store) forget(job uint32, others ...string) error {
 	path, guard := s.leasePath(job), s.guardStatePath(job)
-	own := []string{s.claimTemporary(job), osfile.Temporary(path), osfile.Temporary(guard), guard, s.guardPath(job)}
+	own := []string{osfile.Temporary(path), osfile.Temporary(guard), guard, s.guardPath(job)}
 	for _, stale := range slices.Concat(own, others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}
 	}
 	return osfile.SyncFolder(filepath.Dir(path))
-}
-
-// unclaim removes a job's claims on a device.
-func (s *Store) unclaim(uuid site.UUID, job uint32) error {
-	if err := remove(s.claimFile(claimName(uuid, job, true))); err != nil {
-		return err
-	}
-	var c claim
-	err := readRecord(s.claimFile(string(uuid)), s.boot, &c)
-	if errors.Is(err, ErrNotFound) || err == nil && c.Job != job {
-		return nil
-	}
-	if err != nil && !errors.Is(err, ErrStaleBoot) {
-		return err
-	}
-	return remove(s.claimFile(string(uuid)))
 }
 
 // PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the
@@ -422,17 +389,7 @@ func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
 	if err := s.RemoveDirs(Job{ID: job}); err != nil {
 		return err
 	}
-	claims, err := s.Claims()
-	if err != nil {
-		return err
-	}
-	var claimed []site.UUID // of any boot
-	for _, c := range claims {
-		if c.Job == job {
-			claimed = append(claimed, c.UUID)
-		}
-	}
-	return s.forget(job, claimed)
+	return s.forget(job)
 }
 
 // OpenPrivate makes the folders of a user's own store below dir, for the daemon that mpirun-wrap --own starts. Only

@@ -256,12 +256,14 @@ func (im *image) prepare() syscall.Errno {
 	return errno
 }
 
-// change sets the child's uid, gid and groups to the user's.
+// change sets the child's uid, gid and groups to the user's. It leaves the session keyring, in which slurmd may have keys
+// of root's. This fails only if the kernel has no keyrings, or a container forbids them.
 //
 //go:nosplit
 //go:norace
 //go:noinline
 func (im *image) change() syscall.Errno {
+	syscall.RawSyscall6(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0, 0)
 	if _, _, errno := syscall.RawSyscall6(unix.SYS_SETGROUPS, uintptr(im.nGroups), uintptr(unsafe.Pointer(&im.groups[0])), 0, 0, 0, 0); errno != 0 {
 		return errno
 	}

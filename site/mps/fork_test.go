@@ -136,6 +136,29 @@ func TestAControlProgramHasThreeFiles(t *testing.T) {
 	}
 }
 
+// A control program has a session keyring of its own: in slurmd's are keys of root's.
+func TestAControlProgramHasNoKeysOfRoots(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root starts programs of users")
+	}
+	runtime.LockOSThread() // never unlocked: this thread ends with the test, with its keyring
+	_, err := unix.KeyctlJoinSessionKeyring("roots")
+	if err != nil {
+		t.Skipf("keyrings are not allowed here: %v", err)
+	}
+	_ = must.Get(unix.AddKey("user", "secret-of-root", []byte("x"), unix.KEY_SPEC_SESSION_KEYRING))(t)
+	keys := ControlProgram{Path: "/bin/cat", AsIs: true}
+	said, err := keys.run(t.Context(), lease.Job{ID: 7}, lease.Daemon{}, "", "/proc/keys")
+	if err != nil || !strings.Contains(said, "secret-of-root") {
+		t.Errorf("as root: %v: %s", err, said)
+	}
+	keys.AsIs = false
+	said, err = keys.run(t.Context(), lease.Job{ID: 7, UID: 2190, GID: 2190}, lease.Daemon{}, "", "/proc/keys")
+	if err != nil || said == "" || strings.Contains(said, "secret-of-root") {
+		t.Errorf("as a user: %v: %s", err, said)
+	}
+}
+
 // A control program that does not start leaves no file open.
 func TestAControlProgramThatDoesNotStart(t *testing.T) {
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}

@@ -86,19 +86,15 @@ func writableByOthers(st unix.Stat_t, owner uint32) string {
 // anyWait is how long ReadAny waits for all of a file.
 const anyWait = 5 * time.Second
 
-// ReadAny reads a file that an admin has named and that may have any owner, and returns the owner's uid. Another user
-// may have put something else in its place. So ReadAny waits for no writer of a fifo, reads for 5 s at most, and reads
-// 4 MiB at most. A terminal does not become that of this process.
-func ReadAny(path string) (content []byte, owner uint32, err error) {
+// ReadAny reads a file that an admin has named and that may have any owner. Another user may have
+// put something else in its place. So ReadAny waits for no writer of a fifo, reads for 5 s at most, and reads 4 MiB
+// at most. A terminal does not become that of this process.
+func ReadAny(path string) (content []byte, err error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
-		return nil, 0, fmt.Errorf("cannot read %s: %w", path, errors.Unwrap(err))
+		return nil, fmt.Errorf("cannot read %s: %w", path, errors.Unwrap(err))
 	}
 	defer file.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		return nil, 0, fmt.Errorf("cannot read %s: %w", path, err)
-	}
 	_ = file.SetReadDeadline(time.Now().Add(anyWait)) // what has no deadline, such as a regular file, does not wait
 	content, err = io.ReadAll(io.LimitReader(file, maxOwned+1))
 	switch {
@@ -109,7 +105,7 @@ func ReadAny(path string) (content []byte, owner uint32, err error) {
 	case len(content) > maxOwned:
 		err = fmt.Errorf("cannot read %s: larger than %d bytes", path, maxOwned)
 	}
-	return content, st.Uid, err
+	return content, err
 }
 
 // ListRootOwned returns the sorted names in a folder that only root can change. The error wraps fs.ErrNotExist if there

@@ -184,7 +184,7 @@ touch /var/lib/dpkg/status /var/lib/dpkg/available
 cd /etc
 install() { dpkg -i "$1" </dev/null; }
 install "$1"
-for file in policy.hcl policy_test.hcl site.hcl; do
+for file in policy.hcl site.hcl; do
     cmp slurm-mps/$file /usr/share/slurm-mps/$file
     [ "$(stat -c %a slurm-mps/$file)" = 644 ]
     echo '# ours' >>slurm-mps/$file
@@ -192,8 +192,8 @@ done
 install "$2"
 grep -qx '# version 2' logrotate.d/slurm-mps
 ours() {
-    for file in policy.hcl policy_test.hcl site.hcl; do tail -n 1 slurm-mps/$file | grep -qx '# ours'; done
-    [ "$(ls -A slurm-mps | grep -vx policy.d)" = "$(printf 'policy.hcl\npolicy_test.hcl\nsite.hcl')" ]
+    for file in policy.hcl site.hcl; do tail -n 1 slurm-mps/$file | grep -qx '# ours'; done
+    [ "$(ls -A slurm-mps | grep -vx policy.d)" = "$(printf 'policy.hcl\nsite.hcl')" ]
 }
 ours
 dpkg -r slurm-mps
@@ -202,12 +202,10 @@ install "$2"
 ours
 mkdir -p /var/lib/slurm-mps
 touch /var/lib/slurm-mps/policy.json
-rm slurm-mps/policy.hcl slurm-mps/policy_test.hcl
+rm slurm-mps/policy.hcl
 install "$1"
 [ "$(ls -A slurm-mps)" = "$(printf 'policy.d\nsite.hcl')" ]
 touch slurm-mps/policy.d/own.hcl
-mkdir -p slurm-mps/old/20261128-080000.000000
-touch slurm-mps/old/20261128-080000.000000/policy.hcl
 dpkg --purge slurm-mps
 [ "$(ls -A slurm-mps slurm-mps/policy.d | tr '\n' ' ')" = 'slurm-mps: policy.d  slurm-mps/policy.d: own.hcl ' ]
 rm slurm-mps/policy.d/own.hcl

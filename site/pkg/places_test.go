@@ -36,10 +36,9 @@ func TestPlacesNameFiles(t *testing.T) {
 	}
 	const overlay = "warewulf/slurm-mps/rootfs"
 	for path, form := range map[string]string{
-		"ansible/roles/slurm_mps/tasks/main.yml":      `cmd: (\S+)`,
-		overlay + "/etc/slurm-mps/policy.hcl.ww":      `Include "([^"]+)"`,
-		overlay + "/etc/slurm-mps/policy_test.hcl.ww": `Include "([^"]+)"`,
-		"lmod/slurm-mps.lua":                          `pathJoin\(root, "([^"]+)"\)`,
+		"ansible/roles/slurm_mps/tasks/main.yml": `cmd: (\S+)`,
+		overlay + "/etc/slurm-mps/policy.hcl.ww": `Include "([^"]+)"`,
+		"lmod/slurm-mps.lua":                     `pathJoin\(root, "([^"]+)"\)`,
 	} {
 		found := regexp.MustCompile(form).FindAllStringSubmatch(recipe(t, path), -1)
 		for _, m := range found {

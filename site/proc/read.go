@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -95,9 +97,14 @@ func ParseGroups(text string) (groups []ControlGroup) {
 	return groups
 }
 
-// OfAJob reports whether Slurm made the group for a job, or for the jobs' slurmstepd processes.
+// JobGroup is the name of a job's control group: the job's number, or its SLUID since Slurm 26.05, which is "s" and 13
+// digits of Crockford's base 32.
+var JobGroup = regexp.MustCompile(`^(?:job_([0-9]{1,10})|(s[0-9A-HJKMNP-TV-Z]{13}))$`)
+
+// OfAJob reports whether Slurm made the group for a job. A slurmd that is no unit of systemd is in the scope of the step
+// daemons, too, and so are our own groups.
 func (g ControlGroup) OfAJob() bool {
-	return strings.Contains(g.Path, "/job_") || strings.Contains(g.Path, "slurmstepd")
+	return slices.ContainsFunc(strings.Split(g.Path, "/"), JobGroup.MatchString)
 }
 
 // initialNamespaces are the names of the machine's own namespaces. Their numbers are constants of the kernel.

@@ -124,9 +124,17 @@ func TestParseGroups(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Fatalf("got %q, want %q", got, want)
 	}
-	for i, ofAJob := range []bool{true, false, false, true} {
-		if got[i].OfAJob() != ofAJob {
-			t.Errorf("%q: of a job: %v", got[i].Path, !ofAJob)
+}
+
+// In the scope of the step daemons are jobs, Slurm's own processes, a slurmd that is no unit of systemd, and our groups.
+func TestOfAJob(t *testing.T) {
+	const scope = "/system.slice/n1_slurmstepd.scope"
+	for path, want := range map[string]bool{
+		"/slurm/uid_1/job_7/step_0": true, "/ours/job_7": true, scope + "/job_7/step_extern/slurm": true, scope + "/sB9NM830BDDR00/step_0": true,
+		"/": false, scope: false, scope + "/slurmd": false, scope + "/system": false, scope + "/run-slurm-mps-7-0": false, "/tmp-job_7-run-7-0": false,
+	} {
+		if (ControlGroup{Path: path}).OfAJob() != want {
+			t.Errorf("%q: of a job: %v", path, !want)
 		}
 	}
 }

@@ -245,8 +245,9 @@ type ConfValue struct {
 
 // ConfFile is the content of one of Slurm's files about the cluster and one node.
 type ConfFile struct {
-	Path   string
-	values map[string][]ConfValue // by lower-case name, in the order of the file
+	Path       string
+	Partitions []string               // their names
+	values     map[string][]ConfValue // by lower-case name, in the order of the file
 }
 
 // otherLines begin lines about something else than the cluster or a node. Their names have another meaning.
@@ -268,6 +269,9 @@ func readSettings(opener open, path, node string) (ConfFile, error) {
 		all, err := pairs(line)
 		if err != nil {
 			return ConfFile{}, err
+		}
+		if strings.EqualFold(all[0].name, "PartitionName") && !strings.EqualFold(all[0].value, "DEFAULT") {
+			s.Partitions = append(s.Partitions, strings.Split(all[0].value, ",")...)
 		}
 		ours, err := concerns(all[0], node)
 		if err != nil {

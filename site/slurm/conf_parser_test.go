@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,7 +46,7 @@ func FuzzKeyValue(f *testing.F) {
 func TestSettings(t *testing.T) {
 	f := files{
 		"/e/slurm.conf": "prologflags=Alloc, # x\nPROLOG=/a\nInclude more.conf\nNodeName=DEFAULT Gres=gpu:1\nNodeName=n[1-2] Gres=gpu:2 \\\n Feature=mps\n" +
-			"NodeName=n3 Gres=gpu:3\nPartitionName=p Nodes=n1 Gres=none\n",
+			"NodeName=n3 Gres=gpu:3\nPartitionName=DEFAULT State=UP\npartitionname=p Nodes=n1 Gres=none\n",
 		"/e/more.conf": "Prolog=/b\n",
 	}
 	s := must.Get(readSettings(f.open, "/e/slurm.conf", "n2"))(t)
@@ -60,6 +61,9 @@ func TestSettings(t *testing.T) {
 		if got := s.Values(name); !reflect.DeepEqual(got, all) {
 			t.Errorf("%s: %v, want %v", name, got, all)
 		}
+	}
+	if !slices.Equal(s.Partitions, []string{"p"}) {
+		t.Errorf("partitions %q", s.Partitions)
 	}
 	if last, ok := s.Value("gres"); !ok || last.Value != "gpu:2" {
 		t.Errorf("last %v, %v", last, ok)

@@ -54,8 +54,7 @@ func readNode(opener open, path, name string) (Node, error) {
 			return Node{}, fmt.Errorf("cannot read %s: an earlier line names node %s too: keep one", line, name)
 		}
 		if ours && err == nil {
-			node = &Node{Features: strings.FieldsFunc(featuresHere, func(r rune) bool { return r == ',' })}
-			node.GPUs, node.Others, node.Units, err = parseNodeGres(gresHere)
+			node, err = newNode(gresHere, featuresHere)
 		}
 		if err != nil {
 			return Node{}, fmt.Errorf("cannot read %s: %w", line, err)
@@ -65,6 +64,22 @@ func readNode(opener open, path, name string) (Node, error) {
 		return Node{}, fmt.Errorf("cannot read node %s in %s: %w", name, path, ErrNoNode)
 	}
 	return *node, nil
+}
+
+// ParseNode reads what slurmd -Z --conf registers of a node, "Gres=gpu:4 Feature=mps".
+func ParseNode(conf string) (Node, error) {
+	all, err := pairs(confLine{file: "--conf", text: conf})
+	if err != nil {
+		return Node{}, err
+	}
+	node, err := newNode(lastValue(all, "gres", ""), lastValue(all, "feature", lastValue(all, "features", "")))
+	return *node, err
+}
+
+func newNode(gres, features string) (node *Node, err error) {
+	node = &Node{Features: strings.FieldsFunc(features, func(r rune) bool { return r == ',' })}
+	node.GPUs, node.Others, node.Units, err = parseNodeGres(gres)
+	return node, err
 }
 
 // lastValue returns the last value of a lower-case name, which counts in Slurm, or otherwise if there is none.

@@ -17,9 +17,6 @@ const (
 	leaseUnfinished        Kind = "lease-unfinished" // opening or closing, without a prolog or epilog
 	LeaseWithoutStep       Kind = "lease-without-step"
 	leaseWithoutTicket     Kind = "lease-without-ticket"
-	leaseWithoutClaim      Kind = "lease-without-claim"
-	claimWithoutLease      Kind = "claim-without-lease"
-	claimUnreadable        Kind = "claim-unreadable"
 	sharedWithoutJob       Kind = "shared-daemon-without-job"
 	jobWithoutShared       Kind = "job-without-shared-daemon"
 	ticketWithoutLease     Kind = "ticket-without-lease"
@@ -103,7 +100,7 @@ func Violations(all []Finding) []Finding {
 
 // ofNoJob selects the findings that belong to no job, so that no epilog ends them. reap reports them.
 func ofNoJob(all []Finding) []Finding {
-	some := []Kind{TakersStuck, MemoryHeld, claimUnreadable, exclusiveWithoutLease, ConfigUnusable}
+	some := []Kind{TakersStuck, MemoryHeld, exclusiveWithoutLease, ConfigUnusable}
 	return selected(all, func(k Kind) bool { return slices.Contains(some, k) })
 }
 

@@ -3,9 +3,7 @@
 package state
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"path/filepath"
 	"regexp"
@@ -31,7 +29,6 @@ func diagnose(n Node) []Finding {
 	for _, j := range n.Jobs {
 		d.job(j)
 	}
-	d.judgeClaims()
 	d.judgeGPUs()
 	d.judgeDaemons()
 	d.judgeTakers()
@@ -239,11 +236,6 @@ func takersSentence(left []lease.Taker) string {
 // device judges a device of a job.
 func (d *diagnosis) device(j Job, held Held) {
 	g := d.GPU(held.UUID)
-	claims := func(c lease.Claim) bool { return c.UUID == held.UUID && c.Err == nil && c.Job == j.ID }
-	if d.Root && !slices.ContainsFunc(d.claims, claims) {
-		d.add(d.on(j, held.UUID, leaseWithoutClaim,
-			"the job holds it and has no claim on it: another job's prolog may take it", j.requeue()))
-	}
 	switch {
 	case g == nil && d.driverAnswered:
 		d.add(d.on(j, held.UUID, gpuMissing, "the driver does not show it",
@@ -383,38 +375,10 @@ func (n Node) serves(uuid site.UUID, pid int) bool {
 	})
 }
 
-// judgeClaims judges claims without effect.
-func (d *diagnosis) judgeClaims() {
-	settled := map[uint32]bool{} // jobs that have a lease, or will soon have none
-	for _, j := range d.Jobs {
-		settled[j.ID] = j.leased || j.Acting != 0
-	}
-	for _, job := range d.hidden {
-		settled[job] = true
-	}
-	for _, c := range d.claims {
-		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) && !errors.Is(c.Err, fs.ErrPermission) {
-			d.add(Finding{
-				Kind: claimUnreadable, GPU: c.UUID, Where: d.where(c.UUID),
-				What: "the claim on it cannot be read, so no job gets it: " + words.OneLine(c.Err), Fix: stays(d.run),
-			})
-		}
-		if c.Err != nil || settled[c.Job] {
-			continue
-		}
-		d.add(Finding{
-			Kind: claimWithoutLease, Undo: remove, Job: c.Job, GPU: c.UUID, Where: d.where(c.UUID),
-			What: fmt.Sprintf("job %d has claimed it and has no lease: "+
-				"the claim holds nothing, and the next job's prolog takes it away", c.Job),
-			Fix: "nothing, or: " + d.paths.ReapCommand(c.Job),
-		})
-	}
-}
-
 // judgeGPUs judges GPUs that no job has.
 func (d *diagnosis) judgeGPUs() {
 	for _, g := range d.GPUs {
-		if g.Mode != site.ModeExclusiveProcess || g.Held || d.heldBy(g.UUID) != nil {
+		if g.Mode != site.ModeExclusiveProcess || g.Held {
 			continue
 		}
 		d.add(Finding{

@@ -54,7 +54,6 @@ func good() Node {
 			}},
 			{Index: 1, UUID: gpuB, SMs: 132, tpc: 2, Mode: site.ModeDefault, Processes: []Process{}},
 		},
-		claims: []lease.Claim{{UUID: gpuA, Job: 7}},
 		census: []mps.Process{
 			{Process: daemon7.Proc, UID: 2001, Role: mps.RoleDaemon, PipeDir: daemon7.PipeDir},
 			{Process: proc.Process{PID: 101, Start: 2}, UID: 2001, Parent: 100, Role: mps.RoleServer, PipeDir: daemon7.PipeDir},
@@ -129,11 +128,6 @@ func TestJudge(t *testing.T) {
 			n.Jobs[0].Phase, n.Jobs[0].err, n.Jobs[0].Daemons = Unreadable, lease.ErrCorrupt, nil
 		}, "lease-unreadable at job 7"},
 		{"its ticket is gone", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].ticketErr = nil, lease.ErrNotFound }, "lease-without-ticket at job 7"},
-		{"its claim is gone", func(n *Node) { n.claims = nil }, "lease-without-claim at job 7, GPU 0 (" + string(gpuA) + ")"},
-		{"its claim is gone, for who may not know", func(n *Node) { n.claims, n.Root = nil, false }, ""},
-		{"a claim without a lease", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) },
-			"claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
-		{"a claim of an earlier boot", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6, Err: lease.ErrStaleBoot}) }, ""},
 		{"a ticket without a lease", func(n *Node) {
 			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticket: &lease.Ticket{}})
 		}, "ticket-without-lease at job 6"},
@@ -221,7 +215,7 @@ func daemonIs(state daemonState) func(*Node) {
 func TestEachKindIsReported(t *testing.T) {
 	both := []Kind{CeilingLifted, exclusiveWithoutLease, daemonWithoutLease, PolicyUnusable, ConfigUnusable}
 	for _, kind := range []Kind{
-		leaseUnreadable, leaseUnfinished, leaseWithoutTicket, leaseWithoutClaim, claimWithoutLease, ticketWithoutLease, directoryWithoutLease,
+		leaseUnreadable, leaseUnfinished, leaseWithoutTicket, ticketWithoutLease, directoryWithoutLease,
 		modeDiffers, gpuMissing, exclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonNoAnswer, DaemonUnclear,
 		daemonWithoutLease, daemonUnknown, ServerFault, CeilingLifted, processWithoutMPS, clientOfAnother, clientWithoutShare, clientWithoutMemoryCap,
 		PolicyUnusable, ConfigUnusable,
@@ -340,9 +334,9 @@ func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
 // What a lease may name that this user cannot read is no finding.
 func TestHiddenJobs(t *testing.T) {
 	n := good()
-	n.Root, n.Jobs, n.claims = false, nil, []lease.Claim{{UUID: gpuA, Job: 7}}
-	if found := diagnose(n); len(found) != 2 {
-		t.Fatalf("without job 7 the daemon and the claim are findings: %+v", found)
+	n.Root, n.Jobs = false, nil
+	if found := diagnose(n); len(found) != 1 {
+		t.Fatalf("without job 7 the daemon is a finding: %+v", found)
 	}
 	n.hidden = []uint32{7}
 	if found := diagnose(n); len(found) != 0 {

@@ -30,8 +30,7 @@ type Node struct {
 	// Incomplete has the parts that could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
-	hidden         []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
-	claims         []lease.Claim
+	hidden         []uint32      // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
 	takers         []lease.Taker // processes of guards that are left
 	busy           []lease.Busy  // file systems of closed jobs
 	records        string        // a digest of the records, to notice a change
@@ -87,6 +86,7 @@ type Job struct {
 	sluid     string
 	stepless  bool // Slurm shows no step of it, and would
 	leased    bool // it has a lease of this boot, readable or not
+	noMPS     bool // it is only recorded
 	dir       bool
 	ticket    *lease.Ticket
 	ticketErr error // why its ticket cannot be read, lease.ErrNotFound if there is none
@@ -171,9 +171,9 @@ type GPU struct {
 	Name   string    `json:"name"`
 	SMs    int       `json:"sms"`
 	Mode   site.Mode `json:"mode"`
-	Holder *uint32   `json:"job"`     // the job that claims it; null for none, or if only root may know
-	Held   bool      `json:"claimed"` // a job claims it
-	// Holders are all jobs that claim it. With gres/shard and gres/mps there may be several.
+	Holder *uint32   `json:"job"`     // the job that holds it; null for none, or if only root may know
+	Held   bool      `json:"claimed"` // a job holds it, or may hold it for all that the caller may know
+	// Holders are all jobs that hold a part of it. With gres/shard and gres/mps there may be several.
 	Holders   []uint32  `json:"jobs,omitempty"`
 	Processes []Process `json:"processes"`
 	Error     string    `json:"error,omitempty"`

@@ -287,7 +287,8 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 			g.Error = strings.ReplaceAll(s.Err.Error(), "\n", "; ")
 			n.missed("%s: %s", g, g.Error)
 		}
-		g.Holder, g.Held = n.holder(g.UUID)
+		g.Holder = n.heldBy(g.UUID)
+		g.Held = g.Holder != nil || g.Mode == site.ModeExclusiveProcess && n.unread()
 		g.Holders = n.sharers(g.UUID)
 		for _, p := range s.Processes {
 			if proc.Exists(p.PID) { // the driver may list a dead process while the guard holds its files
@@ -301,25 +302,9 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 	}
 }
 
-// holder returns the job that claims a device. A claim of a job without a lease does not count.
-func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
-	i := slices.IndexFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid })
-	if i < 0 {
-		return nil, false
-	}
-	claim := n.claims[i]
-	switch {
-	case errors.Is(claim.Err, fs.ErrPermission):
-		return n.heldBy(uuid), true
-	case errors.Is(claim.Err, lease.ErrStaleBoot):
-		return nil, false
-	case claim.Err != nil:
-		return nil, true
-	}
-	if n.leased(claim.Job) {
-		return &claim.Job, true
-	}
-	return nil, false
+// unread reports whether there is a lease of which is not known what it holds.
+func (n Node) unread() bool {
+	return len(n.hidden) > 0 || slices.ContainsFunc(n.Jobs, func(j Job) bool { return j.Phase == Unreadable })
 }
 
 // leased reports whether a job has a lease of this boot.
@@ -329,25 +314,29 @@ func (n Node) leased(job uint32) bool {
 
 // sharers returns the jobs that share a device, in order. The daemon of several jobs is none.
 func (n Node) sharers(uuid site.UUID) (jobs []uint32) {
-	for _, c := range n.claims {
-		if c.UUID == uuid && c.Shared && c.Err == nil && n.leased(c.Job) && !lease.IsShared(c.Job) {
-			jobs = append(jobs, c.Job)
+	for _, j := range n.Jobs {
+		if j.holds(uuid) && j.Part.Shared() && !lease.IsShared(j.ID) {
+			jobs = append(jobs, j.ID)
 		}
 	}
-	slices.Sort(jobs)
 	return jobs
 }
 
 // heldBy returns the job that has a device by its lease or ticket, nil if there is no such job that the caller may
 // know.
 func (n Node) heldBy(uuid site.UUID) *uint32 {
-	has := func(h Held) bool { return h.UUID == uuid }
 	for _, j := range n.Jobs {
-		if j.leased && j.Phase != Recorded && slices.ContainsFunc(j.Devices, has) {
+		if j.holds(uuid) {
 			return &j.ID
 		}
 	}
 	return nil
+}
+
+// holds reports whether a job with MPS has a device by its lease or ticket.
+func (j Job) holds(uuid site.UUID) bool {
+	has := func(h Held) bool { return h.UUID == uuid }
+	return j.leased && !j.noMPS && slices.ContainsFunc(j.Devices, has)
 }
 
 // kind distinguishes a server from a process that computes without MPS. The driver does not distinguish them.

@@ -89,9 +89,8 @@ func BenchmarkLook1000(b *testing.B) {
 func sharing() Node {
 	n := Node{Root: true, GPUs: []GPU{{UUID: gpuA, Processes: []Process{{PID: 70, Kind: KindClient}, {PID: 80, Kind: KindClient}}}}}
 	for i, id := range []uint32{7, 8} {
-		n.claims = append(n.claims, lease.Claim{UUID: gpuA, Job: id, Shared: true})
 		n.Jobs = append(n.Jobs, Job{
-			ID: id, Phase: Opened, leased: true, ticket: &lease.Ticket{},
+			ID: id, Phase: Opened, leased: true, ticket: &lease.Ticket{}, Part: lease.Part{Gres: lease.GresMPS},
 			Devices: []Held{{UUID: gpuA, Clients: []Client{{PID: 70 + 10*i, Percent: 1}}}},
 			Daemons: []Daemon{{State: Serves, Devices: []site.UUID{gpuA}}},
 		})

@@ -97,15 +97,6 @@ func (r *reaper) jobs() ([]uint32, error) {
 		}
 		all = append(all, jobs...)
 	}
-	claims, err := r.reader.Store.Claims()
-	if err != nil {
-		return nil, err
-	}
-	for _, claim := range claims {
-		if claim.Job != 0 {
-			all = append(all, claim.Job)
-		}
-	}
 	all = slices.AppendSeq(all, maps.Keys(r.unleased))
 	slices.Sort(all)
 	return slices.Compact(all), nil
@@ -277,12 +268,6 @@ func (r *reaper) files(job uint32, ticketed bool) []string {
 	}
 	if _, err := os.Lstat(r.reader.Store.JobDir(job)); err == nil {
 		found = append(found, "a folder")
-	}
-	claims, _ := r.reader.Store.Claims()
-	for _, claim := range claims {
-		if claim.Job == job {
-			found = append(found, "the claim on "+string(claim.UUID))
-		}
 	}
 	return found
 }

@@ -143,10 +143,6 @@ func TestLeftovers(t *testing.T) {
 			"job close", "epilog has ended", "undo, unlock"},
 		{"a folder", func(n reaped) { n.file(fmt.Sprintf("jobs/%d/lock", goneJob), "") },
 			"job remove", "no lease names a folder", "void with 0 daemons, unlock"},
-		{"a claim", func(n reaped) {
-			n.lease(goneJob, lease.Opening, gpu1)
-			n.do(os.Remove(filepath.Join(n.reader.Paths.Run(), fmt.Sprintf("leases/%d.json", goneJob))))
-		}, "job remove", "the claim on GPU-1", "void with 0 daemons, unlock"},
 		{"a ticket", func(n reaped) { n.ticket(goneJob, "") }, "job remove", "a ticket", "void with 0 daemons, unlock"},
 		{"a lock file of a killed program", func(n reaped) { n.file(fmt.Sprintf("locks/%d", goneJob), `{"pid":1,"start":1}`) },
 			"job remove", "the lock", "void with 0 daemons, unlock"},
@@ -160,8 +156,6 @@ func TestLeftovers(t *testing.T) {
 		}, "job leave", "mpsctl reap --job", ""},
 		{"an exclusive GPU", func(n reaped) { n.drive(modes{gpu0: site.ModeExclusiveProcess, gpu1: site.ModeExclusiveProcess}) },
 			"GPU leave", "nvidia-smi -i " + string(gpu1), ""},
-		{"a torn claim", func(n reaped) { n.file("claims/"+string(gpu1), `{"schema":1`) }, "GPU leave",
-			"stays until a person moves it away", ""},
 		{"a torn lease", func(n reaped) { n.file(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) },
 			"job leave", "stays until a person moves it away", ""},
 		{"a lease of another schema", func(n reaped) {

@@ -24,11 +24,9 @@ func (r *Reader) readRecords(n *Node) {
 	tickets, err2 := r.Store.Tickets()
 	dirs, err3 := r.Store.Dirs()
 	locked, err4 := r.Store.LockedJobs()
-	claims, err5 := r.Store.Claims()
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		n.missed("the records: %v", err)
 	}
-	n.claims = claims
 	if r.Root {
 		var err error
 		if n.takers, err = r.Store.TakersLeft(); err != nil {
@@ -67,9 +65,6 @@ func (n *Node) sign() {
 			fmt.Fprintf(&b, " %d", d.PID)
 		}
 		b.WriteByte('\n')
-	}
-	for _, c := range n.claims {
-		fmt.Fprintf(&b, "%s %d\n", c.UUID, c.Job)
 	}
 	n.records = b.String()
 }
@@ -172,7 +167,7 @@ const lateGuard = 5 * time.Second
 func (j *Job) obeys(l lease.Lease) {
 	j.owner, j.sluid = l.Job, l.SLUID
 	j.User, j.UID, j.Rule, j.Phase = l.Job.User, l.Job.UID, l.Rule, Phase(l.Phase)
-	j.Part, j.Joined = l.Part, l.Joined
+	j.Part, j.Joined, j.noMPS = l.Part, l.Joined, l.NoMPS
 	if !l.CreatedAt.IsZero() {
 		made := l.CreatedAt
 		j.Since = &made

@@ -8,33 +8,29 @@ import (
 	"strings"
 )
 
-// Figure is a quantity of a sample. All outputs follow the table below: mpsctl status and report, the page, the
-// epilog's summary, JSON and docs/reference.md. A figure that is not known is -1.
+// Figure is a quantity of a sample. All outputs follow the table below: mpsctl status and report, the epilog's
+// summary, JSON and docs/reference.md. A figure that is not known is -1.
 type Figure struct {
-	Key   string `json:"key"`  // in JSON and in the summary; the tag of the field in Sample
-	Name  string `json:"name"` // for people
-	Max   bool   `json:"max"`  // over several samples, it is the maximum, not the mean over their time
-	Means string `json:"means"`
+	Key   string // in JSON and in the summary; the tag of the field in Sample
+	Name  string // for people
+	Max   bool   // over several samples, it is the maximum, not the mean over their time
+	Means string
 	field func(*Sample) *float64
-	// text is a known value as text. full is the value of a full GPU, and ofFull tells whether others are shown with it.
-	text   func(float64) string
-	full   func(Report, GPU) float64
-	ofFull bool
+	text  func(float64) string      // of a known value
+	full  func(Report, GPU) float64 // the value of a full GPU, nil if values are shown without it
 }
 
 // All are the figures in the order in which they are shown.
 var All = []Figure{
 	{"sm_active", "SM active", false, "the part of the SMs that had work, on average (Hopper and newer)",
-		func(s *Sample) *float64 { return &s.SMActive }, Percent, hundred, false},
+		func(s *Sample) *float64 { return &s.SMActive }, Percent, nil},
 	{"sm_util", "SM util", false, "the part of the time in which a kernel was on the GPU",
-		func(s *Sample) *float64 { return &s.SMUtil }, Percent, hundred, false},
+		func(s *Sample) *float64 { return &s.SMUtil }, Percent, nil},
 	{"dram", "DRAM", false, "the part of the memory's bandwidth in use (Hopper and newer)",
-		func(s *Sample) *float64 { return &s.DRAM }, Percent, hundred, false},
+		func(s *Sample) *float64 { return &s.DRAM }, Percent, nil},
 	{"used_mib", "memory used", true, "the maximum memory in use on the GPU, of all its processes",
-		func(s *Sample) *float64 { return &s.UsedMiB }, gib, Report.memoryMiB, true},
+		func(s *Sample) *float64 { return &s.UsedMiB }, gib, Report.memoryMiB},
 }
-
-func hundred(Report, GPU) float64 { return 100 }
 
 func gib(mib float64) string { return fmt.Sprintf("%d GiB", (int(mib)+512)>>10) }
 
@@ -71,32 +67,10 @@ func (r Report) Figures() []Figure {
 // Text returns a figure of a GPU as text, "-" if it is not known. Memory is shown with the job's part of the GPU's.
 func (r Report) Text(f Figure, g GPU, s Sample) string {
 	text := f.TextOf(s)
-	if f.ofFull && text != "-" {
+	if f.full != nil && text != "-" {
 		text = strings.Fields(text)[0] + " of " + f.text(f.full(r, g))
 	}
 	return text
-}
-
-// Scale is the full scale of a figure of a GPU, and the texts of it and of the figure's values.
-type Scale struct {
-	Full   float64  `json:"full"`
-	To     string   `json:"to"`
-	Values []string `json:"values"` // over the time of the samples
-	Mean   string   `json:"mean"`
-}
-
-// Scale returns the scale of a figure of a GPU.
-func (r Report) Scale(f Figure, g GPU) Scale {
-	mean, most := g.Mean(r.Begin), 0.
-	for _, s := range g.Samples {
-		most = max(most, f.Of(s))
-	}
-	values := []string{"max " + f.text(most)}
-	if !f.Max {
-		values = []string{"mean " + f.TextOf(mean), values[0]}
-	}
-	full := max(f.full(r, g), most)
-	return Scale{full, f.text(full), values, r.Text(f, g, mean)}
 }
 
 // Percent returns a percentage as text, "-" if it is not known.

@@ -243,9 +243,9 @@ func TestAGuardStartedByHand(t *testing.T) {
 		{[]string{"--job", "99"}, "cannot guard job 99: it has no lease on this node: its prolog makes one"},
 		{[]string{"--job", "0"}, "want --job ID"},
 		{[]string{}, "want --job ID"},
-		{[]string{"--job", "4294967296"}, "want --job ID"},
-		{[]string{"--job", "-1"}, "cannot read flags"},
-		{[]string{"--job", "7", "more"}, "want --job ID"},
+		{[]string{"--job", "4294967296"}, `cannot read --job: it is "4294967296": want a whole number`},
+		{[]string{"--job", "-1"}, `cannot read --job: it is "-1": want a whole number`},
+		{[]string{"--job", "7", "more"}, `cannot take "more": guard takes only flags`},
 	} {
 		code, output := s.ByHand(c.args...)
 		if code != 1 || !strings.Contains(output, c.want) {

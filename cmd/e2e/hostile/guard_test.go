@@ -123,6 +123,7 @@ func (w *watch) ends() {
 	w.Gone(w.Guard)
 	w.T.Logf("the guard ended %v after SIGTERM", time.Since(asked))
 	w.a.withstands(w.Shared.Job, "epilog")
+	w.a.emptied() // a process of the user may have had a file open
 	w.Clean()
 	if size := len(w.Log()); size > 128<<10 {
 		w.T.Errorf("the log has %d bytes: want at most 128 KiB", size)

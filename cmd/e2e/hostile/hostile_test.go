@@ -570,7 +570,7 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 	a.closes(job)
 }
 
-// The name that a launcher gives a launch becomes a part of a file name in the exchange folder.
+// The name that a launcher gives a launch becomes no file's name in the exchange folder.
 func TestHostileNamesOfALaunch(t *testing.T) {
 	a := newAttack(t, "", 1)
 	job := a.Job(7, "0")
@@ -590,12 +590,11 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 			}
 		}
 	}
-	words, err := filepath.Glob(filepath.Join(f.exchange, "ompi*evil*"))
-	if err != nil || len(words) == 0 {
-		t.Errorf("the ranks made no files with these names: %q, %v", words, err)
+	if _, err := os.Stat(filepath.Join(f.exchange, "printed")); err != nil {
+		t.Errorf("the ranks have no table of what they have printed: %v", err)
 	}
 	_ = filepath.WalkDir(filepath.Dir(a.Root), func(path string, _ fs.DirEntry, _ error) error {
-		if strings.Contains(path, "evil") && !strings.HasPrefix(path, f.exchange+"/ompi") {
+		if strings.Contains(path, "evil") {
 			t.Errorf("a file at %s", path)
 		}
 		return nil
@@ -958,8 +957,7 @@ func TestHostileAnswersToTheProlog(t *testing.T) {
 			if len(ticket.RefusalReason) > 4096 {
 				t.Errorf("the ticket has %d bytes", len(ticket.RefusalReason))
 			}
-			a.withstands(a.Job(7, "0"), "epilog")
-			a.Clean()
+			a.closes(a.Job(7, "0"))
 		})
 	}
 }
@@ -1181,7 +1179,7 @@ func TestHostileNeighbour(t *testing.T) {
 // The folder of all state, and each folder in it, must belong to root. The prolog fails if a user owns one of them.
 func TestHostileFolderOfState(t *testing.T) {
 	t.Parallel()
-	for _, dir := range []string{"", "leases", "claims", "tickets", "locks", "jobs"} {
+	for _, dir := range []string{"", "leases", "tickets", "locks", "jobs"} {
 		t.Run("/"+dir, func(t *testing.T) {
 			a := newAttack(t, "", 1)
 			path := filepath.Join(a.Paths().Run(), dir)

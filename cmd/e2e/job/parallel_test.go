@@ -3,7 +3,7 @@
 package job_test
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
 	"github.com/slurm-mps/slurm-mps/site/sim/must"
@@ -96,26 +97,24 @@ func copies(n int, call func(i int)) []func() {
 	return all
 }
 
-// holder returns the job that a GPU's claim names, or 0 if there is no claim.
-func (p testNode) holder(gpu int) uint32 {
-	content, err := os.ReadFile(filepath.Join(p.Paths().Run(), "claims", string(p.UUID(gpu))))
-	if err != nil {
-		return 0
+// holds reports whether the lease of a job names a GPU.
+func (p testNode) holds(job uint32, gpu int) bool {
+	boot, err := proc.BootID()
+	must.OK(p.T, err)
+	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
+	if err != nil && !errors.Is(err, lease.ErrNotFound) {
+		p.T.Error(err)
 	}
-	var claim struct{ Job uint32 }
-	if err := json.Unmarshal(content, &claim); err != nil {
-		p.T.Errorf("claim on GPU %d: %q: %v", gpu, content, err)
-	}
-	return claim.Job
+	return slices.Contains(l.UUIDs(), p.UUID(gpu))
 }
 
-// has checks that a job has its GPUs for itself: claims, modes, a running daemon and a ticket.
+// has checks that a job has its GPUs for itself: leases, modes, a running daemon and a ticket.
 func (p testNode) has(job uint32, gpus ...int) {
 	p.T.Helper()
 	modes := p.Modes()
 	for _, gpu := range gpus {
-		if holder := p.holder(gpu); holder != job {
-			p.T.Errorf("GPU %d is job %d's, want job %d's", gpu, holder, job)
+		if !p.holds(job, gpu) {
+			p.T.Errorf("GPU %d is not job %d's", gpu, job)
 		}
 		if modes[gpu] != '3' {
 			p.T.Errorf("GPU %d of job %d is in mode %c", gpu, job, modes[gpu])
@@ -233,7 +232,7 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 				}
 			},
 		)
-		if p.holder(0) != 0 {
+		if p.holds(7, 0) {
 			p.has(7, 0)
 		} else {
 			p.Clean()

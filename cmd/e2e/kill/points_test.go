@@ -62,8 +62,6 @@ func (s shape) stand(t *testing.T) testNode {
 	models := slices.Repeat([]node.Model{node.H200}, s.gpus)
 	policy := testnode.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
 	p := testNode{e2e.NodeIn(t, e2e.PublicDir(t), policy, models...)}
-	// The folder is in /run, because only root may write there.
-	p.Facts(fmt.Sprintf("hpc_job_mapping_dir = %q", e2e.PublicDirIn(t, "/run")))
 	return p
 }
 

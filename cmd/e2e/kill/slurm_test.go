@@ -59,7 +59,7 @@ func TestAPrologKilledUnderSlurm(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	where := c.cutter("prolog")
-	for _, text := range sample(t, []string{"/claims/", "compute_mode", "nvidia-cuda-mps-control -d", "start_server", "/tickets/"}, 2) {
+	for _, text := range sample(t, []string{"/leases/", "compute_mode", "nvidia-cuda-mps-control -d", "start_server", "/tickets/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
 			c := &cluster{c.Again(t)}
 			c.First().Write(where, text)
@@ -91,7 +91,7 @@ func TestAnEpilogKilledUnderSlurm(t *testing.T) {
 	e2e.JoinSweep(t, "points")
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	where := c.cutter("epilog")
-	for _, text := range sample(t, []string{"/tickets/", "quit", "compute_mode", "/claims/", "/leases/"}, 2) {
+	for _, text := range sample(t, []string{"/tickets/", "quit", "compute_mode", "/leases/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
 			c := &cluster{c.Again(t)}
 			c.First().Write(where, text)

@@ -86,6 +86,16 @@ func listed(places ...string) plan {
 // launches).
 func again(line string) string { return strings.Join([]string{line, line, line, line}, " || ") }
 
+// inherited is the plan for ranks without the wrapper that have the batch script's variables or those of the launcher's
+// daemon: all GPUs, by number in a job of several nodes. Hydra gives all nodes the variables of the first one, and the
+// daemon of a job has the same path on each node of a site, though not here.
+func inherited(rank placement) string {
+	if rank.node != "n1" && strings.Contains(rank.pipe, "/n1/") {
+		return "0,1 - of n1"
+	}
+	return "0,1 -"
+}
+
 // unplaced is the plan for ranks without a placement.
 func unplaced(placement) string { return "no placement" }
 
@@ -101,7 +111,7 @@ type launchCluster struct {
 func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Helper()
 	o.PrologFlags = "Alloc"
-	s := &launchCluster{name: name, Cluster: e2e.NewCluster(t, testnode.Default(`share = "even"`, `unplaced = "deny"`), o)}
+	s := &launchCluster{name: name, Cluster: e2e.NewCluster(t, testnode.Default(`share = "even"`), o)}
 	// A job in these tests makes many launches.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
@@ -199,7 +209,7 @@ func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement)
 		if any, ok := strings.CutPrefix(want, "*"); at != want && !(ok && strings.HasSuffix(at, any)) {
 			t.Errorf("rank %d (local rank %d of %d on %s) has %s, want %s", x.world, x.local, x.size, x.node, at, want)
 		}
-		if at != "no placement" {
+		if at != "no placement" && !strings.Contains(x.gpu, ",") {
 			assigned[x.node+" "+x.gpu] += smsAt(x.percent)
 		}
 	}
@@ -213,19 +223,25 @@ func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement)
 	}
 }
 
-// place formats a placement as a plan does. The daemon must be the daemon of that node.
+// place formats a placement as a plan does. If the daemon is that of another node, the text ends with this node's name.
 func (s *launchCluster) place(name string, x placement) string {
-	switch {
-	case x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-"):
+	if x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-") {
 		return "no placement"
-	case !strings.HasPrefix(x.pipe, s.TestNodes[name].Paths().Run()):
-		return "another node's daemon, " + x.pipe
 	}
 	var gpus []string
-	for uuid := range strings.SplitSeq(x.gpu, ",") {
-		gpus = append(gpus, strconv.Itoa(slices.Index(s.uuids, uuid)))
+	for gpu := range strings.SplitSeq(x.gpu, ",") {
+		if i := slices.Index(s.uuids, gpu); i >= 0 {
+			gpu = strconv.Itoa(i)
+		}
+		gpus = append(gpus, gpu)
 	}
-	return strings.Join(gpus, ",") + " " + x.percent
+	text := strings.Join(gpus, ",") + " " + x.percent
+	for other, node := range s.TestNodes {
+		if other != name && strings.HasPrefix(x.pipe, node.Paths().Run()) {
+			text += " of " + other
+		}
+	}
+	return text
 }
 
 func smsAt(percent string) int {
@@ -268,15 +284,15 @@ func TestPlacementsOnOneNode(t *testing.T) {
 		{"hydra in srun", "srun -n1 -c5 mpiexec.hydra -launcher fork -n 3 WRAP", "mpich", three, round(2)},
 		// mpiexec starts its own daemon with srun. That daemon is not a rank, so its ranks have no placement without
 		// the wrapper.
-		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unplaced},
-		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unplaced},
+		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, inherited},
+		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, inherited},
 		// This step wants no GPU.
 		{"no GPU", "srun -n5 --gres=none WRAP", "", five, unplaced},
 		{"no GPU, task prolog", "srun -n5 --gres=none PLAIN", "", five, unplaced},
 		{"bind map_gpu:1,0", "srun -n5 --gpu-bind=map_gpu:1,0 WRAP", "", five, listed("1 33.333334", "0 50", "1 33.333334", "0 50", "1 33.333334")},
 	}, "-n5", "--gres=gpu:2")
 	s.interactive([]launchCase{
-		{"the shell", "PLAIN", "", []int{1}, unplaced},
+		{"the shell", "PLAIN", "", []int{1}, inherited},
 		{"a program of the shell", "WRAP", "", []int{1}, listed("0 -")},
 		{"mpirun in an interactive step", "mpirun.openmpi -np 5 WRAP", "openmpi", five, round(2)},
 	})
@@ -339,9 +355,9 @@ func TestPlacementsOnThreeNodes(t *testing.T) {
 		{"mpirun, hostfile", "printf 'n1 slots=3\nn2 slots=1\nn3 slots=1\n' >hosts; mpirun.openmpi --hostfile hosts -np 5 WRAP", "openmpi", more, round(2)},
 		{"mpirun, by node", "mpirun.openmpi --map-by node -np 7 WRAP", "openmpi", []int{3, 2, 2}, round(2)},
 		{"hydra", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 WRAP", "mpich", more, round(2)},
-		{"mpirun without the wrapper", "mpirun.openmpi --map-by node -np 7 PLAIN", "openmpi", []int{3, 2, 2}, unplaced},
-		{"hydra without the wrapper", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 PLAIN", "mpich", more, unplaced},
-		{"mpirun without a shell and the wrapper", "perl -e 'system qw(mpirun.openmpi --map-by node -np 7), @ARGV' PLAIN", "openmpi", []int{3, 2, 2}, unplaced},
+		{"mpirun without the wrapper", "mpirun.openmpi --map-by node -np 7 PLAIN", "openmpi", []int{3, 2, 2}, inherited},
+		{"hydra without the wrapper", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 PLAIN", "mpich", more, inherited},
+		{"mpirun without a shell and the wrapper", "perl -e 'system qw(mpirun.openmpi --map-by node -np 7), @ARGV' PLAIN", "openmpi", []int{3, 2, 2}, inherited},
 		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", uneven, round(2)},
 	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
 	s.try([]launchCase{

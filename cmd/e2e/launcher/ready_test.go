@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
@@ -56,11 +57,16 @@ const waiting = `^mpirun-wrap: waiting up to 30s for the MPS server of GPU-\S+, 
 func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 	p := sharedGPU(t, `scope = "gpu"`)
 	holder := p.inFault()
+	table := filepath.Join(p.Ticket(7).ExchangeDir, "printed")
+	printed := func() (at time.Time) {
+		if info, err := os.Stat(table); err == nil {
+			at = info.ModTime()
+		}
+		return at
+	}
+	before := printed()
 	ranks := p.Launch(4, p.CudaClient(), "info")
-	p.Until("table of what the ranks have printed", func() bool {
-		_, err := os.Stat(filepath.Join(p.Ticket(7).ExchangeDir, "printed"))
-		return err == nil
-	})
+	p.Until("entry of what the ranks print", func() bool { return !printed().Equal(before) })
 	must.OK(t, holder.Process.Kill())
 	codes, said := ranks.End()
 	if fmt.Sprint(codes) != "[0 0 0 0]" || strings.Count(ranks.Out(), "err=0(") != 4 {

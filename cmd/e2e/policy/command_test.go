@@ -5,13 +5,9 @@ package policy_test
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
-	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
@@ -107,133 +103,4 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	p.Clean()
-}
-
-// policy apply installs a whole policy or nothing, after the policy's own tests. It prints the difference.
-func TestPolicyApply(t *testing.T) {
-	p := newTestNode(t, testnode.Teaching, node.H200)
-	dir := t.TempDir()
-	file := filepath.Join(dir, "new.hcl")
-	besideNew := filepath.Join(dir, "policy_test.hcl")
-	apply := func(code int, policy, cases string) string {
-		t.Helper()
-		p.Write(file, policy)
-		p.Write(besideNew, cases)
-		if cases == "" {
-			must.OK(t, os.Remove(filepath.Join(dir, "policy_test.hcl")))
-		}
-		result := p.Ctl("policy", "apply", file)
-		if result.Code != code {
-			t.Fatalf("code %d, want %d: %s", result.Code, code, result.Output)
-		}
-		return result.Output
-	}
-	same := func(want string, files int) {
-		t.Helper()
-		if got := e2e.Read(t, p.Paths().Policy()); got != want {
-			t.Errorf("policy.hcl is\n%s", got)
-		}
-		if names, err := os.ReadDir(filepath.Dir(p.Paths().Policy())); err != nil || len(names) != files {
-			t.Errorf("beside it: %v, %v", names, err)
-		}
-	}
-	if out := apply(1, testnode.Teaching+"rule \"x\" {", ""); !strings.Contains(out, file+" line 26") {
-		t.Errorf("broken: %s", out)
-	}
-	same(testnode.Teaching, 2)
-	const later = `version = 1
-
-trigger {
-  constraint = "mps"
-}
-
-rule "all" {
-  when = true
-  grant {
-    memory = "even"
-  }
-}
-
-rule "chemistry" {
-  when  = startswith(job.account, "chem")
-  allow = ["share", "ceiling"]
-  grant {
-    scope = "gpu"
-    share = "overlap:4"
-  }
-}
-
-rule "new" {
-  when = false
-  deny = "no"
-}
-`
-	const cases = "version = 1\ncase \"a\" {\n  job {\n    requested = [\"mps\"]\n  }\n  expect {\n    rule = \"RULE\"\n  }\n}\n"
-	if out := apply(1, later, strings.Replace(cases, "RULE", "chemistry", 1)); !strings.Contains(out, `FAIL `) || !strings.Contains(out, "Nothing has changed") {
-		t.Errorf("a case that fails: %s", out)
-	}
-	same(testnode.Teaching, 2)
-	must.OK(t, os.Chmod(p.Paths().Policy(), 0o640))
-	changed := "--- " + p.Paths().Policy() + "\n+++ " + file + "\n@@ -2,12 +2,13 @@\n"
-	if result := p.Ctl("policy", "apply", "--dry-run", file); result.Code != 1 {
-		t.Errorf("a dry run with a case that fails: %+v", result)
-	}
-	p.Write(filepath.Join(dir, "policy_test.hcl"), strings.Replace(cases, "RULE", "all", 1))
-	if result := p.Ctl("policy", "apply", "--dry-run", file); result.Code != 0 || !strings.HasPrefix(result.Output, changed) ||
-		!strings.HasSuffix(result.Output, "\nNothing has changed: "+p.Paths().Policy()+" stays as it is.\n") {
-		t.Errorf("a dry run: %+v", result)
-	}
-	same(testnode.Teaching, 2)
-	out := apply(0, later, strings.Replace(cases, "RULE", "all", 1))
-	for _, line := range []string{
-		"\n-  grant {}\n", "\n+rule \"new\" {\n", "\n+    share = \"overlap:4\"\n", "\n   constraint = \"mps\"\n",
-		"\nok   " + besideNew + ":2: case \"a\"\n1 case passed, 0 failed\n",
-	} {
-		if !strings.Contains(out, line) {
-			t.Errorf("there is no %q in\n%s", line, out)
-		}
-	}
-	now, back, _ := strings.Cut(out, "To go back: mpsctl ")
-	isNow := "\n" + p.Paths().Policy() + " is the policy now: the next job has it\n"
-	if !strings.HasPrefix(out, changed) || !strings.HasSuffix(now, isNow) {
-		t.Errorf("apply prints\n%s", out)
-	}
-	if strings.Count(out, "Warning: Never tried") != 2 {
-		t.Errorf("there is no warning of the two rules after the rule for every job:\n%s", out)
-	}
-	same(later, 4)
-	if got := e2e.Read(t, filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl")); got != strings.Replace(cases, "RULE", "all", 1) {
-		t.Errorf("the policy's cases were not installed with it: %s", got)
-	}
-	const passed = ":2: case \"a\"\n1 case passed, 0 failed\n"
-	if result := p.Ctl("policy", "test"); result.Code != 0 || !strings.HasSuffix(result.Output, passed) {
-		t.Errorf("the node's own cases: %+v", result)
-	}
-	if info, err := os.Stat(p.Paths().Policy()); err != nil || info.Mode() != 0o640 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-	const none = "No line changes.\nNo case was run: policy_test.hcl beside the policy has the cases.\n"
-	if out := apply(0, later, ""); !strings.HasPrefix(out, none) || strings.Contains(out, "To go back") {
-		t.Errorf("again: %s", out)
-	}
-	if result := p.Ctl(strings.Fields(back)...); result.Code != 0 {
-		t.Errorf("%s: %+v", back, result)
-	}
-	same(testnode.Teaching, 4)
-	// apply replaces a broken policy. From then on the copy of the new policy is used if the policy breaks.
-	p.Write(p.Paths().Policy(), "rubbish {")
-	if out := apply(0, later, ""); strings.Contains(out, "To go back") {
-		t.Errorf("a broken policy is a way back: %s", out)
-	}
-	p.Write(p.Paths().Policy(), "rubbish {")
-	p.Must(0, p.Job(7, "0"), "prolog")
-	p.Must(0, p.Job(7, "0"), "epilog")
-	// apply writes nothing into a folder that others may write.
-	must.OK(t, os.Chmod(filepath.Dir(p.Paths().Policy()), 0o777))
-	if out := apply(1, later, ""); !strings.Contains(out, "not root's own") {
-		t.Errorf("in a folder of others: %s", out)
-	}
-	if result := p.Ctl("policy", "apply"); result.Code != 2 {
-		t.Errorf("without a file: %+v", result)
-	}
 }

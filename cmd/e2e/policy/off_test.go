@@ -3,7 +3,6 @@
 package policy_test
 
 import (
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -29,9 +28,9 @@ func offPage(t *testing.T) (site string, narrower []string) {
 	return site, narrower
 }
 
-// The policies of docs/operator.md switch MPS off for a site, a partition and a user: by apply, from the node's next job
+// The policies of docs/operator.md switch MPS off for a site, a partition and a user, from the node's next job
 // on. A denied job has its GPUs without MPS and the reason, and SLURM_MPS=off runs its program. A job that does not ask
-// sees nothing, a running one goes on and is closed, and the printed command switches MPS on.
+// sees nothing, a running one goes on and is closed, and the earlier policy switches MPS on.
 func TestSwitchOff(t *testing.T) {
 	site, narrower := offPage(t)
 	const grants = "\nrule \"all\" {\n  when = true\n  grant {}\n}\n"
@@ -44,11 +43,9 @@ func TestSwitchOff(t *testing.T) {
 			p := newTestNode(t, triggered+grants, node.H200, node.H200)
 			p.Must(0, p.Job(6, "1"), "prolog")
 			running := p.Ticket(6)
-			file := filepath.Join(p.Root, "off.hcl")
-			p.Write(file, policy)
-			applied := p.Ctl("policy", "apply", file)
-			if applied.Code != 0 {
-				t.Fatalf("%+v", applied)
+			p.Write(p.Paths().Policy(), policy)
+			if checked := p.Ctl("policy", "check"); checked.Code != 0 {
+				t.Fatalf("%+v", checked)
 			}
 			job := p.Job(7, "0")
 			for i, user := range []string{"ana", "bo"} {
@@ -67,10 +64,7 @@ func TestSwitchOff(t *testing.T) {
 				t.Error("the running job has lost its daemon")
 			}
 			p.Close(p.Job(6, "1"))
-			_, back, _ := strings.Cut(applied.Output, "To go back: mpsctl ")
-			if result := p.Ctl(strings.Fields(back)...); result.Code != 0 {
-				t.Errorf("%q: %+v", back, result)
-			}
+			p.Write(p.Paths().Policy(), triggered+grants)
 			p.Must(0, p.Job(8, "0"), "prolog")
 			if p.Ticket(8).RefusalReason != "" {
 				t.Errorf("switched on: %+v", p.Ticket(8))

@@ -32,8 +32,8 @@ func TestBadInputOfRootsPrograms(t *testing.T) {
 		{"prolog", e2e.Without(prolog, "SLURM_JOB_ID"), nil, "cannot read job: SLURM_JOB_ID is not set: " + fromSlurmd},
 		{"epilog", e2e.Without(epilog, "SLURM_JOB_ID"), nil, "cannot read job: SLURM_JOB_ID is not set: " + fromSlurmd},
 		{"prolog", e2e.Without(prolog, "SLURM_JOB_UID"), nil, "cannot read job: SLURM_JOB_UID is not set: " + fromSlurmd},
-		{"prolog", nil, []string{"--rooot"}, "unknown flag: --rooot"},
-		{"prolog", prolog, []string{"now"}, `unknown command "now" for "prolog"`},
+		{"prolog", nil, []string{"--rooot"}, "cannot read flags: unknown flag: --rooot: did you mean --root?"},
+		{"prolog", prolog, []string{"now"}, `cannot take "now": prolog takes only flags: see prolog --help`},
 		{"epilog", epilog, []string{"--root", "rel"}, `cannot use --root "rel": give an absolute path`},
 	} {
 		result, err := p.Run(p.Ctx, c.env, c.program, c.args...)

@@ -84,11 +84,11 @@ func TestReportsOfTwoNodes(t *testing.T) {
 	if out, err := shares(c.TestNodes["n1"]); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	expect(e2e.UID, 0, `(?s)on n1: ended.*No report here of n2\.`, job)
+	expect(e2e.UID, 0, `(?s)on n1:\s+ended.*No report here of n2\.`, job)
 	if out, err := shares(c.TestNodes["n2"]); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	all := `(?s)on 2 nodes: ended.*\n +n1 +1 .*\n +n2 +1 .*\n +all +2 `
+	all := `(?s)on 2 nodes:\s+ended.*\n +n1 +1 .*\n +n2 +1 .*\n +all +2 `
 	expect(e2e.UID, 0, all, job)
 	expect(e2e.UID, 0, all, job+"_3")
 	expect(e2e.UID, 0, all, job, "--from", shared+"/"+e2e.UserName)

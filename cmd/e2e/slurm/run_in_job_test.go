@@ -29,7 +29,7 @@ func needRelease(t *testing.T, minRelease string) {
 }
 
 // With PrologFlags=RunInJob the prolog's processes run in the job's containers, and Slurm ends them with the job, on
-// cgroup v2 before the epilog. The node returns to service, and a cancelled rank has a daemon until it is gone.
+// cgroup v2 before the epilog. There, the daemon is in a group beside the job's. The node returns to service, and a cancelled rank has a daemon until it is gone.
 func TestRunInJob(t *testing.T) {
 	needRelease(t, "24.05")
 	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})
@@ -41,8 +41,10 @@ func TestRunInJob(t *testing.T) {
 	id = c.Batch("srun -n4 "+c.Wrap("spin -ms 5 -for 60"), "-n4", "--gres=gpu:2")
 	c.Running(id)
 	daemon := c.First().Ticket(uint32(id)).Daemons[0].Proc
-	if groups := e2e.Read(t, fmt.Sprintf("/proc/%d/cgroup", daemon.PID)); !strings.Contains(groups, fmt.Sprintf("/job_%d", id)) {
-		t.Errorf("the daemon is not in the job's control group: %s", groups)
+	groups := e2e.Read(t, fmt.Sprintf("/proc/%d/cgroup", daemon.PID))
+	inJob, inScope := strings.Contains(groups, fmt.Sprintf("/job_%d", id)), strings.Contains(groups, "slurmstepd.scope/")
+	if inJob == inScope {
+		t.Errorf("the daemon is in the wrong control group: %s", groups)
 	}
 	c.Does(c.User, "scancel", strconv.Itoa(id))
 	c.Ended(id)

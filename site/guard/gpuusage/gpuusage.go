@@ -27,7 +27,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/logfile"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/spf13/cobra"
 )
 
 // line is the command line.
@@ -39,29 +38,33 @@ type line struct {
 	interval time.Duration
 }
 
+const help = `gpu-usage prints a line of JSON for each line of its stdin, until its stdin
+ends. The guard of a job starts it with the first client. With --record, gpu-usage
+writes the report of a job. The guard starts this recorder when the guard
+itself starts, and writes the job's clients to the recorder's stdin.
+
+Usage:
+  gpu-usage [flags]
+
+Flags:
+      --gpu UUID            the GPUs, by UUID
+  -h, --help                help for gpu-usage
+      --interval DURATION   take a sample for the report each DURATION (default 10s)
+      --nvml FILE           the FILE libnvidia-ml.so.1; without it, the loader finds NVML
+      --record JOB          keep the report of this JOB, which has a lease
+      --root DIR            move /run/slurm-mps and /var/log/slurm-mps below DIR
+  -v, --version             version for gpu-usage
+`
+
 // Main runs gpu-usage and returns its exit code.
 func Main(p cli.Process) int {
-	var l line
-	c := &cobra.Command{
-		Use: "gpu-usage", Short: "print what GPUs have left and how busy they are",
-		Long: "gpu-usage prints a line of JSON for each line of its stdin, until its stdin\n" +
-			"ends. The guard of a job starts it with the first client. With --record, gpu-usage\n" +
-			"writes the report of a job. The guard starts this recorder when the guard\n" +
-			"itself starts, and writes the job's clients to the recorder's stdin.",
-		Version: cli.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
-		RunE: func(*cobra.Command, []string) error { return l.run(p) },
+	l := line{interval: site.DefaultConfig().UsageInterval}
+	done, err := p.ParseAlone("gpu-usage", help, cli.Flag{Name: "root", To: &l.paths.Root}, cli.Flag{Name: "nvml", To: &l.library},
+		cli.Flag{Name: "gpu", To: &l.devices}, cli.Flag{Name: "record", To: &l.job}, cli.Flag{Name: "interval", To: &l.interval})
+	if err == nil && !done {
+		err = l.run(p)
 	}
-	c.CompletionOptions.DisableDefaultCmd = true
-	flags := c.Flags()
-	flags.StringVar(&l.paths.Root, "root", "", "move /run/slurm-mps and /var/log/slurm-mps below `DIR`")
-	flags.StringVar(&l.library, "nvml", "", "the `FILE` libnvidia-ml.so.1; without it, the loader finds NVML")
-	flags.StringSliceVar(&l.devices, "gpu", nil, "the GPUs, by `UUID`")
-	flags.Uint32Var(&l.job, "record", 0, "keep the report of this `JOB`, which has a lease")
-	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "take a sample for the report each `DURATION`")
-	c.SetArgs(p.Args)
-	c.SetOut(p.Out)
-	c.SetErr(p.Err)
-	if err := c.Execute(); err != nil {
+	if err != nil {
 		p.PrintError("gpu-usage", err)
 		return cli.ExitDrain
 	}

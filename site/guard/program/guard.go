@@ -7,9 +7,7 @@ package program
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -24,6 +22,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/rs/zerolog/diode"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/cli"
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/guard/pause"
@@ -58,57 +57,33 @@ it cannot guard.
 
 // line is the command line.
 type line struct {
-	paths         site.Paths
-	job           uint
-	nvml          string
-	interval      time.Duration
-	take          bool
-	pause         time.Duration
-	clear         string
-	version, help bool
-}
-
-func parse(args []string) (l line, err error) {
-	flags := flag.NewFlagSet("guard", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.StringVar(&l.paths.Root, "root", "", "")
-	flags.UintVar(&l.job, "job", 0, "")
-	flags.StringVar(&l.nvml, "nvml", "", "")
-	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "")
-	flags.BoolVar(&l.take, "take", false, "")
-	flags.DurationVar(&l.pause, "pause", 0, "")
-	flags.StringVar(&l.clear, "clear", "", "")
-	flags.BoolVar(&l.version, "version", false, "")
-	err = flags.Parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		l.help, err = true, nil
-	case err != nil:
-		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
-	case l.version || l.take || l.pause > 0 || l.clear != "":
-	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
-		err = errors.New("cannot guard: want --job ID: see guard --help")
-	}
-	return l, err
+	paths    site.Paths
+	job      uint32
+	nvml     string
+	interval time.Duration
+	take     bool
+	pause    time.Duration
+	clear    string
 }
 
 // Main runs the guard and returns its exit code.
 func Main(p cli.Process) int {
-	l, err := parse(p.Args)
+	l := line{interval: site.DefaultConfig().UsageInterval}
+	done, err := p.ParseAlone("guard", usage, cli.Flag{Name: "root", To: &l.paths.Root}, cli.Flag{Name: "job", To: &l.job},
+		cli.Flag{Name: "nvml", To: &l.nvml}, cli.Flag{Name: "interval", To: &l.interval}, cli.Flag{Name: "take", To: &l.take},
+		cli.Flag{Name: "pause", To: &l.pause}, cli.Flag{Name: "clear", To: &l.clear})
 	switch {
+	case done:
+		return cli.ExitOK
 	case err != nil:
-	case l.help:
-		fmt.Fprint(p.Out, usage)
-		return cli.ExitOK
-	case l.version:
-		fmt.Fprintln(p.Out, cli.Version())
-		return cli.ExitOK
 	case l.take:
 		err = take.Run(0)
 	case l.pause > 0:
 		err = pause.Run(l.pause)
 	case l.clear != "":
 		err = lease.Clear(l.paths.Run(), l.clear)
+	case l.job == 0:
+		err = errors.New("cannot guard: want --job ID: see guard --help")
 	default:
 		err = run(p, l)
 	}
@@ -126,7 +101,7 @@ func Main(p cli.Process) int {
 const collectAt = 25
 
 func run(p cli.Process, line line) error {
-	job, paths := uint32(line.job), line.paths
+	job, paths := line.job, line.paths
 	debug.SetGCPercent(collectAt)
 	if os.Geteuid() != 0 {
 		return errors.New("cannot guard: not root: the prolog runs this program")
@@ -144,11 +119,13 @@ func run(p cli.Process, line line) error {
 	if err != nil {
 		return errors.Join(err, lock.Release())
 	}
+	if err := leave(l.GuardGroup); err != nil {
+		warn(paths, job, err, "the guard stays in the prolog's control group")
+	}
 	if l.NoMPS {
 		return becomeRecorder(p, lock, line)
 	}
-	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
-	leaveJob()
+	defer runtime.KeepAlive(lock)            // the kernel releases the lock at the end of this process, and the epilog waits for that
 	_ = proc.SetOOMScore(os.Getpid(), -1000) // to kill a process of 10 MiB would not help
 	// Room for all duplicates and their pidfds, if this process may. Go has raised the soft limit before.
 	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 8192, Max: 8192})
@@ -165,7 +142,6 @@ func run(p cli.Process, line line) error {
 // becomeRecorder makes this process the recorder of a job without MPS. Its pid, its start time and its lock stay, so
 // that an epilog finds and ends it like a guard. The prolog does not wait until the recorder has loaded NVML.
 func becomeRecorder(p cli.Process, lock *lease.JobLock, line line) error {
-	leaveJob()
 	err := lock.Inherit()
 	if err == nil {
 		fmt.Fprintln(p.Out, guard.Ready)
@@ -173,11 +149,15 @@ func becomeRecorder(p cli.Process, lock *lease.JobLock, line line) error {
 		argv := line.recorder()
 		err = fmt.Errorf("cannot start %s: %w", argv[0], unix.Exec(argv[0], argv, nil))
 	}
-	out, closeLog := logfile.Open(line.paths.Log())
-	defer closeLog()
-	log := logfile.Of(out, "guard", uint32(line.job))
-	log.Warn().Err(err).Msg("no report of this job is kept")
+	warn(line.paths, uint32(line.job), err, "no report of this job is kept")
 	return errors.Join(err, lock.Release())
+}
+
+func warn(paths site.Paths, job uint32, err error, what string) {
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
+	log := logfile.Of(out, "guard", job)
+	log.Warn().Err(err).Msg(what)
 }
 
 const (
@@ -363,9 +343,12 @@ func raisePriority() {
 	proc.SetNice(os.Getpid(), -20)
 }
 
-// leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these
-// groups, and Slurm ends their processes with the job.
-func leaveJob() {
+// leave moves this process into the group that its lease gives it. Without one, it leaves the job's groups. With
+// PrologFlags=RunInJob, a prolog runs in these groups, and Slurm ends their processes with the job.
+func leave(group string) error {
+	if group != "" {
+		return cgroup.Enter(group)
+	}
 	groups, _ := proc.GroupsOf(os.Getpid())
 	for _, group := range groups {
 		if !group.OfAJob() {
@@ -374,4 +357,5 @@ func leaveJob() {
 		folder := strings.TrimPrefix(group.Controllers, "name=")
 		_ = os.WriteFile(filepath.Join("/sys/fs/cgroup", folder, "cgroup.procs"), []byte("0"), 0)
 	}
+	return nil
 }

@@ -119,7 +119,7 @@ func TestTheActs(t *testing.T) {
 // TestAPipedScript gives commands as "make play <FILE" does: each of them runs, and the shell ends with the file. With
 // --own, a job without a prolog's daemon starts one: its folders have room for sockets below a pid of seven digits.
 func TestAPipedScript(t *testing.T) {
-	const longest = "/tmp/" + folder + "4194304-4294967295/root/tmp/slurm-mps-2001/201760da709ce202/" +
+	const longest = "/tmp/" + folder + "4194304-4294967295/root/tmp/slurm-mps-2001-4294967295/" +
 		"jobs/2512001/0/pipe/control_privileged"
 	must.Hold(t, len(longest) <= 107, "a socket's path can have %d bytes: %s", len(longest), longest)
 	path := filepath.Join(t.TempDir(), "script")

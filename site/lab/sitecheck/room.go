@@ -263,7 +263,7 @@ func (k *kit) rootOfOwn() string {
 
 // daemonsOfOwn returns the daemons of the user's steps and their servers.
 func (l *lane) daemonsOfOwn() ([]proc.Process, error) {
-	return l.node.Below(l.rootOfOwn() + fmt.Sprintf("/tmp/slurm-mps-%d/", l.uid))
+	return l.node.Below(l.rootOfOwn() + fmt.Sprintf("/tmp/slurm-mps-%d-", l.uid))
 }
 
 // ownGone waits until nothing of --own is left, once all of its ranks have ended.

@@ -5,6 +5,7 @@
 package source_test
 
 import (
+	"maps"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -27,7 +28,7 @@ var packages = map[string][]string{
 	"site/slurm":          {"policy", "site", "site/words"},
 	"site/serverlog":      {"golang.org/x/sys/unix"},
 	"site/usage":          {"site", "site/lease", "site/osfile", "site/proc"},
-	"site/usage/page":     {"site/usage", "site/usage/judge"},
+	"site/usage/page":     {},
 	"site/lease":          {"policy", "site", "site/osfile", "site/proc", "golang.org/x/sys/unix"},
 	"site/gpu":            {"site", "site/usage", "site/wait", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":            {"policy", "site", "site/cgroup", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/wait", "site/words", "golang.org/x/sys/unix"},
@@ -37,10 +38,10 @@ var packages = map[string][]string{
 	"mpirun-wrap":         {"policy", "site", "site/cli", "site/lease", "site/osfile", "site/proc", "site/serverlog", "site/slurm", "site/slurm/launch", "site/slurm/witness", "site/wait", "site/words", "golang.org/x/sys/unix"},
 	"site/cli":            {"site/words"},
 	"site/logfile":        {"github.com/rs/zerolog"},
-	"site/guard/gpuusage": {"policy", "site", "site/cli", "site/clientenv", "site/gpu", "site/guard/gauge", "site/lease", "site/logfile", "site/osfile", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"site/guard/program":  {"site", "site/cli", "site/guard", "site/guard/pause", "site/guard/take", "site/lease", "site/logfile", "site/proc", "site/slurm", "site/slurm/witness", "site/wait", "site/words", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
+	"site/guard/gpuusage": {"policy", "site", "site/cli", "site/clientenv", "site/gpu", "site/guard/gauge", "site/lease", "site/logfile", "site/osfile", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"site/guard/program":  {"site", "site/cgroup", "site/cli", "site/guard", "site/guard/pause", "site/guard/take", "site/lease", "site/logfile", "site/proc", "site/slurm", "site/slurm/witness", "site/wait", "site/words", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/guard":           {"site/cli", "site/guard/program"},
-	"prolog/frame":        {"epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/cli", "site/driver", "site/etc", "site/gpu", "site/guard", "site/lease", "site/logfile", "site/mps", "site/proc", "site/slurm", "site/wait", "github.com/rs/zerolog", "github.com/spf13/cobra"},
+	"prolog/frame":        {"epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/cli", "site/driver", "site/etc", "site/gpu", "site/guard", "site/lease", "site/logfile", "site/mps", "site/proc", "site/slurm", "site/wait", "github.com/rs/zerolog"},
 	"mpirun-wrap/own":     {"policy", "site", "site/driver", "site/guard", "site/guard/gauge", "site/guard/pause", "site/guard/take", "site/lease", "site/mps", "site/osfile", "site/proc", "site/serverlog", "site/slurm", "site/slurm/launch", "site/slurm/witness", "site/wait", "golang.org/x/sys/unix"},
 	"site/driver":         {"policy", "site", "site/osfile"},
 	"cmd/prolog":          {"prolog/frame", "site/cli"},
@@ -82,10 +83,10 @@ var forRanks = append(slices.Clone(forGuard), "net")
 
 // forHooks are what prolog and epilog may not link: unneeded packages that start slowly, and packages that could start
 // programs or use a network as root.
-var forHooks = []string{e2e.Module + "policy/lint", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
+var forHooks = []string{e2e.Module + "policy/lint", "github.com/spf13/", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
 
 // forUsage are what the parts of gpu-usage may not link: it only reads GPUs, beside each job.
-var forUsage = []string{"github.com/hashicorp/", "github.com/zclconf/", "os/exec", "net/http", e2e.Module + "prolog",
+var forUsage = []string{"github.com/spf13/", "github.com/hashicorp/", "github.com/zclconf/", "os/exec", "net/http", e2e.Module + "prolog",
 	e2e.Module + "epilog", e2e.Module + "policy/policyfile", e2e.Module + "site/mps"}
 
 func TestImports(t *testing.T) {
@@ -112,18 +113,28 @@ func tool(pkg string) bool {
 	return slices.ContainsFunc(outside, func(o string) bool { return pkg == o || strings.HasPrefix(pkg, o+"/") })
 }
 
+// foreign are the modules of others that programs link which run as root. Those after the first four come with hcl and
+// zerolog.
+var foreign = []string{"github.com/NVIDIA/go-nvml", "github.com/hashicorp/hcl/v2", "github.com/rs/zerolog", "golang.org/x/sys",
+	"github.com/agext/levenshtein", "github.com/apparentlymart/go-textseg/v15", "github.com/mattn/go-colorable",
+	"github.com/mattn/go-isatty", "github.com/mitchellh/go-wordwrap", "github.com/zclconf/go-cty", "golang.org/x/text"}
+
 func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
-	root := map[string]bool{} // our packages that slurmd or the prolog runs as root
+	root, modules := map[string]bool{}, map[string]bool{} // our packages that slurmd or the prolog runs as root, and modules of others
 	for program, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks,
 		"guard": forGuard, "prolog": forHooks, "epilog": forHooks, "../site/guard/gpuusage": forUsage} {
-		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "../../../cmd/"+program) {
+		byRoot := slices.Contains([]string{"prolog", "epilog", "guard"}, program)
+		for _, line := range list(t, "-deps", "-f", "{{.ImportPath}} {{with .Module}}{{.Path}}{{end}}", "../../../cmd/"+program) {
+			dependency, module, _ := strings.Cut(line, " ")
 			for _, f := range forbidden {
 				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {
 					t.Errorf("%s links %s", program, dependency)
 				}
 			}
-			if name, own := strings.CutPrefix(dependency, e2e.Module); own && slices.Contains([]string{"prolog", "epilog", "guard"}, program) {
+			if name, own := strings.CutPrefix(dependency, e2e.Module); own && byRoot {
 				root[name] = true
+			} else if module != "" && byRoot {
+				modules[module] = true
 			}
 		}
 	}
@@ -131,7 +142,13 @@ func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
 	for name := range root {
 		lines += strings.Count(text(t, name+"/*.go"), "\n")
 	}
-	t.Logf("root's programs link %d lines of %d packages", lines, len(root))
+	names := slices.Sorted(maps.Keys(modules))
+	t.Logf("root's programs link %d lines of %d packages, and %d foreign modules: %q", lines, len(root), len(names), names)
+	for _, name := range names {
+		if !slices.Contains(foreign, name) {
+			t.Errorf("root's programs link %s", name)
+		}
+	}
 }
 
 // lockers lock a thread for the time of the program. control.go and release.go unlock it again. That of

@@ -32,7 +32,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -421,7 +420,7 @@ func (p Node) Quiet() {
 	p.T.Helper()
 	p.awaitLateGuard()
 	p.Clean()
-	for _, what := range slices.Concat(p.Strangers(), p.Locks(), p.mounts(), p.Strays(), p.jobFiles()) {
+	for _, what := range slices.Concat(p.Strangers(), p.Locks(), p.mounts(), p.Strays()) {
 		p.T.Errorf("left behind: %s\n%s", what, p.Log())
 	}
 }
@@ -479,28 +478,6 @@ func (p Node) mounts() []string {
 	for line := range strings.Lines(string(table)) {
 		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], p.Paths().Run()+"/") {
 			found = append(found, "mount "+fields[1])
-		}
-	}
-	return found
-}
-
-// jobFiles are files for dcgm-exporter that are left, if the log has no line about them.
-func (p Node) jobFiles() (found []string) {
-	config, _ := policyfile.ReadConfig(p.Paths())
-	if config.JobMappingDir == "" {
-		return nil
-	}
-	files, err := os.ReadDir(config.JobMappingDir)
-	if err != nil {
-		p.T.Error(err)
-	}
-	for _, file := range files {
-		path := filepath.Join(config.JobMappingDir, file.Name())
-		if !strings.Contains(p.Log(), "cannot remove "+path+":") {
-			found = append(found, "file "+path)
-		}
-		if err := os.Remove(path); err != nil { // because the next point must find none
-			p.T.Error(err)
 		}
 	}
 	return found

@@ -47,7 +47,6 @@ func (at Point) Reached(p Node) func(faultinject.Effect) bool {
 
 var (
 	processes = regexp.MustCompile(`/(proc|task)/[0-9]+`)
-	jobFiles  = regexp.MustCompile(`/run/mps[0-9]+`)
 	drafts    = regexp.MustCompile(`(/\.draft-[^/ ]+-)[0-9]+`)
 )
 
@@ -57,7 +56,6 @@ func (p Node) Name(e faultinject.Effect) string {
 	name := strings.ReplaceAll(e.String(), folder, "")
 	// The folder is also in the name of a control group.
 	name = strings.ReplaceAll(name, strings.ReplaceAll(strings.Trim(folder, "/"), "/", "-"), "")
-	name = jobFiles.ReplaceAllString(name, "/run/mpsN")
 	name = processes.ReplaceAllString(name, "/$1/N")
 	return drafts.ReplaceAllString(name, "${1}N")
 }

@@ -41,8 +41,8 @@ type Node struct {
 	Events []string // what was done outside of the store, each with the records at that moment
 	Modes  map[site.UUID]site.Mode
 	Fail   map[string]error // the error of an event, by the event's text without the records; then the event is not done
-	// Claims returns what job 7 has in the store beside its lease and its ticket.
-	Claims func() []string
+	// Holds returns what job 7 has in the store beside its lease and its ticket.
+	Holds func() []string
 }
 
 // New makes a node whose GPUs are in mode default. It needs root.
@@ -78,7 +78,7 @@ func (n *Node) Event(format string, values ...any) error {
 	return n.Fail[text]
 }
 
-// Records returns what the store has of job 7: "lease opening, claims a b, ticket".
+// Records returns what the store has of job 7: "lease opening, holds a b, ticket".
 func (n *Node) Records() string {
 	var all []string
 	switch l, err := n.Store.Read(7); {
@@ -87,7 +87,7 @@ func (n *Node) Records() string {
 	case !errors.Is(err, lease.ErrNotFound):
 		all = append(all, err.Error())
 	}
-	all = append(all, n.Claims()...)
+	all = append(all, n.Holds()...)
 	if _, err := n.Store.ReadTicket(7); !errors.Is(err, lease.ErrNotFound) {
 		all = append(all, "ticket")
 	}
@@ -97,9 +97,9 @@ func (n *Node) Records() string {
 	return strings.Join(all, ", ")
 }
 
-// Claimed reports whether job 7 may hold a GPU. It returns true if the owner cannot be read.
-func (n *Node) Claimed(uuid site.UUID) bool {
-	job, held, err := n.Store.Owner(uuid)
+// Held reports whether job 7 holds a GPU alone.
+func (n *Node) Held(uuid site.UUID) bool {
+	job, held, err := n.Store.HeldByAnother(uuid, 0)
 	return err != nil || held && job == 7
 }
 

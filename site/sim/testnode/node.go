@@ -450,7 +450,7 @@ func (s Node) leftFiles() ([]string, error) {
 
 func known(name string) bool {
 	switch name {
-	case ".", "lock", "takers", "busy", "leases", "claims", "tickets", "jobs", "locks", "guards":
+	case ".", "lock", "takers", "busy", "leases", "tickets", "jobs", "locks", "guards":
 		return true
 	}
 	return false

@@ -5,9 +5,9 @@
 package witness
 
 import (
+	"cmp"
 	"context"
 	"iter"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -72,19 +72,13 @@ func SlurmsGroups(groups []proc.ControlGroup) iter.Seq[string] {
 	}
 }
 
-// sluidName is the name of a job's control group since 26.05: "s" and 13 digits of Crockford's base 32.
-var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
-
 // JobsOf returns the jobs in whose control groups Slurm has put a process, each by its number or by its SLUID. The groups
 // are …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's
 // name in them if a machine runs several slurmd.
 func JobsOf(groups []proc.ControlGroup) (jobs []string) {
 	for element := range SlurmsGroups(groups) {
-		number, found := strings.CutPrefix(element, "job_")
-		if _, err := strconv.ParseUint(number, 10, 32); found && err == nil {
-			jobs = append(jobs, number)
-		} else if sluidName.MatchString(element) {
-			jobs = append(jobs, element)
+		if match := proc.JobGroup.FindStringSubmatch(element); match != nil {
+			jobs = append(jobs, cmp.Or(match[1], match[2]))
 		}
 	}
 	return jobs

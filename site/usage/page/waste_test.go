@@ -5,6 +5,7 @@ package page
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -37,10 +38,14 @@ func wasteJSON(rows int) map[string]any {
 		"left_out": map[string]int{"Files and folders without good reports": 3}}
 }
 
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
 func wastePage(t *testing.T, answer any) string {
 	t.Helper()
 	var page bytes.Buffer
-	if err := WriteWaste(&page, answer); err != nil {
+	if err := Write(&page, answer); err != nil {
 		t.Fatal(err)
 	}
 	return page.String()
@@ -49,7 +54,7 @@ func wastePage(t *testing.T, answer any) string {
 // The page has its answer, one script beside it, and nothing from another place.
 func TestThePageHasTheWaste(t *testing.T) {
 	page := wastePage(t, wasteJSON(3))
-	_, text, _ := strings.Cut(page, `id="report">`)
+	_, text, _ := strings.Cut(page, `id="answer">`)
 	text, _, _ = strings.Cut(text, "</script>")
 	var answer struct{ Rows []any }
 	if err := json.Unmarshal([]byte(text), &answer); err != nil || len(answer.Rows) != 3 {
@@ -64,7 +69,7 @@ func TestThePageHasTheWaste(t *testing.T) {
 	if n := strings.Count(page, "<script"); n != 2 {
 		t.Errorf("the page has %d scripts", n)
 	}
-	if err := WriteWaste(fullDisk{}, wasteJSON(1)); err == nil || err.Error() != "no space left" {
+	if err := Write(fullDisk{}, wasteJSON(1)); err == nil || err.Error() != "no space left" {
 		t.Errorf("%v", err)
 	}
 }
