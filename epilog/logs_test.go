@@ -29,13 +29,9 @@ func TestPrune(t *testing.T) {
 	for range 2 {
 		must.OK(t, prune(dir, 3, 0, func(string) string { return "" }))
 		entries, err := os.ReadDir(dir)
-		if err != nil || len(entries) != 3 {
-			t.Fatalf("%d are left, %v", len(entries), err)
-		}
+		must.Have(t, err == nil && len(entries) == 3, "%d are left, %v", len(entries), err)
 		for i, want := range []string{"94", "95", "96"} {
-			if entries[i].Name() != want {
-				t.Errorf("left: %s, want %s", entries[i].Name(), want)
-			}
+			must.Equal(t, "left", entries[i].Name(), want)
 		}
 	}
 }
@@ -70,9 +66,7 @@ func TestPruneIsFair(t *testing.T) {
 func TestWantsLogs(t *testing.T) {
 	for keep, want := range map[string][2]bool{"": {}, "never": {}, "on_failure": {false, true}, "always": {true, true}, "sometimes": {}} {
 		l := lease.Lease{Settings: lease.Settings{KeepLogs: keep}}
-		if got := [2]bool{wantsLogs(l, false), wantsLogs(l, true)}; got != want {
-			t.Errorf("%q: %v, want %v", keep, got, want)
-		}
+		must.Equal(t, keep, [2]bool{wantsLogs(l, false), wantsLogs(l, true)}, want)
 	}
 }
 
@@ -93,9 +87,7 @@ func TestKeepTwice(t *testing.T) {
 	}
 	must.Get(keep(to, l))(t)
 	entries, err := os.ReadDir(filepath.Join(to, "7", "0"))
-	if err != nil || len(entries) != 1 || entries[0].Name() != "server.log" {
-		t.Errorf("kept: %v, %v", entries, err)
-	}
+	must.Hold(t, err == nil && len(entries) == 1 && entries[0].Name() == "server.log", "kept: %v, %v", entries, err)
 	if all, err := os.ReadDir(to); err != nil || len(all) != 1 {
 		t.Errorf("left in the folder: %v, %v", all, err)
 	}
@@ -108,8 +100,7 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 		n := newNode(t)
 		l := n.leased(func(l *lease.Lease) { l.KeepLogs = "on_failure" })
 		path := filepath.Join(l.Daemons[0].LogDir, serverlog.Name)
-		err := errors.Join(os.WriteFile(path, []byte("it ends"), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)))
-		must.OK(t, err)
+		must.OK(t, errors.Join(os.WriteFile(path, []byte("it ends"), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID))))
 		if killed {
 			n.Fail["quit daemon"] = site.ErrNoAnswer
 		}
@@ -132,8 +123,7 @@ func TestLogsOfASharedDaemon(t *testing.T) {
 		n := newNode(t)
 		n.leave = true
 		id := n.sharedLease(7, 8)
-		shared, err := n.Store.Read(id)
-		must.OK(t, err)
+		shared := must.Get(n.Store.Read(id))(t)
 		shared.KeepLogs = c.keep
 		if c.died {
 			shared.Daemons[0].Proc.Start++

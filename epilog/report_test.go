@@ -4,6 +4,7 @@ package epilog
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,9 +47,7 @@ func TestReportsAreBounded(t *testing.T) {
 		}
 		must.OK(t, (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}))
 		entries, err := os.ReadDir(folder)
-		if err != nil || len(entries) != c.left {
-			t.Errorf("%s: %d reports are left, %v", c.name, len(entries), err)
-		}
+		must.Hold(t, err == nil && len(entries) == c.left, "%s: %d reports are left, %v", c.name, len(entries), err)
 		_, err = os.Lstat(filepath.Join(folder, "100.json"))
 		if oldest := err == nil; oldest != (c.want == c.age) {
 			t.Errorf("%s: the oldest is left: %v", c.name, oldest)
@@ -85,16 +84,12 @@ func TestReportsInAFolderOfAUser(t *testing.T) {
 // Contract: U2
 func TestWhoReadsAKeptReport(t *testing.T) {
 	needsRoot(t)
-	folder, err := os.MkdirTemp("", "reports")
-	must.OK(t, err)
+	folder := must.Get(os.MkdirTemp("", "reports"))(t)
 	defer os.RemoveAll(folder)
-	err = errors.Join(os.Chmod(folder, 0o755), (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}))
-	must.OK(t, err)
+	must.OK(t, errors.Join(os.Chmod(folder, 0o755), (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7})))
 	path := filepath.Join(folder, "7.json")
 	info, err := os.Lstat(path)
-	if err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 || info.Mode()&0o007 != 0 {
-		t.Errorf("%v, %v", info, err)
-	}
+	must.Hold(t, err == nil && info.Sys().(*syscall.Stat_t).Uid == 0 && info.Mode()&0o007 == 0, "%v, %v", info, err)
 	reads := func(uid, gid uint32) bool {
 		cmd := exec.Command("/bin/cat", path)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
@@ -103,9 +98,7 @@ func TestWhoReadsAKeptReport(t *testing.T) {
 	if size, _ := unix.Lgetxattr(path, "system.posix_acl_access", nil); size > 0 && !reads(2001, 2001) {
 		t.Error("the job's user cannot read it")
 	}
-	if reads(61050, 2001) || reads(61050, 61050) || reads(61050, 0) {
-		t.Error("another user can read it")
-	}
+	must.Hold(t, !reads(61050, 2001) && !reads(61050, 61050) && !reads(61050, 0), "another user can read it")
 }
 
 func needsRoot(t *testing.T) {
@@ -118,9 +111,7 @@ func TestAKeptReportHasTheGuardsCounts(t *testing.T) {
 	r := usage.Report{Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 4, Pauses: 1}}}
 	counts := lease.Counts{ClientsSeen: 5, ClientsPeak: 3, Pauses: 2, PausedMillis: 1300}
 	r = finished(r, &lease.GuardState{Counts: counts}, time.Now())
-	if r.Counts != counts {
-		t.Errorf("%+v", r.Totals)
-	}
+	must.Equal(t, fmt.Sprintf("%+v", r.Totals), r.Counts, counts)
 	if r = finished(r, nil, time.Now()); r.Counts != counts {
 		t.Errorf("without a state of the guard: %+v", r.Totals)
 	}
@@ -137,15 +128,13 @@ func TestTheReportOfAJobWithoutAClient(t *testing.T) {
 		n.leased(nil)
 		e := n.epilog()
 		e.Reports = t.TempDir()
-		folder, err := os.Open(n.Store.JobDir(7))
-		must.OK(t, err)
+		folder := must.Get(os.Open(n.Store.JobDir(7)))(t)
 		defer folder.Close()
 		r := usage.Report{Schema: usage.Schema, Job: 7, Begin: time.Now().Add(-lasted), GPUs: make([]usage.GPU, 2)}
 		must.OK(t, errors.Join(r.Write(folder, usage.Running, 0), e.Close(t.Context(), 7)))
 		got, err := usage.Read(filepath.Join(e.Reports, "7.json"))
-		if (err == nil) != want || want && got.ClientsSeen != 0 {
-			t.Errorf("of a job of %v: %+v, %v, want a report: %v", lasted, got, err, want)
-		}
+		must.Hold(t, (err == nil) == want && (!want || got.ClientsSeen == 0),
+			"of a job of %v: %+v, %v, want a report: %v", lasted, got, err, want)
 	}
 }
 
@@ -158,10 +147,8 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 		l := n.leased(nil)
 		n.clients = []site.Client{{PID: 1 << 30}, {PID: 1<<30 + 1}}
 		if guarded {
-			if err := n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9},
-				Counts: lease.Counts{ClientsSeen: 6, ClientsPeak: 3, Pauses: 2, PausedMillis: 1300, OutsideSeen: 2}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9},
+				Counts: lease.Counts{ClientsSeen: 6, ClientsPeak: 3, Pauses: 2, PausedMillis: 1300, OutsideSeen: 2}}))
 		}
 		must.Note(t, n.close())
 		got := n.logged(SummaryStep)

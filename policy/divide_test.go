@@ -21,18 +21,12 @@ func TestSMsAtIsTheRecordedSweep(t *testing.T) {
 	points := 0
 	for line := range lines(t, "../site/sim/conformance/testdata/sweep-h200.txt") {
 		fields := strings.Fields(line)
-		percent, err := ParsePercent(fields[0])
-		must.OK(t, err)
-		want, err := strconv.Atoi(fields[1])
-		must.OK(t, err)
-		if got := h200.SMsAt(percent); got != want {
-			t.Errorf("%s %%: %d SMs, the H200 gave %d", fields[0], got, want)
-		}
+		percent := must.Get(ParsePercent(fields[0]))(t)
+		want := must.Get(strconv.Atoi(fields[1]))(t)
+		must.Equal(t, fmt.Sprintf("%s %%", fields[0]), h200.SMsAt(percent), want)
 		points++
 	}
-	if points != 100 {
-		t.Fatalf("%d points, want 100", points)
-	}
+	must.Have(t, points == 100, "%d points, want 100", points)
 }
 
 // SMsAt gives the recorded thresholds, at which one millionth of a percent decides. Values that CUDA ignored are no
@@ -50,14 +44,10 @@ func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 			continue // seven decimals: the driver reads them, but no share needs them
 		}
 		must.OK(t, err)
-		if got := fmt.Sprint(h200.SMsAt(percent)); got != m[2] {
-			t.Errorf("%s %%: %s SMs, the H200 gave %s", m[1], got, m[2])
-		}
+		must.Equal(t, fmt.Sprintf("%s %%", m[1]), fmt.Sprint(h200.SMsAt(percent)), m[2])
 		points++
 	}
-	if points < 30 {
-		t.Fatalf("only %d points read", points)
-	}
+	must.Have(t, points >= 30, "only %d points read", points)
 }
 
 func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
@@ -67,17 +57,12 @@ func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
 			if got := gpu.SMsAt(p); got != sms {
 				t.Errorf("%d of %d SMs: %s %% gives %d", sms, gpu.SMs, p, got)
 			}
-			if sms > gpu.minShare() && gpu.SMsAt(p-1) >= sms {
-				t.Errorf("%d of %d SMs: %s %% is not the smallest", sms, gpu.SMs, p)
-			}
+			must.Hold(t, sms <= gpu.minShare() || gpu.SMsAt(p-1) < sms,
+				"%d of %d SMs: %s %% is not the smallest", sms, gpu.SMs, p)
 		}
 	}
-	if got := h200.percentOf(44).String(); got != "33.333334" {
-		t.Errorf("44 of 132 is %s, want 33.333334", got)
-	}
-	if got := h200.percentOf(66).String(); got != "50" {
-		t.Errorf("66 of 132 is %s, want 50", got)
-	}
+	must.Equal(t, "44 of 132 is", h200.percentOf(44).String(), "33.333334")
+	must.Equal(t, "66 of 132 is", h200.percentOf(66).String(), "50")
 }
 
 func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
@@ -85,15 +70,13 @@ func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 	grant.Share = Overlap(1)
 	for _, gpu := range []GPU{{SMs: 132, SMsPerTPC: 2}, {SMs: 108, SMsPerTPC: 2}, {SMs: 80, SMsPerTPC: 2}, {SMs: 148, SMsPerTPC: 2}} {
 		for ranks := 1; ranks <= gpu.SMs/8; ranks++ {
-			shares, err := EvenShares(gpu, ranks, grant)
-			must.OK(t, err)
+			shares := must.Get(EvenShares(gpu, ranks, grant))(t)
 			sum, lowest, highest := 0, gpu.SMs, 0
 			for _, s := range shares {
 				sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
 			}
-			if sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC {
-				t.Errorf("%d ranks on %d SMs: sum %d, from %d to %d", ranks, gpu.SMs, sum, lowest, highest)
-			}
+			must.Hold(t, sum == gpu.SMs && highest-lowest <= gpu.SMsPerTPC,
+				"%d ranks on %d SMs: sum %d, from %d to %d", ranks, gpu.SMs, sum, lowest, highest)
 		}
 	}
 }
@@ -117,27 +100,21 @@ func TestDivide(t *testing.T) {
 		{"no cap but the ceiling", 1, "none", 50, "66/50"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			shares, err := EvenShares(h200, c.ranks, Grant{Share: mustRule(t, c.share), Ceiling: c.ceiling})
-			must.OK(t, err)
+			shares := must.Get(EvenShares(h200, c.ranks, Grant{Share: mustRule(t, c.share), Ceiling: c.ceiling}))(t)
 			var got []string
 			for _, s := range shares {
 				percent, _ := s.Percent.MarshalJSON()
 				got = append(got, fmt.Sprintf("%d/%s", s.SMs, percent))
 			}
-			if want := strings.ReplaceAll(c.want, "39.393940", "39.39394"); strings.Join(got, " ") != want {
-				t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)
-			}
+			must.Equal(t, "got", strings.Join(got, " "), strings.ReplaceAll(c.want, "39.393940", "39.39394"))
 		})
 	}
 }
 
 func TestManyRanksGetWhatTheDriverGives(t *testing.T) {
-	shares, err := EvenShares(h200, 48, Grant{Share: Overlap(1), Ceiling: 100})
-	must.OK(t, err)
+	shares := must.Get(EvenShares(h200, 48, Grant{Share: Overlap(1), Ceiling: 100}))(t)
 	for i, s := range shares {
-		if s.SMs != MinSMs {
-			t.Errorf("rank %d has %d SMs, the driver gives %d", i, s.SMs, MinSMs)
-		}
+		must.Equal(t, fmt.Sprintf("rank %d has", i), s.SMs, MinSMs)
 	}
 }
 
@@ -163,8 +140,7 @@ func TestDivideRefuses(t *testing.T) {
 }
 
 func lines(t *testing.T, path string) func(func(string) bool) {
-	file, err := os.Open(path)
-	must.OK(t, err)
+	file := must.Get(os.Open(path))(t)
 	t.Cleanup(func() { file.Close() })
 	return func(yield func(string) bool) {
 		for scanner := bufio.NewScanner(file); scanner.Scan(); {

@@ -37,8 +37,7 @@ func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 		}
 	}
 	for _, want := range grants {
-		content, err := json.Marshal(want)
-		must.OK(t, err)
+		content := must.Get(json.Marshal(want))(t)
 		var got Grant
 		if err := json.Unmarshal(content, &got); err != nil || got != want {
 			t.Errorf("%s: %v\n%+v\nwant\n%+v", content, err, got, want)
@@ -74,9 +73,8 @@ func someValues(a Attribute) []string {
 func TestOptionsNeverWiden(t *testing.T) {
 	for _, a := range attributes {
 		values := someValues(a)
-		if len(values) < 2 || (a.exceeds != nil) != (inOrderOfWidth[a.Name] != nil) {
-			t.Errorf("%s: want its values above, with their order if they have one", a.Name)
-		}
+		must.Hold(t, len(values) >= 2 && (a.exceeds != nil) == (inOrderOfWidth[a.Name] != nil),
+			"%s: want its values above, with their order if they have one", a.Name)
 		for i, given := range values {
 			for j, wanted := range values {
 				rule := DefaultGrant()
@@ -118,12 +116,10 @@ func TestAListNarrows(t *testing.T) {
 		for option, allowed := range options {
 			rule := DefaultGrant()
 			must.OK(t, readShare(given, &rule))
-			o, err := ParseOptions("share=" + option)
-			must.OK(t, err)
+			o := must.Get(ParseOptions("share=" + option))(t)
 			got, err := o.narrow(rule, []string{"share"})
-			if (err == nil) != allowed || allowed && got.Share.String() != option {
-				t.Errorf("the rule gives %s, and the option is %s: %v, %v", given, option, got.Share, err)
-			}
+			must.Hold(t, (err == nil) == allowed && (!allowed || got.Share.String() == option),
+				"the rule gives %s, and the option is %s: %v, %v", given, option, got.Share, err)
 		}
 	}
 }

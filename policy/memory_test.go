@@ -17,18 +17,14 @@ func TestContextIsTheRecordedSweep(t *testing.T) {
 	points := 0
 	for line := range lines(t, "../site/sim/conformance/testdata/sweep-h200.txt") {
 		fields := strings.Fields(line)
-		sms, err := strconv.Atoi(fields[1])
-		must.OK(t, err)
-		recorded, err := strconv.Atoi(fields[2])
-		must.OK(t, err)
+		sms := must.Get(strconv.Atoi(fields[1]))(t)
+		recorded := must.Get(strconv.Atoi(fields[2]))(t)
 		if got := ContextMiB(sms); got < recorded || got > recorded+8 {
 			t.Errorf("%d SMs: %d MiB, the H200 took %d", sms, got, recorded)
 		}
 		points++
 	}
-	if points != 100 {
-		t.Fatalf("%d points, want 100", points)
-	}
+	must.Have(t, points == 100, "%d points, want 100", points)
 }
 
 func TestParseMemory(t *testing.T) {
@@ -37,15 +33,11 @@ func TestParseMemory(t *testing.T) {
 		"8g": "8192M", "8gb": "8192M", "8GIB": "8192M", "512m": "512M", "8GB": "8192M", "8GiB": "8192M", "1.5GB": "1536M", "512MB": "512M", "512MiB": "512M", "1TB": "1048576M",
 	} {
 		rule, err := ParseMemory(given)
-		if err != nil || rule.String() != want {
-			t.Errorf("%q is read as %q, %v, want %q", given, rule, err, want)
-		}
+		must.Hold(t, err == nil && rule.String() == want, "%q is read as %q, %v, want %q", given, rule, err, want)
 		if again, err := ParseMemory(rule.String()); err != nil || again != rule {
 			t.Errorf("%q reads back as %q, %v", rule, again, err)
 		}
-		if rule.None() != (given == "none") {
-			t.Errorf("%q: no limit is %v", given, rule.None())
-		}
+		must.Equal(t, fmt.Sprintf("%q: no limit is", given), rule.None(), given == "none")
 	}
 	for _, given := range []string{"", "8", "G", "0G", "0.0M", "-8G", "8B", "8GBB", "8Gi", "8iB", "GB", "1.5M", "0.0001G", "1025T", "8K", "1e3M", "None", "99999999999G", "8 G", "é"} {
 		_, err := ParseMemory(given)
@@ -76,9 +68,7 @@ func TestMemoryEach(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := MemoryPerRank(c.total, c.context, c.ranks, c.overlap, mustMemory(t, c.rule))
-			if err != nil || got != c.want {
-				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
-			}
+			must.Hold(t, err == nil && got == c.want, "got %+v, %v, want %+v", got, err, c.want)
 		})
 	}
 }
@@ -102,33 +92,27 @@ func TestMemoryEachRefuses(t *testing.T) {
 // A limit of 2 GiB left a program of the whole H200 1534 MiB free (measured). The memory that a rule promises must be
 // there.
 func TestWhatIsPromisedIsThere(t *testing.T) {
-	got, err := MemoryPerRank(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M"))
-	must.OK(t, err)
-	if got.LimitMiB != 2048 || got.UsableMiB > 1534 {
-		t.Errorf("a limit of %d MiB should leave %d MiB, the H200 left 1534 of 2048", got.LimitMiB, got.UsableMiB)
-	}
+	got := must.Get(MemoryPerRank(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M")))(t)
+	must.Hold(t, got.LimitMiB == 2048 && got.UsableMiB <= 1534,
+		"a limit of %d MiB should leave %d MiB, the H200 left 1534 of 2048", got.LimitMiB, got.UsableMiB)
 }
 
 // Even limits together never exceed the memory of the GPU, and less than a MiB for each rank is left.
 func TestEvenMemoryAddsUp(t *testing.T) {
 	for _, m := range models {
 		for ranks := 1; ranks <= m.Clients; ranks++ {
-			got, err := MemoryPerRank(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even"))
-			must.OK(t, err)
+			got := must.Get(MemoryPerRank(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even")))(t)
 			all := m.MemoryMiB - ReserveMiB
 			if sum := got.LimitMiB * ranks; sum > all || sum <= all-ranks {
 				t.Errorf("%s, %d ranks: limits add up to %d MiB of %d", m.Name, ranks, sum, all)
 			}
-			if got.UsableMiB != got.LimitMiB-ContextMiB(MinSMs) {
-				t.Errorf("%s, %d ranks: %+v", m.Name, ranks, got)
-			}
+			must.Equal(t, fmt.Sprintf("%s, %d ranks: %+v", m.Name, ranks, got), got.UsableMiB, got.LimitMiB-ContextMiB(MinSMs))
 		}
 	}
 }
 
 func mustMemory(t *testing.T, s string) MemoryRule {
 	t.Helper()
-	rule, err := ParseMemory(s)
-	must.OK(t, err)
+	rule := must.Get(ParseMemory(s))(t)
 	return rule
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -30,9 +31,7 @@ func TestModels(t *testing.T) {
 	}
 	for _, m := range models {
 		w, ok := want[m.Name]
-		if !ok || m.GPU != w.GPU || m.Clients != w.Clients || m.MemoryMiB != w.MemoryMiB {
-			t.Errorf("%+v, want %+v", m, w)
-		}
+		must.Hold(t, ok && m.GPU == w.GPU && m.Clients == w.Clients && m.MemoryMiB == w.MemoryMiB, "%+v, want %+v", m, w)
 		for _, name := range []string{m.Name, m.Product} {
 			if found, err := FindModel(name); err != nil || found != m {
 				t.Errorf("%q is found as %q, %v", name, found.Name, err)
@@ -40,18 +39,14 @@ func TestModels(t *testing.T) {
 		}
 		delete(want, m.Name)
 	}
-	if len(want) != 0 {
-		t.Errorf("not there: %v", want)
-	}
+	must.Equal(t, fmt.Sprintf("not there: %v", want), len(want), 0)
 }
 
 func TestClientsOf(t *testing.T) {
 	for driver, want := range map[string]int{
 		"470.256.02": 48, "580.159.04": 48, "589": 48, "590.44.01": 60, "595.71.05": 60, "610": 60, "1000.1": 60, "": 48, "none": 48, " 590.1": 48, "-590": 48,
 	} {
-		if got := ClientsOf(driver); got != want {
-			t.Errorf("driver %q: %d clients, want %d", driver, got, want)
-		}
+		must.Equal(t, fmt.Sprintf("driver %q", driver), ClientsOf(driver), want)
 	}
 }
 
@@ -82,9 +77,7 @@ func TestModelName(t *testing.T) {
 		"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA A100-SXM4-40GB MIG 1g.5gb": "A100-40", "H200": "H200",
 		"NVIDIA RTX PRO 4500": "NVIDIA RTX PRO 4500", "NVIDIA A100 80GB PCIe MIG 1g.10gb": "NVIDIA A100 80GB PCIe", "": "",
 	} {
-		if got := ModelName(product); got != want {
-			t.Errorf("%q is %q, want %q", product, got, want)
-		}
+		must.Equal(t, fmt.Sprintf("%q is", product), ModelName(product), want)
 	}
 }
 
@@ -98,8 +91,6 @@ func TestModelsAreTheSimulatedOnes(t *testing.T) {
 			continue
 		}
 		got, want := fmt.Sprint(m.GPU.SMs, m.GPU.SMsPerTPC, m.MemoryMiB), fmt.Sprint(s.SMs, s.TPC, s.MemoryMiB)
-		if got != want {
-			t.Errorf("%s: %s, simulated is %s", s.Name, got, want)
-		}
+		must.Equal(t, s.Name, got, want)
 	}
 }

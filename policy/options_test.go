@@ -27,9 +27,7 @@ func TestParseOptions(t *testing.T) {
 		"keep_logs=always,hold=5s,max_clients=8,priority=low,ceiling=40.5,memory_overlap=2,compute_mode=unchanged": "compute_mode=unchanged,ceiling=40.5,memory_overlap=2,priority=low,max_clients=8,hold=5s,keep_logs=always",
 	} {
 		o, err := ParseOptions(text)
-		if err != nil || o.String() != want {
-			t.Errorf("%q: %q, %v, want %q", text, o, err, want)
-		}
+		must.Hold(t, err == nil && o.String() == want, "%q: %q, %v, want %q", text, o, err, want)
 		if again, err := ParseOptions(o.String()); err != nil || again.String() != want {
 			t.Errorf("%q again: %q, %v", want, again, err)
 		}
@@ -104,15 +102,12 @@ func TestNarrow(t *testing.T) {
 		{"keep_logs=always", Grant{}, "cannot take keep_logs=always: the rule gives on_failure, and an option can only narrow that"},
 		{"compute_mode=unchanged", Grant{}, "cannot take compute_mode=unchanged: the rule gives exclusive_process, and an option can only narrow that"},
 	} {
-		o, err := ParseOptions(c.text)
-		must.OK(t, err)
+		o := must.Get(ParseOptions(c.text))(t)
 		got, err := o.narrow(given, OptionNames())
-		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
-			t.Errorf("%q: %+v, %v; want %+v, %s", c.text, got, err, c.want, c.err)
-		}
+		must.Hold(t, got == c.want && (err == nil) == (c.err == "") && (err == nil || err.Error() == c.err),
+			"%q: %+v, %v; want %+v, %s", c.text, got, err, c.want, c.err)
 	}
-	o, err := ParseOptions("share=even,scope=gpu")
-	must.OK(t, err)
+	o := must.Get(ParseOptions("share=even,scope=gpu"))(t)
 	for want, allow := range map[string][]string{
 		"cannot take share=even: this site's policy lets this job set scope alone": {"scope"},
 		"cannot take scope=gpu: this site's policy lets this job set no option":    nil,
@@ -142,9 +137,7 @@ func FuzzOptions(f *testing.F) {
 		for _, given := range []Grant{DefaultGrant(), {Share: ShareRule{kind: shareNone}, Ceiling: 1, MemoryOverlap: 1,
 			MaxClients: 1, KeepLogs: keepNever, Compute: computeExclusive, Low: true}} {
 			g, err := o.narrow(given, OptionNames())
-			if err == nil && isWider(g, given) {
-				t.Errorf("%q makes %+v of %+v", text, g, given)
-			}
+			must.Hold(t, err != nil || !isWider(g, given), "%q makes %+v of %+v", text, g, given)
 		}
 	})
 }
@@ -186,9 +179,7 @@ func TestDecide(t *testing.T) {
 			Decision{Requested: true, Rule: "a", Denied: "cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that"}},
 		{"a comment that no trigger reads", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Job: Job{HasOption: true, Comment: "mps:share=overlap:9"}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
 	} {
-		if got := c.policy.Decide(c.r); got != c.want {
-			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
-		}
+		must.Equal(t, c.name, c.policy.Decide(c.r), c.want)
 	}
 }
 
@@ -198,36 +189,27 @@ func TestBounded(t *testing.T) {
 	if len(b.Comment) != 4096 || len(b.Requested) != 256 || len(b.Requested[0]) != 4096 {
 		t.Errorf("%d, %d, %d", len(b.Comment), len(b.Requested), len(b.Requested[0]))
 	}
-	if len(r.Comment) != 5000 || len(r.Requested[0]) != 5000 {
-		t.Error("the request itself was changed")
-	}
+	must.Hold(t, len(r.Comment) == 5000 && len(r.Requested[0]) == 5000, "the request itself was changed")
 }
 
 // Each line of testdata/options.txt is a text and the result of reading it. OPTIONS stands for the names of all options.
 func TestOptionsTable(t *testing.T) {
-	file, err := os.ReadFile("testdata/options.txt")
-	must.OK(t, err)
+	file := must.Get(os.ReadFile("testdata/options.txt"))(t)
 	rows := 0
 	for _, line := range strings.Split(strings.TrimSpace(string(file)), "\n") {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
 		quoted, err := strconv.QuotedPrefix(line)
-		if err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
+		must.Have(t, err == nil, "%s: %v", line, err)
 		text, _ := strconv.Unquote(quoted)
 		got := "ok"
 		if _, err := ParseOptions(text); err != nil {
 			got = strconv.Quote(err.Error())
 		}
 		want := strings.ReplaceAll(strings.TrimPrefix(line[len(quoted):], " "), "OPTIONS", strings.Join(OptionNames(), ", "))
-		if got != want {
-			t.Errorf("%s: %s, want %s", quoted, got, want)
-		}
+		must.Equal(t, quoted, got, want)
 		rows++
 	}
-	if rows < 50 {
-		t.Errorf("only %d rows", rows)
-	}
+	must.Hold(t, rows >= 50, "only %d rows", rows)
 }

@@ -23,9 +23,7 @@ func TestParseShare(t *testing.T) {
 		"60pct": "60%", "12.5pct": "12.5%", // Slurm's --multi-prog uses % itself
 	} {
 		rule, err := ParseShare(given)
-		if err != nil || rule.String() != want {
-			t.Errorf("%q is read as %q, %v, want %q", given, rule, err, want)
-		}
+		must.Hold(t, err == nil && rule.String() == want, "%q is read as %q, %v, want %q", given, rule, err, want)
 		if again, err := ParseShare(rule.String()); err != nil || again != rule {
 			t.Errorf("%q reads back as %q, %v", rule, again, err)
 		}
@@ -54,9 +52,7 @@ func TestParseShareRefuses(t *testing.T) {
 		if want := fmt.Sprintf("cannot read share %q: %s", given, want); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
-		if r != (ShareRule{}) {
-			t.Errorf("%q leaves the rule %q", given, r)
-		}
+		must.Equal(t, fmt.Sprintf("%q leaves the rule", given), r, ShareRule{})
 	}
 }
 
@@ -85,8 +81,7 @@ func mustRules(t testing.TB, text string) []ShareRule {
 	t.Helper()
 	var rules []ShareRule
 	for word := range strings.FieldsSeq(text) {
-		rule, err := ParseShare(word)
-		must.OK(t, err)
+		rule := must.Get(ParseShare(word))(t)
 		rules = append(rules, rule)
 	}
 	return rules
@@ -131,8 +126,7 @@ func TestSplit(t *testing.T) {
 		{"a ceiling below the driver's minimum gives the minimum", "even", 2, 1 * one, "8/6.060607 8/6.060607"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			shares, err := SplitSMs(h200, mustRule(t, c.rule), c.ranks, c.ceiling)
-			must.OK(t, err)
+			shares := must.Get(SplitSMs(h200, mustRule(t, c.rule), c.ranks, c.ceiling))(t)
 			want := shortest(c.want)
 			if got := written(shares); got != want {
 				t.Errorf("got  %s\nwant %s", got, want)
@@ -191,9 +185,7 @@ var (
 // checkShares checks what is true of every split.
 func checkShares(t *testing.T, g GPU, rule ShareRule, ranks int, ceiling Percent, shares []Share) {
 	t.Helper()
-	if len(shares) != ranks {
-		t.Fatalf("%d shares for %d ranks", len(shares), ranks)
-	}
+	must.Have(t, len(shares) == ranks, "%d shares for %d ranks", len(shares), ranks)
 	for i, s := range shares {
 		all := s.SMs == g.SMs
 		switch {
@@ -217,8 +209,7 @@ func TestSplitOfOneRule(t *testing.T) {
 		for _, rule := range mustRules(t, everyRule) {
 			for _, ceiling := range someCeilings {
 				for ranks := 1; ranks <= 64; ranks++ {
-					shares, err := SplitSMs(g, rule, ranks, ceiling)
-					must.OK(t, err)
+					shares := must.Get(SplitSMs(g, rule, ranks, ceiling))(t)
 					checkShares(t, g, rule, ranks, ceiling, shares)
 				}
 			}
@@ -274,12 +265,9 @@ func TestSplitOfLists(t *testing.T) {
 			texts[i] = Percent(ratio).String()
 		}
 		rule := mustRule(t, strings.Join(texts, ":"))
-		shares, err := SplitSMs(g, rule, len(ratios), 100*one)
-		must.OK(t, err)
+		shares := must.Get(SplitSMs(g, rule, len(ratios), 100*one))(t)
 		checkShares(t, g, rule, len(ratios), 100*one, shares)
-		if !slices.IsSortedFunc(shares, func(a, b Share) int { return b.SMs - a.SMs }) {
-			t.Errorf("%v get %v", rule, shares)
-		}
+		must.Hold(t, slices.IsSortedFunc(shares, func(a, b Share) int { return b.SMs - a.SMs }), "%v get %v", rule, shares)
 		units := g.partSMs() / g.SMsPerTPC
 		if units < len(ratios)*g.minShare()/g.SMsPerTPC {
 			continue
@@ -289,26 +277,20 @@ func TestSplitOfLists(t *testing.T) {
 		for _, s := range shares {
 			given, raised = given+s.SMs/g.SMsPerTPC, raised || s.SMs == g.minShare()
 		}
-		if given != units {
-			t.Errorf("%v, %v: %d TPCs given of %d: %v", g, rule, given, units, shares)
-		}
+		must.Hold(t, given == units, "%v, %v: %d TPCs given of %d: %v", g, rule, given, units, shares)
 		for i, s := range shares {
 			part := float64(units) * float64(ratios[i]) / float64(sum(ratios))
-			if !raised && math.Abs(float64(s.SMs/g.SMsPerTPC)-part) >= 1 {
-				t.Errorf("%v, %v: rank %d has %d SMs, its part is %v TPCs", g, rule, i, s.SMs, part)
-			}
+			must.Hold(t, raised || math.Abs(float64(s.SMs/g.SMsPerTPC)-part) < 1,
+				"%v, %v: rank %d has %d SMs, its part is %v TPCs", g, rule, i, s.SMs, part)
 		}
 	}
-	if full < 500 {
-		t.Errorf("only %d lists could be checked against the whole GPU: want 500 or more", full)
-	}
+	must.Hold(t, full >= 500, "only %d lists could be checked against the whole GPU: want 500 or more", full)
 }
 
 // No rule of a user gives more than the site's ceiling.
 func TestTheCeilingBoundsEachRule(t *testing.T) {
 	for _, rule := range mustRules(t, "none even overlap:4 3:1:1 30% 90%") {
-		shares, err := SplitSMs(h200, rule, 3, 40*one)
-		must.OK(t, err)
+		shares := must.Get(SplitSMs(h200, rule, 3, 40*one))(t)
 		if got, highest := shares[0].SMs, h200.SMsAt(40*one); got > highest {
 			t.Errorf("a user who gives %s has %d SMs, the ceiling gives %d", rule, got, highest)
 		}
@@ -350,8 +332,7 @@ func TestRemark(t *testing.T) {
 		{"1000:1", 2, 1, 100 * one, "share 1000:1 is less than a client can have: it gets 8 of 132 SMs"},
 	} {
 		rule := mustRule(t, c.rule)
-		shares, err := SplitSMs(h200, rule, c.ranks, c.ceiling)
-		must.OK(t, err)
+		shares := must.Get(SplitSMs(h200, rule, c.ranks, c.ceiling))(t)
 		if got := Remark(h200, rule, c.ranks, c.rank, c.ceiling, shares[c.rank]); got != c.want {
 			t.Errorf("rank %d of %d by %s under %s:\n got  %s\n want %s", c.rank, c.ranks, c.rule, c.ceiling, got, c.want)
 		}
@@ -379,8 +360,7 @@ func TestSplitSMsOfAPart(t *testing.T) {
 		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(1, 100)}, "even", []int{8, 8}},
 		{GPU{SMs: 132, SMsPerTPC: 2, Part: PartOf(8, 8)}, "none", []int{132}},
 	} {
-		shares, err := SplitSMs(c.gpu, mustRule(t, c.rule), len(c.want), 100*one)
-		must.OK(t, err)
+		shares := must.Get(SplitSMs(c.gpu, mustRule(t, c.rule), len(c.want), 100*one))(t)
 		for i, share := range shares {
 			made := share.SMs
 			if share.Percent != 0 {
@@ -400,20 +380,13 @@ func TestRemarkOfAPart(t *testing.T) {
 		"80%": "share 80% asks for 104 of 132 SMs, and the job's part of the GPU has 66", "even": "", "none": "", "50%": "",
 	} {
 		rule, _ := ParseShare(text)
-		shares, err := SplitSMs(half, rule, 1, 100*one)
-		must.OK(t, err)
-		if got := Remark(half, rule, 1, 0, 100*one, shares[0]); got != want {
-			t.Errorf("%s: %q, want %q", text, got, want)
-		}
+		shares := must.Get(SplitSMs(half, rule, 1, 100*one))(t)
+		must.Equal(t, text, Remark(half, rule, 1, 0, 100*one, shares[0]), want)
 	}
 }
 
 // The driver's reserve is not divided, so the parts of all jobs add up to what CUDA has.
 func TestPartMiB(t *testing.T) {
-	if got, want := PartMiB(143771, PartOf(1, 4))-ReserveMiB, (143771-ReserveMiB)/4; got != want {
-		t.Errorf("a quarter has %d MiB, want %d", got, want)
-	}
-	if got := PartMiB(143771, 0); got != 143771 {
-		t.Errorf("the whole GPU has %d MiB", got)
-	}
+	must.Equal(t, "a quarter has", PartMiB(143771, PartOf(1, 4))-ReserveMiB, (143771-ReserveMiB)/4)
+	must.Equal(t, "the whole GPU has", PartMiB(143771, 0), 143771)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A user whose processes keep files of four closed jobs is refused, with the reason. The node has not failed, and the
@@ -17,13 +18,9 @@ func TestAUserWhoKeepsFilesIsRefused(t *testing.T) {
 	var files []*os.File
 	for id := uint32(101); id <= 104; id++ {
 		l := lease.Lease{Job: lease.Job{ID: id, UID: 2001, GID: 2001}}
-		if err := n.Store.MakeDirs(l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, n.Store.MakeDirs(l))
 		file, err := os.Create(n.Store.ExchangeDir(id) + "/file")
-		if err := errors.Join(err, n.Store.RemoveDirs(l.Job)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(err, n.Store.RemoveDirs(l.Job)))
 		files = append(files, file)
 		defer file.Close()
 	}
@@ -45,7 +42,5 @@ func TestAUserWhoKeepsFilesIsRefused(t *testing.T) {
 		file.Close()
 	}
 	n.mustOpen(job(0))
-	if err := n.Store.FreeBusy(func(lease.Busy) bool { return true }); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, n.Store.FreeBusy(func(lease.Busy) bool { return true }))
 }

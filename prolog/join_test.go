@@ -64,9 +64,8 @@ func TestJobsWithPartsTakeTurns(t *testing.T) {
 	alone := job(0)
 	alone.ID = 9
 	outcome, err := n.open(alone, granting(oneDaemon()))
-	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "holds it: its epilog has not") {
-		t.Errorf("a job with the whole GPU beside them: %s, %v", outcome, err)
-	}
+	must.Hold(t, outcome == Failed && err != nil && strings.Contains(err.Error(), "holds it: its epilog has not"),
+		"a job with the whole GPU beside them: %s, %v", outcome, err)
 }
 
 // On a node with shards, the prolog does not know the part, so the daemon has no limit, and others may have the GPU.
@@ -74,9 +73,7 @@ func TestAJobOnANodeWithShards(t *testing.T) {
 	n := newNode(t)
 	n.gres.Shared, n.gres.Units = []string{"shard"}, []slurm.SharedUnits{{Name: "shard", Count: 8}}
 	ticket := n.mustOpenAs(job(0), granting(oneDaemon()))
-	if want := (lease.Part{Gres: "shard", Count: 4}); ticket.Part != want {
-		t.Errorf("part %+v", ticket.Part)
-	}
+	must.Equal(t, "part", ticket.Part, lease.Part{Gres: "shard", Count: 4})
 	if mode := n.Modes[fakenode.GPUA]; mode != site.ModeDefault {
 		t.Errorf("mode %s", mode)
 	}
@@ -86,14 +83,12 @@ func TestAJobOnANodeWithShards(t *testing.T) {
 func TestJobsOfAUserShareADaemon(t *testing.T) {
 	n := newNode(t)
 	first := n.mustOpenAs(quarter(7), together())
-	if !lease.IsShared(first.Joined) || len(first.Daemons) != 1 {
-		t.Fatalf("joined %d, daemons %v", first.Joined, first.Daemons)
-	}
+	must.Have(t, lease.IsShared(first.Joined) && len(first.Daemons) == 1,
+		"joined %d, daemons %v", first.Joined, first.Daemons)
 	second := n.mustOpenAs(quarter(8), together())
 	samePipe := func(a, b lease.Daemon) bool { return a.PipeDir == b.PipeDir }
-	if second.Joined != first.Joined || !slices.EqualFunc(second.Daemons, first.Daemons, samePipe) {
-		t.Errorf("joined %d with %v, the first %d with %v", second.Joined, second.Daemons, first.Joined, first.Daemons)
-	}
+	must.Hold(t, second.Joined == first.Joined && slices.EqualFunc(second.Daemons, first.Daemons, samePipe),
+		"joined %d with %v, the first %d with %v", second.Joined, second.Daemons, first.Joined, first.Daemons)
 	if slices.ContainsFunc(n.Events, func(e string) bool { return strings.HasPrefix(e, "start") }) {
 		t.Errorf("the second job starts something: %q", n.Events)
 	}
@@ -242,9 +237,7 @@ func TestTheLastMemberCannotLeaveBeforeAJobHasJoined(t *testing.T) {
 	if outcome, err := p.Open(t.Context(), quarter(8), together()); outcome != opened || err != nil || looked == 0 {
 		t.Errorf("%s, %v, looked %d times", outcome, err, looked)
 	}
-	if !n.Store.IsMember(shared, "8") {
-		t.Error("the job has not joined")
-	}
+	must.Hold(t, n.Store.IsMember(shared, "8"), "the job has not joined")
 }
 
 // A shared daemon that does not answer is not joined, and stays for its members.
@@ -253,9 +246,8 @@ func TestASilentSharedDaemonIsNotJoined(t *testing.T) {
 	first := n.mustOpenAs(quarter(7), together())
 	n.pings = errors.New("no answer")
 	second := n.mustOpenAs(quarter(8), together())
-	if second.Joined == first.Joined || second.Joined == 0 {
-		t.Errorf("joined %d, the first %d", second.Joined, first.Joined)
-	}
+	must.Hold(t, second.Joined != first.Joined && second.Joined != 0,
+		"joined %d, the first %d", second.Joined, first.Joined)
 	if _, err := n.Store.Read(first.Joined); err != nil {
 		t.Errorf("the first daemon's lease: %v", err)
 	}
@@ -277,9 +269,7 @@ func TestAMemberIsAdopted(t *testing.T) {
 	first := n.mustOpenAs(quarter(7), together())
 	must.OK(t, n.Store.RemoveTicket(7))
 	outcome, err := n.open(quarter(7), together())
-	if outcome != adopted || err != nil {
-		t.Fatalf("%s, %v", outcome, err)
-	}
+	must.Have(t, outcome == adopted && err == nil, "%s, %v", outcome, err)
 	if again, err := n.Store.ReadTicket(7); err != nil || again.Joined != first.Joined || len(again.Daemons) != 1 {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -291,9 +281,7 @@ func TestANumberOfASharedLeaseThatNeverWas(t *testing.T) {
 	id, lock, err := n.Store.NewShared(context.Background())
 	must.OK(t, err)
 	other, second, err := n.Store.NewShared(context.Background())
-	if err != nil || other == id {
-		t.Fatalf("%d and %d, %v", id, other, err)
-	}
+	must.Have(t, err == nil && other != id, "%d and %d, %v", id, other, err)
 	must.OK(t, errors.Join(lock.Release(), second.Release()))
 	if again, lock, err := n.Store.NewShared(context.Background()); err != nil || again != id {
 		t.Errorf("%d, %v", again, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -21,9 +22,7 @@ func TestAJobThatDoesNotAskForMPS(t *testing.T) {
 	rulesAlone.Trigger = nil
 	rulesAlone.Rules[0].When = func(policy.Input) (bool, error) { return false, nil }
 	for name, rules := range map[string]policy.Policy{"trigger": granting(oneDaemon()), "rules alone": rulesAlone} {
-		if Requested(asksNot, rules) {
-			t.Errorf("%s: it asks", name)
-		}
+		must.Hold(t, !Requested(asksNot, rules), "%s: it asks", name)
 	}
 }
 
@@ -65,12 +64,9 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			c.plant(n, &j, &rules)
 			outcome, err := n.open(j, rules)
 			ticket, readErr := n.Store.ReadTicket(7)
-			if outcome != refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
-				t.Errorf("%s, %v: the ticket has %q, %v", outcome, err, ticket.RefusalReason, readErr)
-			}
-			if ticket.RunWithoutMPS || ticket.Daemons != nil {
-				t.Errorf("the ticket has more than the reason: %+v", ticket)
-			}
+			must.Hold(t, outcome == refused && err == nil && readErr == nil && strings.Contains(ticket.RefusalReason, c.reason),
+				"%s, %v: the ticket has %q, %v", outcome, err, ticket.RefusalReason, readErr)
+			must.Hold(t, !ticket.RunWithoutMPS && ticket.Daemons == nil, "the ticket has more than the reason: %+v", ticket)
 			n.Did()
 			n.Modes[fakenode.GPUA] = site.ModeDefault // the prolog has set none
 			n.IsAsBefore("tickets/7.json")
@@ -99,12 +95,9 @@ func TestAJobRunsWithoutMPSIfThePolicySays(t *testing.T) {
 	broken := errors.New("the ceiling reads 50")
 	n.Fail["set ceiling 100"] = broken
 	outcome, err := n.open(job(0), granting(grant))
-	if outcome != RanWithoutMPS || !errors.Is(err, broken) {
-		t.Errorf("%s, %v", outcome, err)
-	}
+	must.Hold(t, outcome == RanWithoutMPS && errors.Is(err, broken), "%s, %v", outcome, err)
 	ticket, err := n.Store.ReadTicket(7)
-	if err != nil || !ticket.RunWithoutMPS || ticket.RefusalReason != broken.Error() || ticket.Exclusive {
-		t.Errorf("ticket: %+v, %v", ticket, err)
-	}
+	must.Hold(t, err == nil && ticket.RunWithoutMPS && ticket.RefusalReason == broken.Error() && !ticket.Exclusive,
+		"ticket: %+v, %v", ticket, err)
 	n.IsAsBefore("tickets/7.json")
 }

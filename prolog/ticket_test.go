@@ -43,9 +43,8 @@ func TestATicketHasTheClientsThatMPSServes(t *testing.T) {
 			t.Fatalf("%s, %v", outcome, err)
 		}
 		got, err := n.Store.ReadTicket(7)
-		if err != nil || got.Grant.MaxClients != c.want {
-			t.Errorf("driver %q, granted %d: %d, %v, want %d", c.driver, c.granted, got.Grant.MaxClients, err, c.want)
-		}
+		must.Hold(t, err == nil && got.Grant.MaxClients == c.want,
+			"driver %q, granted %d: %d, %v, want %d", c.driver, c.granted, got.Grant.MaxClients, err, c.want)
 	}
 }
 
@@ -95,7 +94,5 @@ func TestATicketHasWhatRanksNeed(t *testing.T) {
 	}
 	all, _ := gpus{n}.Devices()
 	want.Devices = []lease.TicketDevice{{Device: all[1], Position: 1}, {Device: all[0], Position: 0}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("the ticket is\n%+v\nwant\n%+v", got, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got, want), "the ticket is\n%+v\nwant\n%+v", got, want)
 }

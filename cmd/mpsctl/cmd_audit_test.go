@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -56,9 +57,7 @@ func TestAuditGoldens(t *testing.T) {
 			for ending, asJSON := range map[string]bool{".txt": false, ".json": true} {
 				var out bytes.Buffer
 				err := printAudit(&command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}, r)
-				if want := name != "clean"; errors.Is(err, cli.ErrFindings) != want {
-					t.Errorf("%v, and found is %v", err, want)
-				}
+				must.Equal(t, fmt.Sprintf("%v, and found is", err), errors.Is(err, cli.ErrFindings), name != "clean")
 				golden.CompareIn(t, goldens, "audit/"+name+ending, out.String())
 				for line := range strings.Lines(out.String()) {
 					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !isFix(line) {
@@ -107,7 +106,5 @@ func TestAuditJSON(t *testing.T) {
 			map[string]any{"kind": "daemon-not-of-a-lease", "pid": 6000., "where": planted[1].Where, "what": planted[1].What, "fix": planted[1].Fix},
 		},
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %v\nwant %v", got, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got, want), "got  %v\nwant %v", got, want)
 }

@@ -35,9 +35,7 @@ func TestTotals(t *testing.T) {
 		"clients_seen": 8 + 5 + 4, "clients_at_epilog": 0 + 5 + 4, "terminated": 1 + 5, "faults": 1,
 		"seconds": 10.5 + 3 + 4, "bad_ends": 3, "energy_j": 9000, "pauses": 2, "paused_ms": 1300,
 	}}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, want %+v, %v", got, want, err)
-	}
+	must.Hold(t, err == nil && reflect.DeepEqual(got, want), "%+v, want %+v, %v", got, want, err)
 }
 
 // The metrics are in Prometheus' text form. The module site/lab/bench lints this golden with Prometheus' own linter.
@@ -76,9 +74,7 @@ func TestMetricsOfASharedGPU(t *testing.T) {
 	}
 	got := metricsText(runningMetrics(jobs))
 	for text, n := range map[string]int{"job_energy_joules{": 2, "4026531840": 0} {
-		if strings.Count(got, text) != n {
-			t.Errorf("%s is not there %d times:\n%s", text, n, got)
-		}
+		must.Hold(t, strings.Count(got, text) == n, "%s is not there %d times:\n%s", text, n, got)
 	}
 }
 
@@ -87,26 +83,21 @@ func TestTotalsOfASharedDaemon(t *testing.T) {
 	ended, err := addUp(strings.NewReader(`{"step":"summary","job":8,"daemon":"shared daemon 1","pauses":2,"closed":true}
 {"step":"summary","job":8,"energy_j":25,"clients_seen":1,"closed":true}
 `))
-	if err != nil || ended.jobs != 1 || ended.figures["pauses"] != 2 || ended.figures["energy_j"] != 25 {
-		t.Errorf("%+v, %v", ended, err)
-	}
+	must.Hold(t, err == nil && ended.jobs == 1 && ended.figures["pauses"] == 2 && ended.figures["energy_j"] == 25,
+		"%+v, %v", ended, err)
 }
 
 // docs/reference.md has each metric.
 func TestMetricsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/reference.md")
-	must.OK(t, err)
+	text := must.Get(os.ReadFile("../../docs/reference.md"))(t)
 	for _, f := range slices.Concat(nodeMetrics(state.Node{}, nil), runningMetrics(nil), totals{}.families()) {
-		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
-			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
-		}
+		must.Hold(t, strings.Contains(string(text), "`slurm_mps_"+f.name+"`"), "docs/reference.md lacks slurm_mps_%s", f.name)
 	}
 }
 
 // docs/reference.md has the table of figures as the code has it.
 func TestFiguresAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/reference.md")
-	must.OK(t, err)
+	text := must.Get(os.ReadFile("../../docs/reference.md"))(t)
 	var rows strings.Builder
 	for _, f := range usage.All {
 		key := "`" + f.Key + "`"

@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -99,9 +100,8 @@ func TestReportedJob(t *testing.T) {
 		{[]string{"4294967296"}, "", "", "neither a number"}, {[]string{"-1"}, "", "", "neither a number"},
 	} {
 		job, err := reportedJob(c.args, c.own)
-		if job != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%q, %q: %q, %v", c.args, c.own, job, err)
-		}
+		must.Hold(t, job == c.want && (err == nil) == (c.err == "") && (err == nil || strings.Contains(err.Error(), c.err)),
+			"%q, %q: %q, %v", c.args, c.own, job, err)
 	}
 }
 

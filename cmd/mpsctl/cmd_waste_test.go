@@ -24,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/command"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"github.com/slurm-mps/slurm-mps/site/usage/judge"
 )
@@ -86,9 +87,7 @@ func keep(t *testing.T, reports ...usage.Report) (folders []string) {
 	top := t.TempDir()
 	for _, r := range reports {
 		folder := filepath.Join(top, r.Node)
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(folder, 0o755))
 		if !slices.Contains(folders, folder) {
 			folders = append(folders, folder)
 		}
@@ -146,9 +145,8 @@ func TestWasteOfEachKind(t *testing.T) {
 				expect = 1
 			}
 			got := *c.of(&a.All.Sums)[0]
-			if !strings.HasPrefix(c.key, "win") && c.key != "more_fit" && !near(got, expect) {
-				t.Errorf("job %d: %s is %v, want %v", n+1, c.key, got, expect)
-			}
+			must.Hold(t, strings.HasPrefix(c.key, "win") || c.key == "more_fit" || near(got, expect),
+				"job %d: %s is %v, want %v", n+1, c.key, got, expect)
 		}
 		if fits := a.All.Sums.MoreFit; want["more_fit"] > 0 && fits != 1 || n == 4 && fits != 0 {
 			t.Errorf("job %d: more fit of %v jobs", n+1, fits)
@@ -194,9 +192,7 @@ func TestHoursToWinOfRanksThatWait(t *testing.T) {
 	p := answerOf([]usage.Report{r}, r.End).Packing
 	a := wasteOf(t, keep(t, r)...)
 	for _, won := range []float64{a.All.Sums.Win, a.All.Sums.WinLow, a.All.Sums.WinHigh} {
-		if p.Gain != 0 || p.Low <= 1 || !near(won, 1-1/p.Low) {
-			t.Errorf("%v hours to win: %+v", won, p)
-		}
+		must.Hold(t, p.Gain == 0 && p.Low > 1 && near(won, 1-1/p.Low), "%v hours to win: %+v", won, p)
 	}
 }
 
@@ -208,9 +204,7 @@ func TestWasteGoldens(t *testing.T) {
 		"csv": append([]string{"--csv", "--by", "account"}, folders...),
 	} {
 		code, out, complaint := runWaste(t, args...)
-		if code != 0 || complaint != "" {
-			t.Errorf("%s: code %d: %s", name, code, complaint)
-		}
+		must.Hold(t, code == 0 && complaint == "", "%s: code %d: %s", name, code, complaint)
 		golden.CompareIn(t, goldens, "waste/"+name+".txt", out)
 		if name != "csv" {
 			fitsColumns(t, out)
@@ -230,9 +224,7 @@ func TestWasteOfATimeAndAUser(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	a := wasteOf(t, append(folders, "--user", "hpc1")...)
-	if a.All.Sums.Jobs != 0 || !strings.HasPrefix(a.Verdict, "No such job") {
-		t.Errorf("%+v", a)
-	}
+	must.Hold(t, a.All.Sums.Jobs == 0 && strings.HasPrefix(a.Verdict, "No such job"), "%+v", a)
 }
 
 func TestSacctTime(t *testing.T) {
@@ -273,9 +265,7 @@ func TestAJobCountsOnce(t *testing.T) {
 	writeReport(t, filepath.Join(folders[1], "9.gpu01.json"), first)
 	a := wasteOf(t, append(folders, folders...)...)
 	s := a.All.Sums
-	if s.Jobs != 1 || s.GPUHours != 2 || a.LeftOut["Reports of earlier runs of requeued jobs"] == 0 {
-		t.Errorf("%+v", a)
-	}
+	must.Hold(t, s.Jobs == 1 && s.GPUHours == 2 && a.LeftOut["Reports of earlier runs of requeued jobs"] != 0, "%+v", a)
 }
 
 // Names are users' text: no terminal obeys it, no table program takes it for a formula, and a long one is cut.
@@ -299,9 +289,7 @@ func TestNamesOfUsers(t *testing.T) {
 		}
 	}
 	rows, err := csv.NewReader(strings.NewReader(table)).ReadAll()
-	if err != nil || len(rows) != len(hostile)+2 {
-		t.Errorf("%d lines, %v", len(rows), err)
-	}
+	must.Hold(t, err == nil && len(rows) == len(hostile)+2, "%d lines, %v", len(rows), err)
 	for _, row := range rows {
 		if strings.ContainsAny(row[0][:1], "=+-@") {
 			t.Errorf("a formula: %q", row[0])
@@ -333,7 +321,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 		forge(&r)
 		writeReport(t, filepath.Join(folder, name+".json"), r)
 	}
-	err := errors.Join(
+	must.OK(t, errors.Join(
 		os.WriteFile(filepath.Join(folder, "2.json"), []byte("{"), 0o600),
 		os.WriteFile(filepath.Join(folder, "27.json"), []byte(`{"schema":1,"job":27,"clients":[`+strings.Repeat("{},", 1e5)+"{}]}"), 0o600),
 		os.WriteFile(filepath.Join(folder, "21.json"), make([]byte, 5<<20), 0o600),
@@ -342,10 +330,7 @@ func TestFilesThatAreNoGoodReports(t *testing.T) {
 		os.WriteFile(filepath.Join(folder, "4\x1b[31m.json"), []byte(strings.Repeat("[", 3<<20)), 0o600),
 		os.Symlink(filepath.Join(folder, "1.json"), filepath.Join(folder, "24.json")),
 		os.Mkdir(filepath.Join(folder, "25.json"), 0o755),
-		os.Symlink(folder, filepath.Join(filepath.Dir(folder), "link")))
-	if err != nil {
-		t.Fatal(err)
-	}
+		os.Symlink(folder, filepath.Join(filepath.Dir(folder), "link"))))
 	bad := len(forged) + 5 + 2 + 2 // files, a link and a folder, and two folders that are none
 	link, none := filepath.Join(filepath.Dir(folder), "link")+"/", filepath.Join(folder, "none")
 	code, out, complaint := runWaste(t, folder, link, none)
@@ -383,9 +368,7 @@ func TestWhoseReportsCount(t *testing.T) {
 		r := played(1, wasteTime.AddDate(0, 0, -3), 60, fullGPU)
 		r.User = c.named
 		path := filepath.Join(keep(t, r)[0], "1.json")
-		if err := errors.Join(os.Chown(path, c.owner, -1), os.Chmod(path, c.mode)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.Chown(path, c.owner, -1), os.Chmod(path, c.mode)))
 		_, out, _ := runWaste(t, filepath.Dir(path), "--json")
 		var a waste
 		if err := json.Unmarshal([]byte(out), &a); err != nil || a.All.Sums.Jobs != c.jobs {
@@ -402,13 +385,10 @@ func TestThePageOfWaste(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "waste.html")
 	code, out, complaint := runWaste(t, append(keep(t, month()...), "--html", file)...)
 	content, err := os.ReadFile(file)
-	if code != 0 || out+complaint != "" || err != nil || !bytes.Contains(content, []byte(`"gpu_hours":12.25`)) {
-		t.Errorf("code %d, %s%s, %v: %.300s", code, out, complaint, err, content)
-	}
+	must.Hold(t, code == 0 && out+complaint == "" && err == nil && bytes.Contains(content, []byte(`"gpu_hours":12.25`)),
+		"code %d, %s%s, %v: %.300s", code, out, complaint, err, content)
 	code, _, complaint = runWaste(t, append(keep(t, month()...), "--html", "/none/x.html")...)
-	if code != 1 || !strings.Contains(complaint, "cannot write /none/x.html") {
-		t.Errorf("code %d, %s", code, complaint)
-	}
+	must.Hold(t, code == 1 && strings.Contains(complaint, "cannot write /none/x.html"), "code %d, %s", code, complaint)
 }
 
 // A user's own copy does not count before root's report of the same node, whatever the copy says.
@@ -443,9 +423,7 @@ func TestACopyDoesNotReplaceRootsReport(t *testing.T) {
 		c.forge(&r)
 		path := filepath.Join(t.TempDir(), "7.x.json")
 		writeReport(t, path, r)
-		if err := os.Chown(path, uid, -1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chown(path, uid, -1))
 		a := wasteOf(t, append(folders, filepath.Dir(path), "--by", "account")...)
 		s, left := a.All.Sums, a.LeftOut["Copies that do not fit root's reports of their job"]
 		if s.Jobs != 1 || math.Round(s.GPUHours) != c.hours || s.NeverUsed != 1 || left != c.left || len(a.Rows) != 1 || a.Rows[0].Name != "physics" {
@@ -469,16 +447,13 @@ func TestCopiesOfAJobAreBounded(t *testing.T) {
 			r.Node, r.User = fmt.Sprint("n", n), user
 			path := filepath.Join(folder, fmt.Sprintf("7.n%d.%d.json", n, uid))
 			writeReport(t, path, r)
-			if err := os.Chown(path, uid, -1); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Chown(path, uid, -1))
 		}
 	}
 	a := waste{LeftOut: map[string]int{}, By: "user", Until: wasteTime, now: wasteTime, room: 60_000, rows: map[string]wasteRow{}, changes: map[string]wasteRow{}}
 	a.read([]string{folder})
 	a.finish()
 	left := a.LeftOut["Copies of a job that are too large together"]
-	if len(a.Rows) != 2 || left < 10 || left > 16 || a.All.Sums.GPUHours != float64(20-left) {
-		t.Errorf("%d left out, %+v", left, a)
-	}
+	must.Hold(t, len(a.Rows) == 2 && left >= 10 && left <= 16 && a.All.Sums.GPUHours == float64(20-left),
+		"%d left out, %+v", left, a)
 }

@@ -27,8 +27,7 @@ import (
 
 func siteFile(t *testing.T, name string) string {
 	t.Helper()
-	content, err := os.ReadFile("../../site/etc/" + name)
-	must.OK(t, err)
+	content := must.Get(os.ReadFile("../../site/etc/" + name))(t)
 	return string(content)
 }
 
@@ -69,17 +68,14 @@ func dashboard(t *testing.T) board {
 // site is named.
 func TestDashboard(t *testing.T) {
 	d := dashboard(t)
-	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Panels) < 15 {
-		t.Fatalf("uid %q, title %q, schema %d, %d panels", d.UID, d.Title, d.SchemaVersion, len(d.Panels))
-	}
+	must.Have(t, d.UID != "" && d.Title != "" && d.SchemaVersion >= 36 && len(d.Panels) >= 15,
+		"uid %q, title %q, schema %d, %d panels", d.UID, d.Title, d.SchemaVersion, len(d.Panels))
 	defined := map[string]bool{"$__all": true}
 	for _, v := range d.Templating.List {
 		defined["$"+v.Name] = true
 	}
 	for _, name := range []string{"$datasource", "$node", "$partition"} {
-		if !defined[name] {
-			t.Errorf("no variable %s", name)
-		}
+		must.Hold(t, defined[name], "no variable %s", name)
 	}
 	for _, used := range regexp.MustCompile(`\$\{?\w+`).FindAllString(siteFile(t, "grafana.json"), -1) {
 		if name := strings.Replace(used, "{", "", 1); !defined[name] {
@@ -89,9 +85,7 @@ func TestDashboard(t *testing.T) {
 	for i, p := range d.Panels {
 		p.check(t)
 		for _, q := range d.Panels[:i] {
-			if p.ID == q.ID || p.overlaps(q) {
-				t.Errorf("panels %q and %q have the same number or place", p.Title, q.Title)
-			}
+			must.Hold(t, p.ID != q.ID && !p.overlaps(q), "panels %q and %q have the same number or place", p.Title, q.Title)
 		}
 	}
 }
@@ -99,23 +93,18 @@ func TestDashboard(t *testing.T) {
 func (p panel) check(t *testing.T) {
 	t.Helper()
 	at := p.GridPos
-	if p.Title == "" || p.ID == 0 || at.X < 0 || at.W <= 0 || at.H <= 0 || at.X+at.W > 24 {
-		t.Errorf("panel %d %q at %+v", p.ID, p.Title, at)
-	}
+	must.Hold(t, p.Title != "" && p.ID != 0 && at.X >= 0 && at.W > 0 && at.H > 0 && at.X+at.W <= 24,
+		"panel %d %q at %+v", p.ID, p.Title, at)
 	if p.Type == "row" {
 		return
 	}
-	if !slices.Contains([]string{"stat", "timeseries", "table"}, p.Type) || len(p.Targets) == 0 {
-		t.Errorf("panel %q: type %q, %d queries", p.Title, p.Type, len(p.Targets))
-	}
+	must.Hold(t, slices.Contains([]string{"stat", "timeseries", "table"}, p.Type) && len(p.Targets) != 0,
+		"panel %q: type %q, %d queries", p.Title, p.Type, len(p.Targets))
 	own := datasource{"prometheus", "${datasource}"}
-	if p.Datasource == nil || *p.Datasource != own {
-		t.Errorf("panel %q: data source %v", p.Title, p.Datasource)
-	}
+	must.Hold(t, p.Datasource != nil && *p.Datasource == own, "panel %q: data source %v", p.Title, p.Datasource)
 	for i, target := range p.Targets {
-		if target.Expr == "" || target.RefID != string(rune('A'+i)) || target.Datasource != own {
-			t.Errorf("panel %q: query %+v", p.Title, target)
-		}
+		must.Hold(t, target.Expr != "" && target.RefID == string(rune('A'+i)) && target.Datasource == own,
+			"panel %q: query %+v", p.Title, target)
 	}
 }
 
@@ -142,13 +131,10 @@ func TestSiteFilesNameOurMetrics(t *testing.T) {
 	printed := fullMetrics()
 	for _, name := range []string{"grafana.json", "alerts.yml"} {
 		named := ourMetric.FindAllString(siteFile(t, name), -1)
-		if len(named) < 5 {
-			t.Errorf("%s names only %d metrics", name, len(named))
-		}
+		must.Hold(t, len(named) >= 5, "%s names only %d metrics", name, len(named))
 		for _, metric := range named {
-			if !strings.Contains(printed, "# TYPE "+metric+" ") {
-				t.Errorf("%s names %s, which mpsctl metrics does not print", name, metric)
-			}
+			must.Hold(t, strings.Contains(printed, "# TYPE "+metric+" "),
+				"%s names %s, which mpsctl metrics does not print", name, metric)
 		}
 	}
 }
@@ -175,8 +161,7 @@ func TestAlertRules(t *testing.T) {
 			t.Errorf("promtool %q: %v\n%s", args, err, out)
 		}
 	}
-	cases, err := os.ReadFile(tests)
-	must.OK(t, err)
+	cases := must.Get(os.ReadFile(tests))(t)
 	rules := regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(siteFile(t, "alerts.yml"), -1)
 	for _, rule := range rules {
 		for _, fires := range []string{`alertname: %s, exp_alerts: \[\]`, `alertname: %s\n +exp_alerts:\n`} {
@@ -189,8 +174,7 @@ func TestAlertRules(t *testing.T) {
 
 // docs/operator.md has the five alerts, and names those that are critical.
 func TestTheFiveAlertsOfThePage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operator.md")
-	must.OK(t, err)
+	page := must.Get(os.ReadFile("../../docs/operator.md"))(t)
 	rules := regexp.MustCompile(`alert: (\w+)(?s:.*?)severity: (\w+)`).FindAllStringSubmatch(siteFile(t, "alerts.yml"), -1)
 	var documented, shipped []string
 	for _, row := range regexp.MustCompile(`(?m)^\* (SlurmMPS\w+(?:, critical)?): `).FindAllStringSubmatch(string(page), -1) {
@@ -205,9 +189,8 @@ func TestTheFiveAlertsOfThePage(t *testing.T) {
 	}
 	slices.Sort(documented)
 	slices.Sort(shipped)
-	if len(shipped) != 5 || !slices.Equal(documented, shipped) {
-		t.Errorf("docs/operator.md has %q, alerts.yml %q: want the same five", documented, shipped)
-	}
+	must.Hold(t, len(shipped) == 5 && slices.Equal(documented, shipped),
+		"docs/operator.md has %q, alerts.yml %q: want the same five", documented, shipped)
 }
 
 // A real Prometheus reads what mpsctl metrics prints, and answers each query of the dashboard.
@@ -224,20 +207,16 @@ func TestDashboardInPrometheus(t *testing.T) {
 			}
 		}
 	}
-	if queries < 14 {
-		t.Errorf("only %d queries", queries)
-	}
-	if p.query(t, `slurm_mps_job_clients_seen{jobid="7",job="node"}`) != 1 {
-		t.Error("Prometheus does not keep the number of the Slurm job")
-	}
+	must.Hold(t, queries >= 14, "only %d queries", queries)
+	must.Hold(t, p.query(t, `slurm_mps_job_clients_seen{jobid="7",job="node"}`) == 1,
+		"Prometheus does not keep the number of the Slurm job")
 	for _, v := range d.Templating.List {
 		if v.Type != "query" {
 			continue
 		}
 		metric, label, _ := strings.Cut(strings.Trim(strings.TrimPrefix(v.Definition, "label_values"), "()"), ", ")
-		if p.query(t, fmt.Sprintf("count by (%s) (%s)", label, metric)) != 1 {
-			t.Errorf("variable %s has no value: %s", v.Name, v.Definition)
-		}
+		must.Hold(t, p.query(t, fmt.Sprintf("count by (%s) (%s)", label, metric)) == 1,
+			"variable %s has no value: %s", v.Name, v.Definition)
 	}
 }
 
@@ -258,8 +237,7 @@ func startPrometheus(t *testing.T, metrics string) prometheus {
 	p := prometheus{freeAddress(t)}
 	server := exec.CommandContext(t.Context(), path, "--config.file="+filepath.Join(dir, "prometheus.yml"),
 		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address)
-	said, err := os.Create(filepath.Join(dir, "log"))
-	must.OK(t, err)
+	said := must.Get(os.Create(filepath.Join(dir, "log")))(t)
 	defer said.Close()
 	server.Stderr = said
 	must.OK(t, server.Start())
@@ -277,8 +255,7 @@ func startPrometheus(t *testing.T, metrics string) prometheus {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	return listener.Addr().String()
 }
@@ -287,9 +264,7 @@ func freeAddress(t *testing.T) string {
 func (p prometheus) query(t *testing.T, expr string) int {
 	t.Helper()
 	n, err := p.ask(expr)
-	if err != nil {
-		t.Errorf("%s: %v", expr, err)
-	}
+	must.Hold(t, err == nil, "%s: %v", expr, err)
 	return n
 }
 

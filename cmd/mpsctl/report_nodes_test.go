@@ -118,9 +118,7 @@ func TestTheLatestRun(t *testing.T) {
 		for _, r := range nodes {
 			names = append(names, r.Node)
 		}
-		if err != nil || strings.Join(names, " ") != want {
-			t.Errorf("%s: %q, %v, want %s", job, names, err, want)
-		}
+		must.Hold(t, err == nil && strings.Join(names, " ") == want, "%s: %q, %v, want %s", job, names, err, want)
 	}
 	claims := onNode("gpu04", 3*time.Hour) // a job that a task of the array has submitted
 	claims.Job = 4713
@@ -129,9 +127,7 @@ func TestTheLatestRun(t *testing.T) {
 	if nodes, err := latestRun(folder, "4709_3"); err == nil || !strings.HasPrefix(err.Error(), several) {
 		t.Errorf("%v, %v, want %s", nodes, err, several)
 	}
-	if name := nameOf(claims); name != "4713 (4709_3)" {
-		t.Errorf("it is named %s", name)
-	}
+	must.Equal(t, "it is named", nameOf(claims), "4713 (4709_3)")
 	none := filepath.Join(folder, "none")
 	later := filepath.Join(t.TempDir(), "later")
 	other.Schema = usage.Schema + 1
@@ -156,14 +152,12 @@ func sharing(t *testing.T) (paths site.Paths, shared string, owner *user.User) {
 	if os.Geteuid() != 0 || err != nil {
 		t.Skip("needs root and the user nobody")
 	}
-	top, err := os.MkdirTemp("", "shared")
-	must.OK(t, err)
+	top := must.Get(os.MkdirTemp("", "shared"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
 	paths, shared = site.Paths{Root: filepath.Join(top, "node")}, filepath.Join(top, "shared")
 	config := "shared_reports = \"" + shared + "/%u\"\n"
-	err = errors.Join(os.Chmod(top, 0o755), os.Mkdir(shared, 0o755), os.Chmod(shared, 0o777|os.ModeSticky),
-		os.MkdirAll(paths.Reports(), 0o755), os.MkdirAll(filepath.Dir(paths.ConfigFile()), 0o755), os.WriteFile(paths.ConfigFile(), []byte(config), 0o644))
-	must.OK(t, err)
+	must.OK(t, errors.Join(os.Chmod(top, 0o755), os.Mkdir(shared, 0o755), os.Chmod(shared, 0o777|os.ModeSticky),
+		os.MkdirAll(paths.Reports(), 0o755), os.MkdirAll(filepath.Dir(paths.ConfigFile()), 0o755), os.WriteFile(paths.ConfigFile(), []byte(config), 0o644)))
 	keepAgain(t, paths, time.Hour)
 	return paths, shared, owner
 }
@@ -184,8 +178,7 @@ func TestACopyIsTheUsers(t *testing.T) {
 	for _, ago := range []time.Duration{time.Hour, time.Minute} { // it is requeued
 		keepAgain(t, paths, ago)
 		must.OK(t, shareReports(paths))
-		first, err := os.Lstat(path)
-		must.OK(t, err)
+		first := must.Get(os.Lstat(path))(t)
 		if r, err := usage.ReadOwn(path, uint32(os.Geteuid())); err == nil {
 			t.Errorf("root has taken %+v for its own", r.Job)
 		}
@@ -315,9 +308,7 @@ func TestACopyIsNeverRoots(t *testing.T) {
 // A user can give a job the name of another user's in its array. Root gets neither of them in place of the other.
 func TestANameOfTwoJobs(t *testing.T) {
 	paths := site.Paths{Root: t.TempDir()}
-	if err := os.MkdirAll(paths.Reports(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(paths.Reports(), 0o755))
 	for user, job := range map[string]uint32{"hpc1": 7, "hpc2": 8} {
 		r := reported()
 		r.Job, r.User, r.Array = job, user, "4711_3"

@@ -64,9 +64,7 @@ func TestThePageOfScale(t *testing.T) {
 	page := e2e.Read(t, scalePage)
 	for name, table := range map[string]string{"series": seriesTable(t), "crowd": crowdTable(t)} {
 		made := regexp.MustCompile(`(?s)(<!-- made: ` + name + ` -->\n).*?(<!-- made -->)`)
-		if len(made.FindAllString(page, -1)) != 1 {
-			t.Fatalf("%s does not have one part %s", scalePage, name)
-		}
+		must.Have(t, len(made.FindAllString(page, -1)) == 1, "%s does not have one part %s", scalePage, name)
 		page = made.ReplaceAllString(page, "${1}"+table+"${2}")
 	}
 	golden.Compare(t, scalePage, page)
@@ -108,13 +106,9 @@ func delaySeconds(t *testing.T) int {
 	timer := e2e.Read(t, "../../site/etc/metrics.timer")
 	m := regexp.MustCompile(`(?m)^RandomizedDelaySec=(\d+)s$`).FindStringSubmatch(timer)
 	stays := strings.Contains(timer, "\nOnCalendar=minutely\n") && strings.Contains(timer, "\nFixedRandomDelay=yes\n")
-	if m == nil || !stays {
-		t.Fatalf("the timer does not spread the nodes over a minute:\n%s", timer)
-	}
+	must.Have(t, m != nil && stays, "the timer does not spread the nodes over a minute:\n%s", timer)
 	seconds, _ := strconv.Atoi(m[1])
-	if seconds < 1 || seconds > 55 {
-		t.Fatalf("the timer spreads the nodes over %d s of a minute", seconds)
-	}
+	must.Have(t, seconds >= 1 && seconds <= 55, "the timer spreads the nodes over %d s of a minute", seconds)
 	return seconds
 }
 
@@ -176,9 +170,7 @@ func crowdTable(t *testing.T) string {
 
 func median(t *testing.T, all []float64) float64 {
 	t.Helper()
-	if len(all) != 20 {
-		t.Fatalf("%d values were measured, not 20", len(all))
-	}
+	must.Have(t, len(all) == 20, "%d values were measured, not 20", len(all))
 	sorted := slices.Sorted(slices.Values(all))
 	return (sorted[len(sorted)/2] + sorted[(len(sorted)-1)/2]) / 2
 }
@@ -187,9 +179,7 @@ func median(t *testing.T, all []float64) float64 {
 func TestTheRuleThatDropsJobs(t *testing.T) {
 	m := regexp.MustCompile(`source_labels: \[__name__, jobid\]\n +regex: (\S+)\n +action: drop\n`).
 		FindStringSubmatch(e2e.Read(t, scalePage))
-	if m == nil {
-		t.Fatalf("%s has no rule", scalePage)
-	}
+	must.Have(t, m != nil, "%s has no rule", scalePage)
 	rule := regexp.MustCompile("^(?:" + m[1] + ")$") // as Prometheus anchors it
 	dropped, kept := 0, 0
 	for _, f := range healthy(8, 24) {

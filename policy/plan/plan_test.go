@@ -16,8 +16,7 @@ func TestEachRankIsPlacedOnce(t *testing.T) {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
 				q := onH200s(t, gpus, ranks, share, "100")
-				placed, err := q.Answer()
-				must.OK(t, err)
+				placed := must.Get(q.Answer())(t)
 				checkPlacements(t, placed, q)
 			}
 		}
@@ -45,25 +44,20 @@ func checkPlacements(t *testing.T, ranks []Rank, q Request) {
 	gpu := q.Model.GPU
 	placed := make([][]policy.Share, q.GPUs)
 	for i, r := range ranks {
-		if r.Rank != i || r.GPU != i%q.GPUs {
-			t.Fatalf("%+v: line %d has rank %d on GPU %d", q, i, r.Rank, r.GPU)
-		}
+		must.Have(t, r.Rank == i && r.GPU == i%q.GPUs, "%+v: line %d has rank %d on GPU %d", q, i, r.Rank, r.GPU)
 		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
 			t.Errorf("%+v: rank %d has %d SMs and %s %%, which gives %d", q, i, r.SMs, r.Percent, gpu.SMsAt(r.Percent))
 		}
 		placed[r.GPU] = append(placed[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
 	}
-	if len(ranks) != q.Ranks {
-		t.Fatalf("%+v: %d placed", q, len(ranks))
-	}
+	must.Have(t, len(ranks) == q.Ranks, "%+v: %d placed", q, len(ranks))
 	for g, shares := range placed {
 		sum, lowest, highest := 0, gpu.SMs, 0
 		for _, s := range shares {
 			sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
 		}
 		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
-		if q.Share.String() == "even" && fits && (sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC) {
-			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, lowest, highest)
-		}
+		must.Hold(t, q.Share.String() != "even" || !fits || sum == gpu.SMs && highest-lowest <= gpu.SMsPerTPC,
+			"%+v: GPU %d: sum %d, from %d to %d", q, g, sum, lowest, highest)
 	}
 }

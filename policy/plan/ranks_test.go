@@ -55,24 +55,21 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:1.5", "overlap:2", "40%", "1%"} {
 		for n := 1; n <= policy.Clients; n++ {
 			for _, ceiling := range []float64{100, 25} {
-				planned, err := onH200s(t, 1, n, share, policy.PercentFrom(ceiling).String()).Answer()
-				must.OK(t, err)
+				planned := must.Get(onH200s(t, 1, n, share, policy.PercentFrom(ceiling).String()).Answer())(t)
 				var want []int
 				for _, rank := range planned {
 					want = append(want, rank.SMs)
 				}
 				ticket := ticketOfOneH200(policy.Overlap(2), ceiling)
 				flag := byFlag(t, share)
-				variable, err := mpirunwrap.ReadOptions(slurm.Env{"SLURM_MPS_SHARE": share})
-				must.OK(t, err)
+				variable := must.Get(mpirunwrap.ReadOptions(slurm.Env{"SLURM_MPS_SHARE": share}))(t)
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return flag }); !slices.Equal(got, want) {
 					t.Errorf("--share=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return variable }); !slices.Equal(got, want) {
 					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
-				grant, err := policy.ReadGrant(map[string]string{"share": share})
-				must.OK(t, err)
+				grant := must.Get(policy.ReadGrant(map[string]string{"share": share}))(t)
 				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, ceiling), n,
 					func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
 					t.Errorf("the policy's %s of %d ranks: %v, the plan has %v", share, n, got, want)
@@ -119,8 +116,7 @@ type sweepLine struct {
 // For every share that the wrapper was asked for, the plan has the SMs that CUDA on a real H200 reported. The plan
 // keeps at kept as much memory for the context as the context took.
 func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
-	file, err := os.Open("../../docs/measurements/9-h200/moments.jsonl")
-	must.OK(t, err)
+	file := must.Get(os.Open("../../docs/measurements/9-h200/moments.jsonl"))(t)
 	defer file.Close()
 	points := 0
 	for lines := json.NewDecoder(file); ; {
@@ -149,7 +145,5 @@ func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
 			t.Errorf("%s: %d MiB are kept for the context, and it took %d", line.Point.Asked, kept, line.Point.ContextMiB)
 		}
 	}
-	if points != 166 {
-		t.Errorf("%d points: want every whole percentage and every number of TPCs of 132 SMs, 166", points)
-	}
+	must.Hold(t, points == 166, "%d points: want every whole percentage and every number of TPCs of 132 SMs, 166", points)
 }

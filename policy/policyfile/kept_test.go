@@ -71,13 +71,11 @@ func TestACopyThatRootDidNotWrite(t *testing.T) {
 			must.OK(t, c.change(filepath.Join(paths.Kept(), name)))
 		}
 		compiled, status := ReadPolicy(paths)
-		if (compiled != nil) != c.want || status.Err == nil || status.Kept.IsZero() == c.want {
-			t.Errorf("%s: a policy %v, %+v", c.name, compiled != nil, status)
-		}
+		must.Hold(t, (compiled != nil) == c.want && status.Err != nil && status.Kept.IsZero() != c.want,
+			"%s: a policy %v, %+v", c.name, compiled != nil, status)
 		facts, status := ReadConfig(paths)
-		if (facts.UsageInterval == 7*time.Second) != c.want || status.Err == nil {
-			t.Errorf("%s: site.hcl %+v, %+v", c.name, facts, status)
-		}
+		must.Hold(t, (facts.UsageInterval == 7*time.Second) == c.want && status.Err != nil,
+			"%s: site.hcl %+v, %+v", c.name, facts, status)
 	}
 }
 
@@ -87,15 +85,10 @@ func TestACopyThatRootDidNotWrite(t *testing.T) {
 func TestACopyIsWrittenOnce(t *testing.T) {
 	paths := keptNode(t)
 	path := filepath.Join(paths.Kept(), keptPolicy)
-	before, err := os.Lstat(path)
-	must.OK(t, err)
+	before := must.Get(os.Lstat(path))(t)
 	compiled, _ := ReadPolicy(paths)
 	must.OK(t, KeepPolicy(paths, compiled))
 	after, err := os.Lstat(path)
-	if err != nil || !os.SameFile(before, after) {
-		t.Errorf("the copy was written again: %v", err)
-	}
-	if after.Mode().Perm() != 0o600 {
-		t.Errorf("mode %o", after.Mode().Perm())
-	}
+	must.Hold(t, err == nil && os.SameFile(before, after), "the copy was written again: %v", err)
+	must.Equal(t, "mode", after.Mode().Perm(), 0o600)
 }

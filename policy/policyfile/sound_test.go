@@ -267,16 +267,13 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 			take(source)
 		}
 	}
-	shipped, err := os.ReadFile("../../site/etc/policy.hcl")
-	must.OK(t, err)
+	shipped := must.Get(os.ReadFile("../../site/etc/policy.hcl"))(t)
 	take(string(shipped))
 	const tried = 500
 	for range tried {
 		take(a.policy())
 	}
-	if len(policies) < tried/4 {
-		t.Fatalf("only %d of %d policies load: the test tries too little", len(policies), tried)
-	}
+	must.Have(t, len(policies) >= tried/4, "only %d of %d policies load: the test tries too little", len(policies), tried)
 	t.Logf("%d of %d policies load", len(policies), tried)
 	granted, denied, failed := 0, 0, 0
 	for i, compiled := range policies {
@@ -303,9 +300,8 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 		}
 	}
 	t.Logf("%d granted, %d denied, %d of them because a rule fails", granted, denied, failed)
-	if granted < 100 || denied < 100 || failed < 30 {
-		t.Errorf("%d granted, %d denied, %d failed: the test tries too little", granted, denied, failed)
-	}
+	must.Hold(t, granted >= 100 && denied >= 100 && failed >= 30,
+		"%d granted, %d denied, %d failed: the test tries too little", granted, denied, failed)
 }
 
 // holdsRange checks that a grant has a value of the table for each attribute, and numbers in the ranges of MPS, which are
@@ -319,7 +315,5 @@ func holdsRange(t *testing.T, g policy.Grant, source string) {
 	}
 	ok := g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 &&
 		g.MemoryOverlap <= 48 && g.MaxClients >= 1 && g.MaxClients <= 60 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
-	if !ok {
-		t.Fatalf("out of range: %+v in\n%s", g, source)
-	}
+	must.Have(t, ok, "out of range: %+v in\n%s", g, source)
 }

@@ -18,14 +18,11 @@ func TestAnEpilogWaitsForACleanup(t *testing.T) {
 	c, err := OpenCleanup(site.Paths{Root: t.TempDir()})
 	must.OK(t, err)
 	defer c.Close()
-	release, err := c.Lock(t.Context(), 7)
-	must.OK(t, err)
+	release := must.Get(c.Lock(t.Context(), 7))(t)
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err = c.n.store.Lock(ctx, 7)
 	var busy *lease.BusyError
-	if !errors.As(err, &busy) || !busy.Closing {
-		t.Errorf("the holder is not known to close the job: %v", err)
-	}
+	must.Hold(t, errors.As(err, &busy) && busy.Closing, "the holder is not known to close the job: %v", err)
 }

@@ -68,9 +68,8 @@ func TestAJobThatDoesNotAsk(t *testing.T) {
 // Contract: R11
 func TestAJobThatAsksWithoutAPolicy(t *testing.T) {
 	outcome, err := runOn(emptyNode(t, map[string]string{policyPath: "rule {"}), "mps")
-	if outcome != prolog.Failed || err == nil || !strings.HasPrefix(err.Error(), "cannot read policy: ") {
-		t.Errorf("%s, %v", outcome, err)
-	}
+	must.Hold(t, outcome == prolog.Failed && err != nil && strings.HasPrefix(err.Error(), "cannot read policy: "),
+		"%s, %v", outcome, err)
 }
 
 // The last policy that could be used decides while the file cannot be used. The log names the fault.
@@ -82,9 +81,7 @@ func TestTheLastUsablePolicy(t *testing.T) {
 	write(t, paths.Policy(), "rule {")
 	var log bytes.Buffer
 	rules, err := readPolicy(paths, zerolog.New(&log))
-	if err != nil || len(rules.Rules) != 1 || rules.Rules[0].Name != "all" {
-		t.Errorf("rules %+v, %v", rules.Rules, err)
-	}
+	must.Hold(t, err == nil && len(rules.Rules) == 1 && rules.Rules[0].Name == "all", "rules %+v, %v", rules.Rules, err)
 	if !strings.Contains(log.String(), `"level":"error"`) || !strings.Contains(log.String(), "policy.hcl") {
 		t.Errorf("the log has %s", log.String())
 	}
@@ -117,13 +114,9 @@ func TestAFunctionThatHangs(t *testing.T) {
 		<-released
 		return 0, nil
 	})
-	if err == nil || !strings.HasPrefix(err.Error(), "cannot finish within 20ms: ") {
-		t.Errorf("the error is %v", err)
-	}
+	must.Hold(t, err != nil && strings.HasPrefix(err.Error(), "cannot finish within 20ms: "), "the error is %v", err)
 	value, err := within(time.Minute, 0, func(context.Context) (int, error) { return 3, nil })
-	if value != 3 || err != nil {
-		t.Errorf("%d, %v", value, err)
-	}
+	must.Hold(t, value == 3 && err == nil, "%d, %v", value, err)
 }
 
 // The GRES of a node are those of gres.conf beside slurm.conf, or of the file that site.hcl names, and those of
@@ -135,9 +128,8 @@ func TestGresAndFeatures(t *testing.T) {
 	write(t, filepath.Join(dir, "other.conf"), "Name=gpu File=/dev/nvidia3\n")
 	job := slurm.Job{Job: policy.Job{ID: 7, Node: "n1"}, Conf: filepath.Join(dir, "slurm.conf")}
 	gres, err := node{}.Gres(job)
-	if err != nil || len(gres.Entries) != 2 || !slices.Equal(gres.Shared, []string{"shard"}) {
-		t.Errorf("%+v, %v", gres, err)
-	}
+	must.Hold(t, err == nil && len(gres.Entries) == 2 && slices.Equal(gres.Shared, []string{"shard"}),
+		"%+v, %v", gres, err)
 	named := node{config: site.Config{GresConf: filepath.Join(dir, "other.conf")}}
 	if gres, err := named.Gres(job); err != nil || len(gres.Entries) != 1 || gres.Entries[0].Minor != 3 {
 		t.Errorf("%+v, %v", gres, err)

@@ -71,7 +71,6 @@ func TestPlainBuild(t *testing.T) {
 
 func abs(t *testing.T, path string) string {
 	t.Helper()
-	path, err := filepath.Abs(path)
-	must.OK(t, err)
+	path = must.Get(filepath.Abs(path))(t)
 	return path
 }

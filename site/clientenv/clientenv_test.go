@@ -11,6 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/sim/testproc"
 )
 
@@ -52,9 +53,8 @@ func TestParseLimits(t *testing.T) {
 			variables[name] = value
 		}
 		l := environmentIn(variables)
-		if l.Percent != c.percent || l.Ignored != c.ignored {
-			t.Errorf("%q: percentage %v, ignored %s", c.environment, l.Percent, l.Ignored)
-		}
+		must.Hold(t, l.Percent == c.percent && l.Ignored == c.ignored,
+			"%q: percentage %v, ignored %s", c.environment, l.Percent, l.Ignored)
 		for _, uuid := range []site.UUID{gpuA, gpuB} {
 			mib, ok := l.MemoryMiB(uuid)
 			if want, has := c.memory[uuid]; mib != want || ok != has {
@@ -84,9 +84,7 @@ func TestArray(t *testing.T) {
 		{"4711", "3", "4711_3"}, {"", "3", ""}, {"4711", "", ""}, {"", "", ""}, {"4711", "-3", ""}, {"x", "3", ""},
 	} {
 		got := environmentIn(map[string]string{arrayVariable: c.array, taskVariable: c.task}).Array
-		if got != c.want {
-			t.Errorf("%q and %q: %q, want %q", c.array, c.task, got, c.want)
-		}
+		must.Hold(t, got == c.want, "%q and %q: %q, want %q", c.array, c.task, got, c.want)
 	}
 }
 
@@ -107,13 +105,9 @@ func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
 func TestAProgramThatHasOverwrittenItsEnvironment(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	cmd.Env = []string{"A=b", "SLURM_JOB_ID=7", percentVariable + "=25", "CUDA_MPS_PIPE_DIRECTORY=/run/x"}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	testproc.Overwrite(t, cmd.Process.Pid)
 	e := Read(t.Context(), []int{cmd.Process.Pid}, uint32(os.Getuid()))[cmd.Process.Pid]
-	if e.Unknown != "its program has overwritten its environment" {
-		t.Errorf("%+v", e)
-	}
+	must.Hold(t, e.Unknown == "its program has overwritten its environment", "%+v", e)
 }

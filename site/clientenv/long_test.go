@@ -5,6 +5,8 @@ package clientenv
 import (
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // Root reads the environment of each process of a user. A long list of devices or limits costs it little: sees, which
@@ -14,8 +16,7 @@ func TestLongListsCostLittle(t *testing.T) {
 		e := environmentIn(map[string]string{
 			visibleVariable: strings.Repeat(",", 16_000), memoryVariable: strings.Repeat(entry+",", 4_000),
 		})
-		if len(e.visible) > maxDevices || len(e.memory) > 0 {
-			t.Errorf("%q: %d devices, %d limits", entry, len(e.visible), len(e.memory))
-		}
+		must.Hold(t, len(e.visible) <= maxDevices && len(e.memory) <= 0,
+			"%q: %d devices, %d limits", entry, len(e.visible), len(e.memory))
 	}
 }

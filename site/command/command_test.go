@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/site/cli"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/spf13/cobra"
 )
 
@@ -45,9 +46,8 @@ func TestExitCodes(t *testing.T) {
 		{WriteError("end", errors.New("no space left")), 1, "end: cannot print end: no space left\n"},
 	} {
 		code, _, complaint := run(ends(c.err))
-		if code != c.code || complaint != c.complaint {
-			t.Errorf("%v: code %d, %q, want %d, %q", c.err, code, complaint, c.code, c.complaint)
-		}
+		must.Hold(t, code == c.code && complaint == c.complaint,
+			"%v: code %d, %q, want %d, %q", c.err, code, complaint, c.code, c.complaint)
 	}
 }
 
@@ -69,9 +69,8 @@ func TestRun(t *testing.T) {
 		{"--root tmp", nil, 2, "", `end: cannot use --root "tmp": give an absolute path` + "\n"},
 	} {
 		code, out, complaint := run(ends(c.err), strings.Fields(c.args)...)
-		if code != c.code || out != c.out || complaint != c.complaint {
-			t.Errorf("%q: code %d, printed %q, %q, want %+v", c.args, code, out, complaint, c)
-		}
+		must.Hold(t, code == c.code && out == c.out && complaint == c.complaint,
+			"%q: code %d, printed %q, %q, want %+v", c.args, code, out, complaint, c)
 	}
 }
 
@@ -79,9 +78,7 @@ func TestFill(t *testing.T) {
 	long := strings.Repeat("word ", 15) + "word" // 79 columns
 	got := fill("a\nb\n  x  " + long + "\n  " + long + " end\n\nc")
 	want := "a b\n  x  " + long[:74] + "\n     word\n  " + long[:74] + "\n  word end\n\nc"
-	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	must.Equal(t, "got", got, want)
 }
 
 // An output that is no file is no terminal, and has no colour in any environment.
@@ -97,9 +94,7 @@ func TestFold(t *testing.T) {
 	for text, want := range map[string]string{
 		"one two three": "  one two\n  three\n", "abcdefghijklmnop x": "  abcdefghijklmnop\n  x\n", "": "  \n", "äöü äöü äöü": "  äöü äöü\n  äöü\n",
 	} {
-		if got := s.Wrap("  ", text); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
+		must.Equal(t, text, s.Wrap("  ", text), want)
 	}
 }
 
@@ -111,13 +106,9 @@ func TestBar(t *testing.T) {
 	}{
 		{0, "░░░░░░░░"}, {1, "▌░░░░░░░"}, {8, "████░░░░"}, {9, "████▌░░░"}, {15, "███████▌"}, {16, "████████"},
 	} {
-		if got := Bar(c.part, 16, 8); got != c.want {
-			t.Errorf("%d of 16: %s, want %s", c.part, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%d of 16", c.part), Bar(c.part, 16, 8), c.want)
 	}
 	for sms := range 133 {
-		if n := utf8.RuneCountInString(Bar(sms, 132, 38)); n != 38 {
-			t.Errorf("%d of 132: %d cells", sms, n)
-		}
+		must.Equal(t, fmt.Sprintf("%d of 132", sms), utf8.RuneCountInString(Bar(sms, 132, 38)), 38)
 	}
 }

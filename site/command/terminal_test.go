@@ -20,11 +20,9 @@ func terminalOf80Columns(t *testing.T) *os.File {
 		t.Skip(err)
 	}
 	t.Cleanup(func() { ours.Close() })
-	number, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
-	must.OK(t, err)
+	number := must.Get(unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN))(t)
 	must.OK(t, unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0))
-	theirs, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	must.OK(t, err)
+	theirs := must.Get(os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { theirs.Close() })
 	must.OK(t, unix.IoctlSetWinsize(int(ours.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
 	return theirs

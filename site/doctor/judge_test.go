@@ -62,9 +62,7 @@ func TestProven(t *testing.T) {
 			drivers("580.178.04", "NVIDIA H200"), drivers("580.159.04", "NVIDIA H200", "NVIDIA B200")},
 	} {
 		for _, d := range all {
-			if got := d.proven(); got != want {
-				t.Errorf("%+v: %v", d, got)
-			}
+			must.Equal(t, fmt.Sprintf("%+v", d), d.proven(), want)
 		}
 	}
 }
@@ -149,40 +147,28 @@ func TestJudge(t *testing.T) {
 		_, found := judge(n)
 		for _, f := range found {
 			got = append(got, f.Kind)
-			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Fix == "" {
-				t.Errorf("%s: half a finding: %+v", name, f)
-			}
+			must.Hold(t, (f.Where != "" || f.Kind == "state-folder") && f.What != "" && f.Fix != "",
+				"%s: half a finding: %+v", name, f)
 			e2e.CanBePasted(t, f.Fix)
 		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		must.Hold(t, slices.Equal(got, c.want), "%s: %v, want %v", name, got, c.want)
 	}
 }
 
 // The packages install the files that repairs name.
 func TestRepairsNameInstalledFiles(t *testing.T) {
-	list, err := os.ReadFile("../pkg/nfpm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(os.ReadFile("../pkg/nfpm.yaml"))(t)
 	for _, path := range []string{site.Libexec + "/prolog", shipped + "policy.hcl", shipped + "site.hcl", examples + "gres.conf"} {
-		if !strings.Contains(string(list), ", dst: "+path+", ") {
-			t.Errorf("no package has %s", path)
-		}
+		must.Hold(t, strings.Contains(string(list), ", dst: "+path+", "), "no package has %s", path)
 	}
 }
 
 // Every row of known.json has what doctor compares: releases are versions.
 func TestKnownIsWhole(t *testing.T) {
-	if len(known().Proven) == 0 || len(known().Patched) == 0 {
-		t.Fatal("known.json cannot be read")
-	}
+	must.Have(t, len(known().Proven) != 0 && len(known().Patched) != 0, "known.json cannot be read")
 	version := regexp.MustCompile(`^[1-9][0-9]+(\.[0-9]+)+$`)
 	for _, d := range known().Proven {
-		if !version.MatchString(d.Driver) || d.GPU == "" {
-			t.Errorf("half a row: %+v", d)
-		}
+		must.Hold(t, version.MatchString(d.Driver) && d.GPU != "", "half a row: %+v", d)
 	}
 	for _, p := range known().Patched {
 		if p.What != "driver" && p.What != "Slurm" || p.First != "" && !version.MatchString(p.First) || p.Source == "" || p.Branches == "" {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	simulated "github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/state"
@@ -62,20 +63,11 @@ func TestMain(m *testing.M) {
 func newHealthyNode(t *testing.T) healthyNode {
 	t.Helper()
 	e2e.NeedRoot(t)
-	top, err := place()
-	if err != nil {
-		t.Fatal(err)
-	}
+	top := must.Get(place())(t)
 	dir := filepath.Join(top, "n")
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	built, err := e2e.Built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	made, err := testnode.New(dir, built, "", simulated.H200, simulated.H200)
-	if err != nil {
-		t.Fatal(err)
-	}
+	built := must.Get(e2e.Built())(t)
+	made := must.Get(testnode.New(dir, built, "", simulated.H200, simulated.H200))(t)
 	w := healthyNode{e2e.Node{Node: made, T: t, Ctx: t.Context(), Conf: filepath.Join(dir, "slurm", "slurm.conf")}}
 	w.linkPrograms()
 	for _, program := range []string{"prolog", "epilog", "task-prolog"} {

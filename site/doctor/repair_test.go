@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/osfile"
 	"github.com/slurm-mps/slurm-mps/site/sim/e2e"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/state"
 )
@@ -77,13 +79,9 @@ func TestRepairsOfOddPaths(t *testing.T) {
 		n.Programs, n.Paths, n.Conf = nil, site.Paths{Root: "/" + odd}, "/"+odd+"/slurm.conf"
 		plant(&n)
 		_, found := judge(n)
-		if len(found) == 0 {
-			t.Errorf("%s: no finding", name)
-		}
+		must.Hold(t, len(found) != 0, "%s: no finding", name)
 		for _, f := range found {
-			if strings.Contains(f.Fix, odd[5:]) || strings.Contains(f.Fix, "\n") {
-				t.Errorf("%s, %s: %q", name, f.Kind, f.Fix)
-			}
+			must.Hold(t, !strings.Contains(f.Fix, odd[5:]) && !strings.Contains(f.Fix, "\n"), "%s, %s: %q", name, f.Kind, f.Fix)
 			e2e.CanBePasted(t, f.Fix)
 		}
 	}
@@ -92,9 +90,8 @@ func TestRepairsOfOddPaths(t *testing.T) {
 	for _, f := range append(mustFind(n), state.Finding{Fix: "reap: " + n.Paths.ReapCommand(7)}) {
 		for _, command := range e2e.Commands(f.Fix) {
 			out, err := exec.Command("bash", "-c", "mpsctl() { printf '%s|' \"$@\"; }; "+command).Output()
-			if err == nil && strings.Contains(command, "--root") && !strings.Contains(string(out), "--root|/"+odd+"|") {
-				t.Errorf("%s: %q", command, out)
-			}
+			must.Hold(t, err != nil || !strings.Contains(command, "--root") || strings.Contains(string(out), "--root|/"+odd+"|"),
+				"%s: %q", command, out)
 		}
 	}
 }
@@ -114,19 +111,12 @@ func TestARepairOfAnOddSetting(t *testing.T) {
 	} {
 		dir := filepath.Join(t.TempDir(), odd)
 		path := filepath.Join(dir, "slurm.conf")
-		if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, []byte(before), 0o644)); err != nil {
-			t.Fatal(err)
-		}
-		conf, err := slurm.ReadConfFile(path, "gpu01")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, []byte(before), 0o644)))
+		conf := must.Get(slurm.ReadConfFile(path, "gpu01"))(t)
 		command := e2e.Commands(slurmFiles{ConfFile: conf}.set("Prolog", quoted(value), reconfigure))[0]
 		if out, err := exec.Command("bash", "-c", command).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v: %s", command, err, out)
 		}
-		if got := e2e.Read(t, path); got != after {
-			t.Errorf("%s\ngot  %q\nwant %q", command, got, after)
-		}
+		must.Equal(t, fmt.Sprintf("%s\ngot", command), e2e.Read(t, path), after)
 	}
 }

@@ -5,6 +5,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A program that prints without end, or that never ends, costs neither memory nor time.
@@ -22,9 +25,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("%q, %v", printed, err)
 	}
 	many, err := run(t.Context(), time.Minute, "/bin/sh", "-c", "head -c 3000000 /dev/zero")
-	if err != nil || len(many) != maxPrinted {
-		t.Errorf("%d bytes, %v", len(many), err)
-	}
+	must.Hold(t, err == nil && len(many) == maxPrinted, "%d bytes, %v", len(many), err)
 	began := time.Now()
 	_, err = run(t.Context(), 50*time.Millisecond, "/bin/sleep", "600")
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 10*time.Second {
@@ -38,16 +39,12 @@ func TestWhatAScriptNamesDelaysNothing(t *testing.T) {
 	dir := t.TempDir()
 	fifo, hook := filepath.Join(dir, "fifo"), filepath.Join(dir, "prolog")
 	content := []byte("#!/bin/sh\nrm -f " + fifo + "\n")
-	if err := errors.Join(unix.Mkfifo(fifo, 0o666), os.WriteFile(hook, content, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(unix.Mkfifo(fifo, 0o666), os.WriteFile(hook, content, 0o755)))
 	read := make(chan hookScript, 1)
 	go func() { read <- script(hook) }()
 	select {
 	case s := <-read:
-		if s.Err != nil || s.Starts != "" {
-			t.Errorf("%+v", s)
-		}
+		must.Hold(t, s.Err == nil && s.Starts == "", "%+v", s)
 	case <-time.After(time.Minute):
 		t.Error("it waits for a writer of the fifo")
 	}
@@ -62,24 +59,17 @@ func TestLimitsAreThoseOfRootsSlurmd(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	dir, err := os.MkdirTemp("", "slurmd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "slurmd"))(t)
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "slurmd")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Symlink(sleep, path)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(dir, 0o755), os.Symlink(sleep, path)))
 	for uid, want := range map[uint32]bool{0: true, 65534: false} {
 		cmd := exec.CommandContext(t.Context(), path, "600")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 		if err := cmd.Start(); err != nil { // it returns after the exec
 			t.Fatal(err)
 		}
-		if got := isSlurmd(cmd.Process.Pid); got != want {
-			t.Errorf("uid %d: its limit counts: %v", uid, got)
-		}
+		must.Equal(t, fmt.Sprintf("uid %d: its limit counts", uid), isSlurmd(cmd.Process.Pid), want)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
@@ -98,9 +88,7 @@ func TestALinkInTheMiddleOfAChain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink("theirs/link", hook), os.Symlink(program, filepath.Join(dir, "good"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Symlink("theirs/link", hook), os.Symlink(program, filepath.Join(dir, "good"))))
 	for _, want := range []string{"", theirs} {
 		if f := look("", filepath.Join(dir, "good")); f.Err != nil || f.Loose != "" {
 			t.Errorf("%+v", f)
@@ -108,9 +96,7 @@ func TestALinkInTheMiddleOfAChain(t *testing.T) {
 		if f := look("", hook); f.Loose != want {
 			t.Errorf("%q, want %q", f.Loose, want)
 		}
-		if err := os.Chown(theirs, 65534, 65534); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chown(theirs, 65534, 65534))
 	}
 }
 
@@ -124,9 +110,7 @@ func TestLimitOfAProcess(t *testing.T) {
 		setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource", "cat")
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err1, err2, cmd.Start()))
 	_, err1 = in.Write([]byte("x"))
 	_, err2 = out.Read(make([]byte, 1)) // cat runs
 	got := limitOf(nil, "it", cmd.Process.Pid)

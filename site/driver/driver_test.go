@@ -44,9 +44,7 @@ func TestGPUs(t *testing.T) {
 		{UUID: "GPU-00", Name: "NVIDIA H200", Minor: 7, BusID: "00000000:10:00.0", SMs: 132, TPC: 2, MemoryMiB: 143771},
 		{UUID: "GPU-11", Name: "NVIDIA Unheard 1", Minor: 6, BusID: "00000000:20:00.0", SMs: 100, TPC: 1, MIGMode: true},
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) || err != nil {
-		t.Errorf("%+v, %v; want %+v", got, err, want)
-	}
+	must.Hold(t, fmt.Sprint(got) == fmt.Sprint(want) && err == nil, "%+v, %v; want %+v", got, err, want)
 	if version := n.Version(); version != "580.159.04" {
 		t.Errorf("version %q", version)
 	}

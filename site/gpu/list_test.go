@@ -18,11 +18,8 @@ func TestListGoesPastALostGPU(t *testing.T) {
 	pid := sleeper(t)
 	start, _ := node.Start(pid)
 	must.OK(t, made.Node.GPU(2).AddContext(node.Context{PID: pid, Start: start, Type: node.Compute, MemoryMiB: 100, Instance: node.Whole}))
-	seen, err := nvml.List()
-	must.OK(t, err)
-	if len(seen) != 3 {
-		t.Fatalf("%d GPUs are seen, want 3", len(seen))
-	}
+	seen := must.Get(nvml.List())(t)
+	must.Have(t, len(seen) == 3, "%d GPUs are seen, want 3", len(seen))
 	refused(t, seen[1].Err, nil, "cannot read UUID of GPU at PCI position 1: GPU is lost")
 	for i, want := range map[int]site.Mode{0: site.ModeDefault, 2: site.ModeExclusiveProcess} {
 		if s := seen[i]; s.Err != nil || s.Index != i || s.Mode != want || s.Device.UUID != uuidOf(t, made.Node.GPU(i), "uuid") {
@@ -38,8 +35,7 @@ func TestListGoesPastALostGPU(t *testing.T) {
 func TestListKeepsWhatItRead(t *testing.T) {
 	made, nvml := opened(t, node.H200)
 	must.OK(t, made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", 4, 0))
-	seen, err := nvml.List()
-	must.OK(t, err)
+	seen := must.Get(nvml.List())(t)
 	if s := seen[0]; s.Err == nil || s.Device.SMs != 132 || s.Mode != "" {
 		t.Errorf("seen %+v", s)
 	}

@@ -25,16 +25,13 @@ func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 	nvml, err := Open("")
 	must.OK(t, err)
 	defer nvml.Close()
-	devices, err := nvml.Devices()
-	must.OK(t, err)
+	devices := must.Get(nvml.Devices())(t)
 	lines := querySMI(t)
-	if len(lines) != len(devices) || len(devices) == 0 {
-		t.Fatalf("%d devices, nvidia-smi lists %d", len(devices), len(lines))
-	}
+	must.Have(t, len(lines) == len(devices) && len(devices) != 0,
+		"%d devices, nvidia-smi lists %d", len(devices), len(lines))
 	for i, device := range devices {
 		t.Logf("%+v", device)
-		mode, err := nvml.Mode(device.UUID)
-		must.OK(t, err)
+		mode := must.Get(nvml.Mode(device.UUID))(t)
 		if got := describedAsSMI(device, mode); got != lines[i] {
 			t.Errorf("device %d\n got %s\nwant %s", i, got, lines[i])
 		}
@@ -52,17 +49,13 @@ func TestRealEnergy(t *testing.T) {
 	if !real() {
 		t.Skip("runs on a machine with GPUs, with CONFORMANCE_TARGET=real")
 	}
-	nvml, err := Open("")
-	must.OK(t, err)
+	nvml := must.Get(Open(""))(t)
 	defer nvml.Close()
-	devices, err := nvml.Devices()
-	must.OK(t, err)
+	devices := must.Get(nvml.Devices())(t)
 	for _, device := range devices {
-		s, err := nvml.NewSampler(device.UUID)
-		must.OK(t, err)
+		s := must.Get(nvml.NewSampler(device.UUID))(t)
 		time.Sleep(2 * time.Second)
-		a, err := s.Read()
-		must.OK(t, err)
+		a := must.Get(s.Read())(t)
 		if t.Logf("%s: %d J in 2 s", device.UUID, a.EnergyJ); a.EnergyJ < 10 || a.EnergyJ > 4000 {
 			t.Errorf("%s: %d J in 2 s, want 10 to 4000", device.UUID, a.EnergyJ)
 		}
@@ -72,17 +65,12 @@ func TestRealEnergy(t *testing.T) {
 // expectSame checks that every function finds the same device, and that its other values can be read.
 func expectSame(t *testing.T, nvml *NVML, position int, device site.Device) {
 	t.Helper()
-	byUUID, err := nvml.Find(device.UUID)
-	must.OK(t, err)
-	byPCI, err := nvml.byPCI(position)
-	must.OK(t, err)
-	byMinor, err := nvml.ByMinor(device.Minor)
-	must.OK(t, err)
-	if byUUID != device || byPCI != device || byMinor != device {
-		t.Errorf("by UUID %+v\nby PCI %+v\nby minor %+v\nwant %+v", byUUID, byPCI, byMinor, device)
-	}
-	processes, err := nvml.Processes(device.UUID)
-	must.OK(t, err)
+	byUUID := must.Get(nvml.Find(device.UUID))(t)
+	byPCI := must.Get(nvml.byPCI(position))(t)
+	byMinor := must.Get(nvml.ByMinor(device.Minor))(t)
+	must.Hold(t, byUUID == device && byPCI == device && byMinor == device,
+		"by UUID %+v\nby PCI %+v\nby minor %+v\nwant %+v", byUUID, byPCI, byMinor, device)
+	processes := must.Get(nvml.Processes(device.UUID))(t)
 	major, minor, err := nvml.Capability(device.UUID)
 	must.OK(t, err)
 	t.Logf("capability %d.%d, processes %v", major, minor, processes)

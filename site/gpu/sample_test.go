@@ -26,8 +26,7 @@ func sampled(t *testing.T, model node.Model) (node.GPU, *sampler) {
 	t.Helper()
 	made, opened := opened(t, model)
 	gpu := made.Node.GPU(0)
-	s, err := opened.NewSampler(uuidOf(t, gpu, "uuid"))
-	must.OK(t, err)
+	s := must.Get(opened.NewSampler(uuidOf(t, gpu, "uuid")))(t)
 	holdContext(t, gpu, os.Getpid(), "S", 30)
 	holdContext(t, gpu, os.Getppid(), "M+C", 824)
 	return gpu, s
@@ -53,8 +52,7 @@ func serverSample(t *testing.T, gpu node.GPU, percent int) {
 
 func read(t *testing.T, s *sampler) Activity {
 	t.Helper()
-	a, err := s.Read()
-	must.OK(t, err)
+	a := must.Get(s.Read())(t)
 	return a
 }
 
@@ -64,12 +62,9 @@ func TestSampleByGPM(t *testing.T) {
 	setGPU(t, gpu, "gpm/2", "31.5")
 	setGPU(t, gpu, "gpm/10", "-1") // this metric fails, the others do not
 	a := read(t, s)
-	if a.Source != FromGPM || a.SMUtil != 96 || a.SMActive != 31.5 || a.DRAM != usage.Unknown {
-		t.Errorf("%+v", a)
-	}
-	if a.UsedMiB != 854 || !maps.Equal(a.Memory, map[int]int{os.Getppid(): 824}) {
-		t.Errorf("memory %v, clients %v", a.UsedMiB, a.Memory)
-	}
+	must.Hold(t, a.Source == FromGPM && a.SMUtil == 96 && a.SMActive == 31.5 && a.DRAM == usage.Unknown, "%+v", a)
+	must.Hold(t, a.UsedMiB == 854 && maps.Equal(a.Memory, map[int]int{os.Getppid(): 824}),
+		"memory %v, clients %v", a.UsedMiB, a.Memory)
 	setGPU(t, gpu, "gpm/10", "22")
 	if a := read(t, s); a.DRAM != 22 {
 		t.Errorf("the second sample: %+v", a)
@@ -114,8 +109,7 @@ func TestSampleWhenGPMFails(t *testing.T) {
 
 func TestSampleOfAnInstance(t *testing.T) {
 	made, opened := opened(t, node.H100SXM.Cut(node.H100Slice1))
-	s, err := opened.NewSampler(uuidOf(t, made.Node.GPU(0), "mig/0/uuid"))
-	must.OK(t, err)
+	s := must.Get(opened.NewSampler(uuidOf(t, made.Node.GPU(0), "mig/0/uuid")))(t)
 	if a := read(t, s); a.Source != "" || a.SMUtil != usage.Unknown {
 		t.Errorf("%+v, want no percentage", a)
 	}
@@ -138,8 +132,7 @@ func TestEnergy(t *testing.T) {
 	gpu := made.Node.GPU(0)
 	uuid := uuidOf(t, gpu, "uuid")
 	setGPU(t, gpu, "energy_mj", "5000000")
-	s, err := opened.NewSampler(uuid)
-	must.OK(t, err)
+	s := must.Get(opened.NewSampler(uuid))(t)
 	for _, c := range []struct {
 		count string
 		want  int
@@ -167,9 +160,8 @@ func TestUsageOfProcesses(t *testing.T) {
 	usage := func() Usage {
 		t.Helper()
 		u, err := opened.Usage(uuid, seen)
-		if err != nil || !slices.Equal(u.Processes, []int{os.Getpid()}) || u.Clients[os.Getppid()] != 824 {
-			t.Errorf("%+v, %v", u, err)
-		}
+		must.Hold(t, err == nil && slices.Equal(u.Processes, []int{os.Getpid()}) && u.Clients[os.Getppid()] == 824,
+			"%+v, %v", u, err)
 		return u
 	}
 	if u := usage(); !u.WorkKnown || len(u.Work) > 0 {
@@ -177,12 +169,8 @@ func TestUsageOfProcesses(t *testing.T) {
 	}
 	serverSample(t, gpu, 60)
 	u := usage()
-	if !u.WorkKnown || len(u.Work) != 1 || len(u.Activity) != 1 {
-		t.Fatalf("with a sample: %+v", u)
-	}
-	if u.Work[0].PID != os.Getpid() || u.Work[0].Percent != 60 {
-		t.Errorf("with a sample: %+v", u.Work)
-	}
+	must.Have(t, u.WorkKnown && len(u.Work) == 1 && len(u.Activity) == 1, "with a sample: %+v", u)
+	must.Hold(t, u.Work[0].PID == os.Getpid() && u.Work[0].Percent == 60, "with a sample: %+v", u.Work)
 	seen = Seen{Activity: u.Activity[0].Micros, Work: u.Work[0].Micros}
 	if u := usage(); !u.WorkKnown || len(u.Work)+len(u.Activity) > 0 {
 		t.Errorf("the same samples again: %+v", u)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // jobFS makes the file system of a job of user 2001, with some daemons, and returns the first one's pipe folder.
@@ -25,9 +27,7 @@ func jobFS(t *testing.T, j *Store, job uint32, daemons int) (pipe string, l Leas
 		daemon := j.DaemonDir(job, n)
 		l.Daemons = append(l.Daemons, Daemon{PipeDir: filepath.Join(daemon, "pipe"), LogDir: filepath.Join(daemon, "log")})
 	}
-	if err := j.MakeDirs(l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.MakeDirs(l))
 	t.Cleanup(func() { _ = errors.Join(j.RemoveDirs(l.Job), j.FreeBusy(func(Busy) bool { return true })) })
 	if own, err := otherDevice(j.JobDir(job), j.dir); err != nil || !own {
 		t.Skip("this process may not mount a file system")
@@ -57,10 +57,7 @@ func inAnotherNamespace(t *testing.T, script string, args ...string) (end func()
 
 func opened(t *testing.T, path string, flags int) (end func()) {
 	t.Helper()
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.Open(path, flags|unix.O_CLOEXEC, 0o600))(t)
 	end = func() { unix.Close(fd); fd = -1 }
 	t.Cleanup(end)
 	return end
@@ -83,19 +80,14 @@ var holders = map[string]func(t *testing.T, dir string) (end func()){
 		return func() { _ = unix.Munmap(memory) }
 	},
 	"a path to a folder": func(t *testing.T, dir string) func() {
-		if err := os.Mkdir(dir+"/folder", 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(dir+"/folder", 0o700))
 		return opened(t, dir+"/folder", unix.O_PATH)
 	},
 	"a working folder in another namespace": func(t *testing.T, dir string) func() {
 		return inAnotherNamespace(t, `cd "$1"`, dir)
 	},
 	"a file in flight over a socket": func(t *testing.T, dir string) func() {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
 		file, err := os.Create(dir + "/file")
 		if err = errors.Join(err, unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(file.Fd())), nil, 0), os.Remove(dir+"/file"), file.Close()); err != nil {
 			t.Fatal(err)
@@ -121,13 +113,10 @@ func TestAFileSystemThatIsInUse(t *testing.T) {
 			j := newStore(t)
 			dir, l := jobFS(t, j, 7, 1)
 			end := hold(t, dir)
-			if err := errors.Join(j.RemoveDirs(l.Job), j.RemoveDirs(l.Job)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(j.RemoveDirs(l.Job), j.RemoveDirs(l.Job)))
 			all, err := j.Busy()
-			if err != nil || len(all) != 1 || all[0].Job != 7 || all[0].UID != 2001 {
-				t.Fatalf("while it is kept: %+v, %v", all, err)
-			}
+			must.Have(t, err == nil && len(all) == 1 && all[0].Job == 7 && all[0].UID == 2001,
+				"while it is kept: %+v, %v", all, err)
 			var st unix.Statfs_t
 			if err := unix.Statfs(all[0].dir, &st); err != nil || st.Blocks*uint64(st.Bsize) != sizeOfJob || st.Files != filesOfJob {
 				t.Errorf("it has no bound: %+v, %v", st, err)
@@ -148,9 +137,7 @@ func expectNoneBusy(t *testing.T, j *Store) {
 		if err == nil && len(left) == 0 && !strings.Contains(string(mounts), j.busyDir()) {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("left: %v, %v", left, err)
-		}
+		must.Have(t, !time.Now().After(end), "left: %v, %v", left, err)
 	}
 }
 
@@ -164,9 +151,7 @@ func TestFourFileSystemsInUse(t *testing.T) {
 		}
 		dir, l := jobFS(t, j, job, 1)
 		ends = append(ends, opened(t, dir, unix.O_PATH))
-		if err := j.RemoveDirs(l.Job); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, j.RemoveDirs(l.Job))
 	}
 	for uid, want := range map[uint32]bool{2001: true, 2002: false} {
 		if much, err := j.TooBusy(uid); much != want || err != nil {
@@ -180,9 +165,7 @@ func TestFourFileSystemsInUse(t *testing.T) {
 	if left, err := j.BusyLeft(); err != nil || len(left) != maxBusy-1 {
 		t.Errorf("left while an epilog runs: %+v, %v", left, err)
 	}
-	if err := lock.Release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lock.Release())
 	ends[0]()
 	if much, err := j.TooBusy(2001); much || err != nil {
 		t.Errorf("after one was freed: %v, %v", much, err)
@@ -237,9 +220,7 @@ func TestAnOrdinaryJobFits(t *testing.T) {
 	if err := unix.Statfs(j.JobDir(7), &st); err != nil || st.Ffree == 0 || st.Bfree < st.Blocks/4 {
 		t.Errorf("%d of %d files and %d of %d blocks are left: %v", st.Ffree, st.Files, st.Bfree, st.Blocks, err)
 	}
-	if err := j.RemoveDirs(l.Job); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.RemoveDirs(l.Job))
 	if all, err := j.Busy(); err != nil || len(all) > 0 {
 		t.Errorf("in use: %+v, %v", all, err)
 	}
@@ -258,9 +239,7 @@ func TestAClearingThatHangs(t *testing.T) {
 	_, l := jobFS(t, j, 7, 1)
 	j.Clearer = []string{"/bin/sh", "-c", "exec sleep 20"}
 	began := time.Now()
-	if err := j.RemoveDirs(l.Job); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, j.RemoveDirs(l.Job))
 	if took := time.Since(began); took < clearTime || took > 15*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -288,9 +267,7 @@ func TestAnUnmountThatWasKilled(t *testing.T) {
 	} {
 		j := newStore(t)
 		_, l := jobFS(t, j, 7, 1)
-		if err := begin(j, l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, begin(j, l))
 		if err := errors.Join(j.RemoveDirs(l.Job), j.RemoveDirs(l.Job)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -313,19 +290,14 @@ func busyName(j *Store, job uint32) string {
 func TestWhatIsNotCleared(t *testing.T) {
 	j := newStore(t)
 	precious := filepath.Join(j.busyDir(), "folder", "precious")
-	err := errors.Join(os.MkdirAll(filepath.Dir(precious), 0o700), os.WriteFile(precious, []byte("x"), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(precious), 0o700), os.WriteFile(precious, []byte("x"), 0o600)))
 	for _, name := range []string{"folder", "..", ".", "", "../jobs", "missing"} {
 		if err := Clear(j.dir, name); err == nil {
 			t.Errorf("%q was cleared", name)
 		}
 	}
 	dir, l := jobFS(t, j, 7, 1)
-	if err := errors.Join(os.Symlink(precious, dir+"/link"), j.RemoveDirs(l.Job)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Symlink(precious, dir+"/link"), j.RemoveDirs(l.Job)))
 	if content, err := os.ReadFile(precious); err != nil || string(content) != "x" {
 		t.Errorf("%q, %v", content, err)
 	}

@@ -51,9 +51,7 @@ func TestATicketThatIsTorn(t *testing.T) {
 	} {
 		var got Ticket
 		err := json.Unmarshal([]byte(content), &got)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %+v, %v, want %s", content, got, err, want)
-		}
+		must.Hold(t, err != nil && strings.Contains(err.Error(), want), "%s: %+v, %v, want %s", content, got, err, want)
 	}
 }
 

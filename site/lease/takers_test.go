@@ -38,9 +38,7 @@ func left(t *testing.T, j *Store) int {
 // other users do. When one ends, its user gets a place again.
 func TestTakersThatAreLeft(t *testing.T) {
 	j := OpenReadOnly(t.TempDir(), "boot")
-	if left(t, j) != 0 {
-		t.Error("takers without a file")
-	}
+	must.Hold(t, left(t, j) == 0, "takers without a file")
 	self := must.Get(proc.Current())(t)
 	mine := Taker{Job: 7, UID: 2001, Guard: self}
 	ofEnded := Taker{Job: 8, UID: 2001, Guard: proc.Process{PID: 1 << 22, Start: 1}}
@@ -70,15 +68,11 @@ func TestTakersThatAreLeft(t *testing.T) {
 		t.Fatalf("%v, %v", place, err)
 	}
 	other, err := j.TakerPlace(Taker{Job: 9, UID: 2002, Guard: self})
-	if err != nil {
-		t.Fatalf("another user gets no place: %v", err)
-	}
+	must.Have(t, err == nil, "another user gets no place: %v", err)
 	_ = other.Leave()
 	must.OK(t, processes[3].Kill())
 	for began := time.Now(); left(t, j) == maxTakersLeft; time.Sleep(time.Millisecond) {
-		if time.Since(began) > 10*time.Second {
-			t.Fatal("one that has ended keeps its place")
-		}
+		must.Have(t, time.Since(began) <= 10*time.Second, "one that has ended keeps its place")
 	}
 	again := must.Get(j.TakerPlace(mine))(t)
 	_ = again.Leave()
@@ -94,18 +88,14 @@ func TestPlacesOfTakers(t *testing.T) {
 	self := must.Get(proc.Current())(t)
 	for user := range uint32(maxTakers) {
 		place, err := j.TakerPlace(Taker{Job: user, UID: user, Guard: self})
-		if err != nil {
-			t.Fatalf("place %d: %v", user, err)
-		}
+		must.Have(t, err == nil, "place %d: %v", user, err)
 		defer place.Leave()
 	}
 	if _, err := j.TakerPlace(Taker{Job: 1, UID: 1 << 20, Guard: self}); !errors.Is(err, ErrTakers) {
 		t.Error(err)
 	}
 	info, err := os.Stat(j.takersPath())
-	if err != nil || info.Size() > maxTakers*takerSize || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
+	must.Hold(t, err == nil && info.Size() <= maxTakers*takerSize && info.Mode().Perm() == 0o600, "%v, %v", info, err)
 }
 
 // A guard's promise is read as it was written.

@@ -41,9 +41,8 @@ func TestJudge(t *testing.T) {
 		{"", failed, "", failed},
 	} {
 		lines, err := readAnswer(c.said, c.exit)
-		if strings.Join(lines, "|") != c.lines || !errors.Is(err, c.is) {
-			t.Errorf("%q, %v: %q, %v; want %q, %v", c.said, c.exit, lines, err, c.lines, c.is)
-		}
+		must.Hold(t, strings.Join(lines, "|") == c.lines && errors.Is(err, c.is),
+			"%q, %v: %q, %v; want %q, %v", c.said, c.exit, lines, err, c.lines, c.is)
 	}
 }
 
@@ -57,9 +56,7 @@ func TestAReaderThatWaits(t *testing.T) {
 	defer lock.Close()
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	state, err := ControlProgram{Path: program}.State(t.Context(), job, lease.Daemon{PipeDir: pipe})
-	if err != nil || state.Ceiling != 100 {
-		t.Errorf("%+v, %v", state, err)
-	}
+	must.Hold(t, err == nil && state.Ceiling == 100, "%+v, %v", state, err)
 }
 
 // A question without an answer has a limit of five seconds. A question that the daemon drops is asked six times.
@@ -104,9 +101,8 @@ func TestNoFileIsInherited(t *testing.T) {
 	must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700))
 	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	said, err := ControlProgram{Path: program}.run(t.Context(), job, lease.Daemon{PipeDir: "/nowhere"}, "")
-	if err != nil || strings.Count(said, "pipe:") != 3 || strings.Contains(said, os.DevNull) {
-		t.Errorf("%v: %s", err, said)
-	}
+	must.Hold(t, err == nil && strings.Count(said, "pipe:") == 3 && !strings.Contains(said, os.DevNull),
+		"%v: %s", err, said)
 }
 
 // ps printed this table in a recording. Other tables are invalid.
@@ -118,9 +114,8 @@ func TestParseClients(t *testing.T) {
 	rows, err := parseRows(table)
 	clients := clientsOf(rows)
 	want := []site.Client{{Server: 624, PID: 670}, {Server: 624, PID: 671}}
-	if err != nil || len(clients) != 2 || clients[0] != want[0] || clients[1] != want[1] {
-		t.Errorf("%v, %v; want %v", clients, err, want)
-	}
+	must.Hold(t, err == nil && len(clients) == 2 && clients[0] == want[0] && clients[1] == want[1],
+		"%v, %v; want %v", clients, err, want)
 	if rows, err := parseRows([]string{"Server not found"}); err != nil || rows != nil {
 		t.Errorf("without a server: %v, %v", rows, err)
 	}
@@ -225,9 +220,7 @@ func FuzzAnswers(f *testing.F) {
 		}
 		rows, err := parseRows(lines)
 		for _, row := range rows {
-			if err == nil && (row.PID <= 0 || row.Server <= 0) {
-				t.Errorf("%q gives %v", said, row)
-			}
+			must.Hold(t, err != nil || row.PID > 0 && row.Server > 0, "%q gives %v", said, row)
 		}
 		numbered := 0 // rows that begin with a number, as each has that ps prints today
 		for _, line := range lines {
@@ -235,17 +228,14 @@ func FuzzAnswers(f *testing.F) {
 				numbered++
 			}
 		}
-		if err == nil && numbered > len(rows) {
-			t.Errorf("%q gives only %v", said, rows)
-		}
+		must.Hold(t, err != nil || numbered <= len(rows), "%q gives only %v", said, rows)
 		_ = readBack(lease.Daemon{}, lease.Limits{Ceiling: whole}, lines)
 	})
 }
 
 func mustPercent(t *testing.T, s string) policy.Percent {
 	t.Helper()
-	p, err := policy.ParsePercent(s)
-	must.OK(t, err)
+	p := must.Get(policy.ParsePercent(s))(t)
 	return p
 }
 
@@ -272,8 +262,6 @@ func TestClients(t *testing.T) {
 		{1 << 20, 8, 60}, {16384, 16, 60}, {16383, 1, 60}, {4096, 1, 50}, {1024, 1, 12}, {1024, 4, 3}, {1024, 16, 0}, {120,
 			1, 1}, {119, 1, 0}, {64, 1, 0}, {12, 1, 0},
 	} {
-		if got := Clients(c.files, c.devices); got != c.want {
-			t.Errorf("%d files, %d devices: %d clients, want %d", c.files, c.devices, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%d files, %d devices", c.files, c.devices), Clients(c.files, c.devices), c.want)
 	}
 }

@@ -4,6 +4,7 @@ package mps
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"reflect"
 	"slices"
@@ -108,18 +109,14 @@ func TestRoleOf(t *testing.T) {
 		{"", "nvidia-cuda-mps-control -d", RoleDaemon},
 		{"", "", RoleQuery},
 	} {
-		if got := roleOf(c.file, strings.Fields(c.line)); got != c.want {
-			t.Errorf("%s, %q: %s, want %s", c.file, c.line, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%s, %q", c.file, c.line), roleOf(c.file, strings.Fields(c.line)), c.want)
 	}
 }
 
 // FindAll lists a process that only has the name of a server, and IsServerOf refuses it.
 func TestCensusOfAnImpostor(t *testing.T) {
-	all, err := FindAll(t.Context())
-	must.OK(t, err)
-	self, err := proc.Current()
-	must.OK(t, err)
+	all := must.Get(FindAll(t.Context()))(t)
+	self := must.Get(proc.Current())(t)
 	if slices.ContainsFunc(all, func(p Process) bool { return p.Process == self }) {
 		t.Error("FindAll lists this process, which is not of MPS")
 	}
@@ -136,8 +133,6 @@ func TestTheFormsOfAnAnswer(t *testing.T) {
 		"4 G": {false, false}, "B": {false, false}, "KB": {true, false}, "-1": {false, false}, "123456789012345678901": {false, false},
 		strings.Repeat("A", 33): {false, false},
 	} {
-		if got := [2]bool{isStatus(line), isAmount(line)}; got != want {
-			t.Errorf("%q: a status, an amount: %v, want %v", line, got, want)
-		}
+		must.Equal(t, fmt.Sprintf("%q: a status, an amount", line), [2]bool{isStatus(line), isAmount(line)}, want)
 	}
 }

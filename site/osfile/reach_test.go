@@ -13,11 +13,7 @@ import (
 
 func TestMayOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nvidia0")
-	if osfile.CanOpen(path) {
-		t.Error("a device that does not exist may be opened")
-	}
+	must.Hold(t, !osfile.CanOpen(path), "a device that does not exist may be opened")
 	must.OK(t, os.WriteFile(path, nil, 0o666))
-	if !osfile.CanOpen(path) {
-		t.Error("a device that exists may not be opened")
-	}
+	must.Hold(t, osfile.CanOpen(path), "a device that exists may not be opened")
 }

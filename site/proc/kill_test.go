@@ -18,8 +18,7 @@ import (
 func TestKillOfAnotherProcess(t *testing.T) {
 	cmd := exec.Command("/bin/sleep", "60")
 	must.OK(t, cmd.Start())
-	stat, err := ReadStat(cmd.Process.Pid)
-	must.OK(t, err)
+	stat := must.Get(ReadStat(cmd.Process.Pid))(t)
 	for _, start := range []uint64{stat.Start - 1, stat.Start + 1} {
 		if err := (Process{PID: cmd.Process.Pid, Start: start}).Kill(unix.SIGTERM); err != nil {
 			t.Errorf("a later process with its pid: %v", err)

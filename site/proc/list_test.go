@@ -44,9 +44,7 @@ func TestEachNumber(t *testing.T) {
 	}
 	got := map[int]bool{}
 	if err := eachNumber(folder, func(_, n int) bool {
-		if got[n] {
-			t.Errorf("%d comes twice", n)
-		}
+		must.Hold(t, !got[n], "%d comes twice", n)
 		got[n] = true
 		return true
 	}); err != nil || len(got) != len(want) {
@@ -90,9 +88,7 @@ func TestThisProcess(t *testing.T) {
 		t.Errorf("%d bytes are resident", bytes)
 	}
 	total, used, ok := NodeMemory()
-	if !ok || total < 1<<27 || used >= total {
-		t.Errorf("the node's memory: %d, %d, %v", total, used, ok)
-	}
+	must.Hold(t, ok && total >= 1<<27 && used < total, "the node's memory: %d, %d, %v", total, used, ok)
 	threads := 0
 	if err := EachThread(os.Getpid(), func(thread int) bool { threads++; return Exists(thread) }); err != nil || threads < 2 {
 		t.Errorf("%d threads, %v", threads, err)

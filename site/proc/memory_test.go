@@ -59,9 +59,8 @@ func TestSearch(t *testing.T) {
 func TestSearchAtEveryEdge(t *testing.T) {
 	for before := bufferBytes - 40; before < bufferBytes+5; before++ {
 		got, err := search(strings.NewReader("X="+strings.Repeat("x", before)+"\x00PIPE=/run/pipe\x00A=1\x00"), []string{"PIPE", "A"})
-		if err != nil || got.Values["PIPE"] != "/run/pipe" || got.Values["A"] != "1" {
-			t.Errorf("behind %d bytes: %v, %v", before, got, err)
-		}
+		must.Hold(t, err == nil && got.Values["PIPE"] == "/run/pipe" && got.Values["A"] == "1",
+			"behind %d bytes: %v, %v", before, got, err)
 	}
 }
 
@@ -97,8 +96,7 @@ func TestVariables(t *testing.T) {
 	cmd.Env = []string{"X=" + string(bytes.Repeat([]byte("x"), 100_000)), "A=here"}
 	must.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	stat, err := ReadStat(cmd.Process.Pid)
-	must.OK(t, err)
+	stat := must.Get(ReadStat(cmd.Process.Pid))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for Variables(ctx, stat.Process, "A").Values["A"] != "here" { // between fork and exec the child has this process's environment
@@ -158,9 +156,7 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 			t.Errorf("round %d took %v", round, took)
 		}
 		for i, environment := range found[:100] {
-			if !errors.Is(environment.Err, ErrLate) {
-				t.Errorf("round %d, process %d: %+v", round, i, environment)
-			}
+			must.Hold(t, errors.Is(environment.Err, ErrLate), "round %d, process %d: %+v", round, i, environment)
 		}
 		if free := found[100]; free.Err != nil || free.Values["A"] != "free" {
 			t.Errorf("round %d, the free process: %+v", round, free)
@@ -171,9 +167,7 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	}
 	close(h.letGo)
 	for began := time.Now(); r.environments(t.Context(), procs[:1], []string{"A"})[0].Values["A"] != "late"; {
-		if time.Since(began) > 5*time.Second {
-			t.Fatal("the reader has returned, but the process is not read")
-		}
+		must.Have(t, time.Since(began) <= 5*time.Second, "the reader has returned, but the process is not read")
 	}
 }
 

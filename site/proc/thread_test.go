@@ -80,11 +80,9 @@ var reads = []struct {
 
 // A process whose first thread has ended reads like any other, while other threads live.
 func TestAProcessWithoutItsFirstThread(t *testing.T) {
-	library, err := firstthread.Build(t.TempDir())
-	must.OK(t, err)
+	library := must.Get(firstthread.Build(t.TempDir()))(t)
 	identify := func(cmd *exec.Cmd) Process {
-		stat, err := ReadStat(cmd.Process.Pid)
-		must.OK(t, err)
+		stat := must.Get(ReadStat(cmd.Process.Pid))(t)
 		return stat.Process
 	}
 	headless := shell(t, library)
@@ -112,15 +110,11 @@ func TestAProcessWithoutItsFirstThread(t *testing.T) {
 		if status, err := ReadStatus(part.PID); err == nil && status.Stopped() {
 			break
 		}
-		if time.Since(began) > 5*time.Second {
-			t.Fatal("a stopped process does not count as stopped")
-		}
+		must.Have(t, time.Since(began) <= 5*time.Second, "a stopped process does not count as stopped")
 	}
 	must.Note(t, part.Kill(unix.SIGKILL))
 	for began := time.Now(); part.Running(); time.Sleep(time.Millisecond) {
-		if time.Since(began) > 5*time.Second {
-			t.Fatal("it lives on")
-		}
+		must.Have(t, time.Since(began) <= 5*time.Second, "it lives on")
 	}
 	if thread := Thread(part.PID); thread != 0 {
 		t.Errorf("a zombie has the living thread %d", thread)

@@ -37,9 +37,7 @@ func TestParse(t *testing.T) {
 			got.disconnected = pid
 		}
 		got.fault = l.Fault()
-		if !ok || got != want || l.Server != "829" {
-			t.Errorf("%s: %+v of %s, want %+v", text, got, l.Server, want)
-		}
+		must.Hold(t, ok && got == want && l.Server == "829", "%s: %+v of %s, want %+v", text, got, l.Server, want)
 		if at := time.Date(2026, 11, 21, 5, 26, 29, 938e6, time.Local); !l.At().Equal(at) {
 			t.Errorf("%s: at %v, want %v", text, l.At(), at)
 		}
@@ -57,9 +55,7 @@ func TestOpenRefusesWhatIsNotTheUsersOwnFile(t *testing.T) {
 	path := filepath.Join(dir, "log", Name)
 	must.OK(t, errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("said\n"), 0o600)))
 	file, size, err := Open(filepath.Dir(path), Name, uint32(os.Getuid()))
-	if err != nil || size != 5 {
-		t.Fatalf("%d bytes, %v", size, err)
-	}
+	must.Have(t, err == nil && size == 5, "%d bytes, %v", size, err)
 	file.Close()
 	if _, _, err := Open(filepath.Dir(path), Name, uint32(os.Getuid())+1); !errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("another user's file: %v", err)

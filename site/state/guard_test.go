@@ -53,12 +53,9 @@ func TestFindingsOfAGuard(t *testing.T) {
 // A guard is stalled if it runs and has not acted by the time that it has promised, and some time more.
 func TestWhetherAGuardIsStalled(t *testing.T) {
 	must.Root(t)
-	store, err := lease.Open(t.TempDir(), "boot")
-	must.OK(t, err)
-	self, err := proc.Current()
-	must.OK(t, err)
-	lock, err := store.LockGuard(t.Context(), 7)
-	must.OK(t, err)
+	store := must.Get(lease.Open(t.TempDir(), "boot"))(t)
+	self := must.Get(proc.Current())(t)
+	lock := must.Get(store.LockGuard(t.Context(), 7))(t)
 	now := time.Now()
 	r := Reader{Store: store, Clock: func() time.Time { return now }}
 	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Settings: lease.Settings{GuardSettings: lease.GuardSettings{Hold: lease.Duration(time.Second)}}}

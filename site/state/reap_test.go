@@ -25,12 +25,9 @@ func newReaper(t *testing.T, only uint32) *reaper {
 	t.Helper()
 	must.Root(t)
 	paths := site.Paths{Root: t.TempDir()}
-	boot, err := proc.BootID()
-	must.OK(t, err)
-	store, err := lease.Open(paths.Run(), boot)
-	must.OK(t, err)
-	r, err := NewReaper(paths, only)
-	must.OK(t, err)
+	boot := must.Get(proc.BootID())(t)
+	store := must.Get(lease.Open(paths.Run(), boot))(t)
+	r := must.Get(NewReaper(paths, only))(t)
 	r.self = proc.Process{}
 	r.reader.Store, r.reader.Driver = store, func() (Driver, error) { return bare{}, nil }
 	return r
@@ -113,8 +110,7 @@ func TestWhichLeasesAreClosed(t *testing.T) {
 // Contract: R8
 func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 	r := newReaper(t, 7)
-	lock, err := r.reader.Store.Lock(t.Context(), 7)
-	must.OK(t, err)
+	lock := must.Get(r.reader.Store.Lock(t.Context(), 7))(t)
 	defer lock.Release()
 	if line, left := r.judge(7, steps.Steps{}); line.Action != Leave || left.lease != nil {
 		t.Errorf("%+v", line)
@@ -134,13 +130,11 @@ func TestTakersThatAreLeft(t *testing.T) {
 		return fmt.Sprint(r.results)
 	}
 	must.Equal(t, "of none", lines(), "[]")
-	place, err := r.reader.Store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}})
-	must.OK(t, err)
+	place := must.Get(r.reader.Store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: proc.Process{PID: 1 << 22}}))(t)
 	taker := exec.Command("/bin/sleep", "100")
 	taker.Stdout = place.Descriptor()
 	must.OK(t, taker.Start())
-	stat, err := proc.ReadStat(taker.Process.Pid)
-	must.OK(t, err)
+	stat := must.Get(proc.ReadStat(taker.Process.Pid))(t)
 	place.Started(stat.Process)
 	must.OK(t, place.Leave())
 	got := lines()

@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // A user may have made a report. Reading it takes no more than a few times its bytes, whatever its lists have.
@@ -25,9 +27,7 @@ func TestALongListIsNotMade(t *testing.T) {
 		"the most":     `"gpus":[` + gpus + "{}]",
 	} {
 		content := fmt.Sprintf(`{"schema":%d,"job":1,%s}`, Schema, body)
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		_, err := ReadOwn(file, uint32(os.Getuid()))

@@ -6,6 +6,8 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 var began = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
@@ -18,24 +20,16 @@ func TestAReportIsBounded(t *testing.T) {
 		s := Sample{At: began.Add(at), SMUtil: float64(n % 101), SMActive: Unknown, DRAM: 7, UsedMiB: float64(n % 5000), Clients: n % 9}
 		sum, n = sum+s.SMUtil, n+1
 		g.Add(began, s)
-		if len(g.Samples) > MaxSamples {
-			t.Fatalf("%d samples", len(g.Samples))
-		}
+		must.Have(t, len(g.Samples) <= MaxSamples, "%d samples", len(g.Samples))
 	}
-	if len(g.Samples) < MaxSamples/3 {
-		t.Errorf("%d samples are few", len(g.Samples))
-	}
+	must.Hold(t, len(g.Samples) >= MaxSamples/3, "%d samples are few", len(g.Samples))
 	mean := g.Mean(began)
 	if want := sum / float64(n); math.Abs(mean.SMUtil-want) > 0.5 || mean.SMActive != Unknown || math.Abs(mean.DRAM-7) > 0.01 {
 		t.Errorf("mean %+v, want %.2f", mean, want)
 	}
-	if mean.UsedMiB != 4999 || mean.Clients != 8 {
-		t.Errorf("maximum %+v", mean)
-	}
+	must.Hold(t, mean.UsedMiB == 4999 && mean.Clients == 8, "maximum %+v", mean)
 	for i := 1; i < len(g.Samples); i++ {
-		if !g.Samples[i].At.After(g.Samples[i-1].At) {
-			t.Fatalf("samples %d and %d are not in order", i-1, i)
-		}
+		must.Have(t, g.Samples[i].At.After(g.Samples[i-1].At), "samples %d and %d are not in order", i-1, i)
 	}
 }
 

@@ -80,9 +80,8 @@ rule "none" {
 	job.GID = 1
 	p.Must(0, job, "prolog")
 	ticket := p.Ticket(7)
-	if ticket.Rule != "all" || ticket.Grant.Memory.String() != "16384M" {
-		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Grant.Memory, ticket.RefusalReason)
-	}
+	must.Hold(t, ticket.Rule == "all" && ticket.Grant.Memory.String() == "16384M",
+		"rule %q, memory %q, refused %q", ticket.Rule, ticket.Grant.Memory, ticket.RefusalReason)
 	var asked policy.Request
 	if err := json.Unmarshal(p.Lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 ||
 		asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
@@ -143,9 +142,7 @@ func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	p.ControlIs("#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
 	p.Must(1, p.Job(7, "0"), "prolog")
 	p.Clean()
-	if got := e2e.Read(t, filepath.Join(p.kept(7), "0", "control.log")); got != "it is broken\n" {
-		t.Errorf("kept %q", got)
-	}
+	must.Equal(t, "kept", e2e.Read(t, filepath.Join(p.kept(7), "0", "control.log")), "it is broken\n")
 }
 
 // keep_logs follows no link, because the user owns the folder from which root reads the logs.

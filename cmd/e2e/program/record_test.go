@@ -83,9 +83,8 @@ func TestAJobWithoutMPSIsRecorded(t *testing.T) {
 		return len(r.Clients) == 1 && r.Clients[0].PeakMiB > 0 && len(r.GPUs[1].Samples) > 1
 	}
 	r := p.report(p.runningReport(), "the program in the running report", running)
-	if !r.NoMPS || r.Rule != "" || r.Share != "" || r.User != "hpc1" || r.Name != "relax" || !r.End.IsZero() {
-		t.Errorf("%+v", r)
-	}
+	must.Hold(t, r.NoMPS && r.Rule == "" && r.Share == "" && r.User == "hpc1" && r.Name == "relax" && r.End.IsZero(),
+		"%+v", r)
 	if status := p.Ctl("status"); status.Code != 0 || !strings.Contains(status.Output, "job 7  hpc1  recorded") {
 		t.Errorf("status: %+v", status)
 	}
@@ -99,9 +98,8 @@ func TestAJobWithoutMPSIsRecorded(t *testing.T) {
 		t.Errorf("metrics: %+v", metrics)
 	}
 	out, code := p.ctlAs(e2e.UID, "7", "report")
-	if code != 0 || !strings.Contains(out, "ran without MPS") || strings.Contains(out, "mpirun-wrap ./app") {
-		t.Errorf("mpsctl report exits with %d:\n%s", code, out)
-	}
+	must.Hold(t, code == 0 && strings.Contains(out, "ran without MPS") && !strings.Contains(out, "mpirun-wrap ./app"),
+		"mpsctl report exits with %d:\n%s", code, out)
 	recorder := p.Recorder()
 	if nice, err := syscall.Getpriority(syscall.PRIO_PROCESS, recorder.PID); err != nil || 20-nice != 10 {
 		t.Errorf("the recorder has nice %d, %v", 20-nice, err)
@@ -109,9 +107,7 @@ func TestAJobWithoutMPSIsRecorded(t *testing.T) {
 	if session, err := syscall.Getpgid(recorder.PID); err != nil || session != recorder.PID {
 		t.Errorf("the recorder is in the process group %d, %v", session, err)
 	}
-	if recorder != l.Guard {
-		t.Errorf("the recorder is %v, and the lease names %v", recorder, l.Guard)
-	}
+	must.Equal(t, "the recorder is", recorder, l.Guard)
 	_, _ = program.Process.Kill(), program.Wait()
 	p.Must(0, job, "epilog")
 	r = p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
@@ -158,9 +154,8 @@ func TestNothingIsRecordedUnasked(t *testing.T) {
 				t.Errorf("the prolog has made %v", files)
 			}
 			log := p.Log()
-			if strings.Contains(log, `"level":"warn"`) || !strings.Contains(log, `"outcome":"not asked"`) {
-				t.Errorf("log: %s", log)
-			}
+			must.Hold(t, !strings.Contains(log, `"level":"warn"`) && strings.Contains(log, `"outcome":"not asked"`),
+				"log: %s", log)
 			p.Must(0, job, "epilog")
 			if _, err := os.Lstat(p.keptReport()); err == nil {
 				t.Error("there is a report")
@@ -204,8 +199,7 @@ func TestARecorderThatHangs(t *testing.T) {
 func TestARecorderThatDoesNotEnd(t *testing.T) {
 	p, job := recorded(t)
 	p.killRecorder()
-	lock, err := os.Open(filepath.Join(p.Paths().Run(), "guards", "7"))
-	must.OK(t, err)
+	lock := must.Get(os.Open(filepath.Join(p.Paths().Run(), "guards", "7")))(t)
 	defer lock.Close()
 	must.OK(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
 	p.Must(0, job, "epilog")
@@ -272,9 +266,8 @@ func TestEveryProgramSaysItsVersion(t *testing.T) {
 	for _, program := range testnode.Programs {
 		for flag, want := range map[string]string{"--version": `^([\w-]+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
 			result, err := p.Run(p.Ctx, nil, program, flag)
-			if err != nil || result.Code != 0 || !regexp.MustCompile(want).MatchString(result.Output) {
-				t.Errorf("%s %s: %+v, %v", program, flag, result, err)
-			}
+			must.Hold(t, err == nil && result.Code == 0 && regexp.MustCompile(want).MatchString(result.Output),
+				"%s %s: %+v, %v", program, flag, result, err)
 		}
 	}
 }

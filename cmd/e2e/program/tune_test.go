@@ -111,9 +111,7 @@ func TestTune(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	medians := []float64{r.Rules[0].Median, r.Rules[1].Median, r.Rules[2].Median}
-	if !slices.Equal(medians, []float64{2, 5, 10}) {
-		t.Errorf("medians %v", medians)
-	}
+	must.Hold(t, slices.Equal(medians, []float64{2, 5, 10}), "medians %v", medians)
 	p.Close(p.Job(7, "0"))
 	if left, _ := exec.Command("pgrep", "-f", p.program()).Output(); len(left) != 0 {
 		t.Errorf("left: %s", left)

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // The chances are those of a printed table of Student's t.
@@ -103,9 +104,8 @@ func TestNoFalseWinner(t *testing.T) {
 					}
 				}
 				t.Logf("%d of %d", all, many)
-				if first > 1 || float64(all) > errorRate*many {
-					t.Errorf("%d of 100 trials, %d of %d name a winner", first, all, many)
-				}
+				must.Hold(t, first <= 1 && float64(all) <= errorRate*many,
+					"%d of 100 trials, %d of %d name a winner", first, all, many)
 			})
 		}
 	}
@@ -114,15 +114,9 @@ func TestNoFalseWinner(t *testing.T) {
 // measuredSpreads returns the spreads of the rates that mps-tune measured on H200s (docs/measurements): for each program
 // the standard deviation of the logarithm of a run's rate, by share, in the order of trial.
 func measuredSpreads(t *testing.T) (all [][]float64) {
-	files, err := filepath.Glob("../../../docs/measurements/*-h200/tune.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("../../../docs/measurements/*-h200/tune.jsonl"))(t)
 	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(file))(t)
 		for line := range strings.Lines(string(content)) {
 			var measured struct {
 				Tune struct{ Report report }
@@ -149,9 +143,7 @@ func measuredSpreads(t *testing.T) (all [][]float64) {
 func TestNoFalseWinnerWithMeasuredNoise(t *testing.T) {
 	const many = 10000
 	programs := measuredSpreads(t)
-	if len(programs) < 20 {
-		t.Fatalf("%d programs have the spreads of five shares", len(programs))
-	}
+	must.Have(t, len(programs) >= 20, "%d programs have the spreads of five shares", len(programs))
 	for name, rules := range map[string][]policy.ShareRule{
 		"default":    mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3"),
 		"same share": mustRules(t, "overlap:2", "overlap:2.000001"),
@@ -170,9 +162,7 @@ func TestNoFalseWinnerWithMeasuredNoise(t *testing.T) {
 				}
 			}
 			t.Logf("%d of %d, with the spreads of %d programs", won, many, len(programs))
-			if float64(won) > errorRate*many {
-				t.Errorf("%d of %d trials name a winner", won, many)
-			}
+			must.Hold(t, float64(won) <= errorRate*many, "%d of %d trials name a winner", won, many)
 		})
 	}
 }
@@ -193,8 +183,6 @@ func TestAWinnerIsFound(t *testing.T) {
 			}
 		}
 		t.Logf("%+v: %d", c, found)
-		if found < c.atLeast {
-			t.Errorf("%+v: found in %d of 100 trials", c, found)
-		}
+		must.Hold(t, found >= c.atLeast, "%+v: found in %d of 100 trials", c, found)
 	}
 }

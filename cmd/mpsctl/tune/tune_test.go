@@ -14,15 +14,13 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/command"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 // mustRules reads shares in the form in which users write them.
 func mustRules(t *testing.T, texts ...string) []policy.ShareRule {
 	t.Helper()
-	rules, err := readRules(texts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rules := must.Get(readRules(texts))(t)
 	return rules
 }
 
@@ -62,9 +60,8 @@ func TestChoose(t *testing.T) {
 			}
 			q := question{rules: rules, site: rules[2], line: []string{"srun", "-n4", "/usr/bin/mpirun-wrap", "./app", "it's"}}
 			r := newReport(q, samples)
-			if r.Use != c.use || r.Proved != c.proved || r.Why != c.why {
-				t.Errorf("use %q, proved %v: %s; want %q: %s", r.Use, r.Proved, r.Why, c.use, c.why)
-			}
+			must.Hold(t, r.Use == c.use && r.Proved == c.proved && r.Why == c.why,
+				"use %q, proved %v: %s; want %q: %s", r.Use, r.Proved, r.Why, c.use, c.why)
 			text := r.text(command.Screen{Columns: 80})
 			flag := map[bool]string{true: " --share=" + c.use}[c.use != "overlap:2"]
 			if use := "\nuse: srun -n4 /usr/bin/mpirun-wrap" + flag + ` ./app 'it'\''s'` + "\n"; strings.Contains(text, use) != (c.use != "") ||
@@ -89,9 +86,7 @@ func TestCommandWithoutAWrapper(t *testing.T) {
 func TestCheck(t *testing.T) {
 	good := question{rules: mustRules(t, "even"), repeats: 1, within: time.Minute}
 	good.line = strings.Fields("srun mpirun-wrap -v ./app --share=own")
-	if err := good.check(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, good.check())
 	for want, change := range map[string]func(*question){
 		"the command has a share of its own, --share=none: leave it out": func(q *question) { q.line = strings.Fields("srun mpirun-wrap -v --share=none ./app") },
 		"own, -share=even: leave it out": func(q *question) {
@@ -196,9 +191,7 @@ func TestMeasureGoesOn(t *testing.T) {
 	}
 	for _, s := range samples {
 		failed := s.rule == q.rules[1]
-		if (s.err != nil) != failed || !failed && (s.rate <= 0 || s.rate > 3600/0.05) {
-			t.Errorf("%+v", s)
-		}
+		must.Hold(t, (s.err != nil) == failed && (failed || s.rate > 0 && s.rate <= 3600/0.05), "%+v", s)
 	}
 	if r := newReport(q, samples); !slices.ContainsFunc(r.Rules, func(w row) bool { return w.Failed == "exit status 3, and it printed nothing" }) {
 		t.Errorf("%+v", r)
@@ -225,7 +218,5 @@ func TestMeasureEndsTheCommand(t *testing.T) {
 	q := question{rules: mustRules(t, "none", "even"), repeats: 1, within: time.Minute, lasts: time.Second, rate: regexp.MustCompile("rate ([0-9]+)"),
 		line: []string{"sh", "-c", "(trap 'exit 4' TERM; while :; do echo rate 7; sleep 0.1; done) & wait; exit 5"}}
 	samples, err := q.measure(t.Context(), io.Discard)
-	if err != nil || len(samples) != 2 || samples[0].err != nil || samples[0].rate != 7 {
-		t.Errorf("%+v, %v", samples, err)
-	}
+	must.Hold(t, err == nil && len(samples) == 2 && samples[0].err == nil && samples[0].rate == 7, "%+v, %v", samples, err)
 }

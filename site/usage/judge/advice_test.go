@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	. "github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -41,9 +42,7 @@ func TestAdvice(t *testing.T) {
 		"no samples":                                  {[]GPU{{UUID: "GPU-1"}}, ""},
 	} {
 		got := Job{Report{Begin: began, GPUs: c.gpus}}.advice()
-		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Hold(t, (got == "") == (c.want == "") && strings.Contains(got, c.want), "%s: %q, want %q", name, got, c.want)
 	}
 }
 
@@ -82,8 +81,6 @@ func TestUnplaced(t *testing.T) {
 	} {
 		r := Report{Share: c.share, Clients: c.clients, GPUs: []GPU{{Index: 4, SMs: 132}}}
 		r.OutsideSeen = c.seen
-		if got := (Job{r}).advice(); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, (Job{r}).advice(), c.want)
 	}
 }

@@ -3,6 +3,7 @@
 package judge
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	. "github.com/slurm-mps/slurm-mps/site/usage"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 )
 
 var began = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
@@ -68,15 +70,11 @@ func TestIncidents(t *testing.T) {
 		"2 clients of step 1 ended by signal 15 (SIGTERM), rank 0 (pid 4) first.",
 		"pid 5 of the batch script (sh) outlived the job, and was ended by the epilog.",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	must.Hold(t, slices.Equal(got, want), "got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	held := Report{Begin: began, GPUs: []GPU{{}}, Clients: []Client{{PID: 2, Rank: -1, Begin: began, End: after(1),
 		Exit: "signal 9"}}}
 	text := (Job{held}).incidents()[0].Text
-	if text != "pid 2 ended by signal 9 (SIGKILL). The guard holds its files." {
-		t.Errorf("of a job that runs: %s", text)
-	}
+	must.Equal(t, "of a job that runs", text, "pid 2 ended by signal 9 (SIGKILL). The guard holds its files.")
 }
 
 func TestVerdict(t *testing.T) {
@@ -106,19 +104,11 @@ func TestVerdict(t *testing.T) {
 
 func TestSharesAndHours(t *testing.T) {
 	r := Report{Begin: began, End: after(90), GPUs: []GPU{{SMs: 132}, {SMs: 132}}, Clients: []Client{{SMs: 66}, {SMs: -1}}}
-	if got := (Job{r}).Shares(); got != "66 SMs" {
-		t.Errorf("one share: %q", got)
-	}
+	must.Equal(t, "one share", (Job{r}).Shares(), "66 SMs")
 	r.Clients = append(r.Clients, Client{SMs: 0, GPU: 1}, Client{SMs: 16})
-	if got := (Job{r}).Shares(); got != "16 to 132 SMs" {
-		t.Errorf("several shares: %q", got)
-	}
-	if got := (Job{}).Shares(); got != "" {
-		t.Errorf("no client: %q", got)
-	}
-	if got := (Job{r}).GPUHours(after(1000)); got != 3 {
-		t.Errorf("ended: %v hours", got)
-	}
+	must.Equal(t, "several shares", (Job{r}).Shares(), "16 to 132 SMs")
+	must.Equal(t, "no client", (Job{}).Shares(), "")
+	must.Equal(t, "ended", (Job{r}).GPUHours(after(1000)), 3)
 	if r.End = (time.Time{}); (Job{r}).GPUHours(after(30)) != 1 {
 		t.Errorf("runs: %v hours", Job{r}.GPUHours(after(30)))
 	}
@@ -127,8 +117,6 @@ func TestSharesAndHours(t *testing.T) {
 func TestEnergyText(t *testing.T) {
 	for joules, want := range map[int]string{0: "-", 360: "0.1 Wh", 35999: "10.0 Wh", 36000: "10 Wh", 3599999: "1000 Wh",
 		3600000: "1.0 kWh"} {
-		if got := Energy(joules); got != want {
-			t.Errorf("%d J: %s, want %s", joules, got, want)
-		}
+		must.Equal(t, fmt.Sprintf("%d J", joules), Energy(joules), want)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/sim/must"
 	. "github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -40,10 +41,7 @@ func read(t *testing.T) trials {
 	}
 	all := trials{}
 	for _, name := range files {
-		file, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Open(name))(t)
 		defer file.Close()
 		one := trial{gpu: strings.TrimSuffix(strings.TrimPrefix(filepath.Base(name), "packing-"), ".txt")}
 		seen := map[trial]int{}
@@ -199,10 +197,7 @@ func TestLeaveOneOut(t *testing.T) {
 
 // The recorder's figures of a window of three seconds, of which it has two samples or one, are GPM's of the whole.
 func TestTheRecorderAgreesWithGPM(t *testing.T) {
-	content, err := os.ReadFile("testdata/packing-h200x4.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("testdata/packing-h200x4.txt"))(t)
 	var off []float64
 	both := regexp.MustCompile(`(?m)^pack .* gpm (\S+) \S+ (\S+) .* own (\S+) (\S+) `)
 	lines := both.FindAllStringSubmatch(string(content), -1)
@@ -264,13 +259,10 @@ func TestPromises(t *testing.T) {
 			wrong++
 			t.Logf("%v: %s, and %.2f was measured", from, p.Why, measured)
 		}
-		if measured < 1 {
-			t.Errorf("%v: %s, and there is a loss, %.2f", from, p.Why, measured)
-		}
+		must.Hold(t, measured >= 1, "%v: %s, and there is a loss, %.2f", from, p.Why, measured)
 	}
-	if programs < 20 || 20*wrong > promised {
-		t.Errorf("of %d programs more ranks are promised to pay; of %d promises %d are wrong", programs, promised, wrong)
-	}
+	must.Hold(t, programs >= 20 && 20*wrong <= promised,
+		"of %d programs more ranks are promised to pay; of %d promises %d are wrong", programs, promised, wrong)
 }
 
 func TestPacking(t *testing.T) {
@@ -324,14 +316,10 @@ func TestPacking(t *testing.T) {
 	} {
 		c.r.Begin = began
 		got := Job{c.r}.Packing()
-		if !strings.Contains(got.Why, c.why) {
-			t.Errorf("%s: %q, want %q", name, got.Why, c.why)
-		}
+		must.Hold(t, strings.Contains(got.Why, c.why), "%s: %q, want %q", name, got.Why, c.why)
 		round := func(x float64) float64 { return math.Round(x*10) / 10 }
 		got = Packing{got.Now, got.Fits, got.Ranks, round(got.Gain), round(got.Low), round(got.High), "", ""}
-		if got != c.want {
-			t.Errorf("%s: %+v, want %+v", name, got, c.want)
-		}
+		must.Equal(t, name, got, c.want)
 	}
 }
 
@@ -342,9 +330,8 @@ func TestQueue(t *testing.T) {
 			d, last := demandOf(percent, now), 1.0
 			for n := now; n <= 8; n++ {
 				g := queue(d, n) / queue(d, now)
-				if g < last-1e-9 || g > min(float64(n)/float64(now), 100/percent)+0.001 {
-					t.Errorf("%v %% of %d ranks: %d gain %v", percent, now, n, g)
-				}
+				must.Hold(t, g >= last-1e-9 && g <= min(float64(n)/float64(now), 100/percent)+0.001,
+					"%v %% of %d ranks: %d gain %v", percent, now, n, g)
 				last = g
 			}
 		}
@@ -356,10 +343,6 @@ func TestPackingIsPrintedUnasked(t *testing.T) {
 	r := Report{Begin: began, End: after(9), Share: "overlap:2", GPUs: []GPU{used(96, 31, 12, 14336, 1)},
 		Totals: Totals{Counts: lease.Counts{ClientsSeen: 1}}, Clients: []Client{{End: began, Exit: InOrder}}}
 	j := Job{r}.Judge(after(9))
-	if j.Advice != j.Packing.Why || j.Packing.Ranks != 4 {
-		t.Errorf("advice %q, packing %+v", j.Advice, j.Packing)
-	}
-	if want := "The client ended in order, and 4 ranks a GPU would do 2.7 times the work."; j.Verdict != want {
-		t.Errorf("verdict %q, want %q", j.Verdict, want)
-	}
+	must.Hold(t, j.Advice == j.Packing.Why && j.Packing.Ranks == 4, "advice %q, packing %+v", j.Advice, j.Packing)
+	must.Equal(t, "verdict", j.Verdict, "The client ended in order, and 4 ranks a GPU would do 2.7 times the work.")
 }
