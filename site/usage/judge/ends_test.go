@@ -74,7 +74,7 @@ func TestIncidents(t *testing.T) {
 	held := Report{Begin: began, GPUs: []GPU{{}}, Clients: []Client{{PID: 2, Rank: -1, Begin: began, End: after(1),
 		Exit: "signal 9"}}}
 	text := (Job{held}).incidents()[0].Text
-	if text != "pid 2 ended by signal 9 (SIGKILL). The guard holds its files." {
+	if text != "pid 2 ended by signal 9 (SIGKILL). It harms no other rank: there is nothing to do." {
 		t.Errorf("of a job that runs: %s", text)
 	}
 }
