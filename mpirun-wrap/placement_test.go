@@ -208,8 +208,8 @@ func TestWhoAmI(t *testing.T) {
 	const hydra = "MPI_LOCALRANKID=3 MPI_LOCALNRANKS=8 PMI_RANK=3 PMI_FD=9"
 	const cleaned = "mpirun-wrap: cannot read task: SLURM_JOB_ID is set and SLURM_LOCALID is not, " +
 		"so Slurm's variables are missing: " +
-		"hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID, or run the wrapper outside of the container; " +
-		"in the shell of an salloc, start it by srun; or give --local-rank and --local-size (printed once for this node)"
+		"put srun before it; in a container, hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID, or run the wrapper outside of it; " +
+		"or give --local-rank and --local-size (printed once for this node)"
 	const unknown = "mpirun-wrap: cannot read task: it is not known whether OMPI_COMM_WORLD_LOCAL_RANK " +
 		`is from a launcher in this job, because SLURM_TASK_PID ("0999999999") ` +
 		`has ended or cannot be read: unset OMPI_COMM_WORLD_LOCAL_RANK if it is not; ` +

@@ -53,7 +53,7 @@ func newMembers(t *testing.T, gpus int) *members {
 	listener := must.Get(net.Listen("unixpacket", filepath.Join(dir, "control")))(t)
 	t.Cleanup(func() { listener.Close() })
 	m := &members{t: t, dir: dir, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
-	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASKS_PER_NODE=8",
+	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASKS_PER_NODE=1",
 		"WRAP="+m.binary+" --root "+dir)
 	return m
 }
@@ -110,6 +110,7 @@ const where = `echo "$CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"; 
 func TestSlots(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 2)
+	m.env = append(m.env, "SLURM_TASKS_PER_NODE=8")
 	var all []member
 	var got []string
 	for i := range 8 {
@@ -140,7 +141,7 @@ func TestSlots(t *testing.T) {
 		t.Errorf("a waiting process prints\n%s", got)
 	}
 	must.OK(t, all[5].cmd.Process.Kill())
-	if _, line := m.start("--slots", where); !strings.HasPrefix(line, "GPU-1 ") { // SLURM_TASKS_PER_NODE is 8
+	if _, line := m.start("--slots", where); !strings.HasPrefix(line, "GPU-1 ") {
 		t.Errorf("the next process has %q, not the slot of the killed process", line)
 	}
 }

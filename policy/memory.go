@@ -113,7 +113,7 @@ func MemoryPerRank(totalMiB, contextMiB, ranks int, overlap float64, rule Memory
 		return evenMemory(all, contextMiB, ranks, overlap)
 	}
 	if rule.mib > all-contextMiB {
-		return Memory{}, fmt.Errorf("cannot give a rank %d MiB: the GPU has %d MiB beside the rank's context: ask for %dM or less",
+		return Memory{}, fmt.Errorf("cannot give a rank %d MiB: %d MiB of the GPU are left for it: ask for %dM or less",
 			rule.mib, all-contextMiB, all-contextMiB)
 	}
 	return Memory{LimitMiB: rule.mib + contextMiB, UsableMiB: rule.mib}, nil
@@ -126,8 +126,8 @@ func MemoryRemark(totalMiB, ranks int, rule MemoryRule, memory Memory) string {
 	if rule.mib == 0 || ranks*memory.LimitMiB <= all {
 		return ""
 	}
-	return fmt.Sprintf("memory %s for each of %d ranks is more than their GPU has (%d MiB): a limit reserves nothing, "+
-		"so an allocation can fail below it: --mem=even divides the GPU", rule, ranks, all)
+	return fmt.Sprintf("%d ranks with %s each need more than their GPU has (%d MiB), so some may get error 2: "+
+		"--mem=even gives each an equal part", ranks, rule, all)
 }
 
 func evenMemory(all, contextMiB, ranks int, overlap float64) (Memory, error) {

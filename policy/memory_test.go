@@ -81,7 +81,7 @@ func TestMemoryEachRefuses(t *testing.T) {
 		{143771, 590, 0, "even", "cannot divide memory among 0 ranks"},
 		{1000, 590, 1, "even", "cannot limit memory of a GPU of 1000 MiB: the driver takes 616 MiB of it and a context 590 MiB"},
 		{15360, 348, 48, "even", "cannot divide 14744 MiB among 48 ranks: each would have 307 MiB and its context takes 348 MiB: run fewer ranks on the GPU"},
-		{143771, 590, 1, "142566M", "cannot give a rank 142566 MiB: the GPU has 142565 MiB beside the rank's context: ask for 142565M or less"},
+		{143771, 590, 1, "142566M", "cannot give a rank 142566 MiB: 142565 MiB of the GPU are left for it: ask for 142565M or less"},
 	} {
 		if _, err := MemoryPerRank(c.total, c.context, c.ranks, 1, mustMemory(t, c.rule)); err == nil || err.Error() != c.want {
 			t.Errorf("got  %v\nwant %s", err, c.want)

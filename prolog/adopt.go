@@ -74,6 +74,25 @@ func (p Prolog) serves(ctx context.Context, l lease.Lease) bool {
 	return true
 }
 
+// guardAdopted starts another guard for an adopted job, if its guard is gone. The lease of a job that has joined others
+// is theirs too, so it is read and saved under its lock.
+func (p Prolog) guardAdopted(ctx context.Context, l lease.Lease) {
+	if lease.IsShared(l.Job.ID) {
+		bound, cancel := context.WithTimeout(ctx, joinWait)
+		defer cancel()
+		lock, err := p.Store.Lock(bound, l.Job.ID)
+		if err == nil {
+			defer lock.Release()
+			l, err = p.Store.Read(l.Job.ID)
+		}
+		if err != nil {
+			p.Log.Error().Err(err).Msg("cannot see whether the shared guard runs")
+			return
+		}
+	}
+	p.guardAgain(ctx, l)
+}
+
 // guardAgain starts another guard for an adopted lease whose guard is gone. Without a guard the job continues,
 // and status reports that.
 func (p Prolog) guardAgain(ctx context.Context, l lease.Lease) {

@@ -181,7 +181,7 @@ func (p Prolog) leaseOrRefuse(ctx context.Context, a admission) (Outcome, error)
 	}
 	if before != nil {
 		if serving, ok := p.adoptable(ctx, a, *before, found); ok {
-			p.guardAgain(ctx, serving)
+			p.guardAdopted(ctx, serving)
 			return adopted, p.republish(*before, serving, a, found.devices)
 		}
 		if err := p.undo(*before); err != nil {

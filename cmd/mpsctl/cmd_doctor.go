@@ -102,7 +102,7 @@ func doctorText(r doctor.Report, screen command.Screen) string {
 	}
 	b.WriteString(unseenText(r.Unseen, screen))
 	var parts []string
-	for _, level := range []state.Level{state.Fault, state.Warning} {
+	for _, level := range []state.Level{state.Fault, state.Warning, state.Note} {
 		if n := r.Count(level); n > 0 {
 			parts = append(parts, mark(level, screen)+" "+words.Count(n, string(level)))
 		}

@@ -62,4 +62,8 @@ func TestDoctorText(t *testing.T) {
 		!strings.HasSuffix(text, "\n~ 1 warning\n") {
 		t.Error(text)
 	}
+	r.Complete, r.Findings[0].Level = true, state.Note
+	if text = doctorText(r, command.Screen{}); !strings.HasSuffix(text, "\n- 1 note\n") || r.Failed(true) {
+		t.Errorf("a note: %s", text)
+	}
 }

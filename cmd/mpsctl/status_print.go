@@ -364,8 +364,11 @@ func findingText(f state.Finding, screen command.Screen) string {
 }
 
 func mark(level state.Level, screen command.Screen) string {
-	if level == state.Warning {
+	switch level {
+	case state.Warning:
 		return screen.Yellow("~")
+	case state.Note:
+		return screen.Faint("-")
 	}
 	return screen.Red("!")
 }

@@ -118,7 +118,7 @@ func judge(n node) (results []outcome, found []state.Finding) {
 			result = "ok"
 		}
 		for _, f := range d.found {
-			if result != string(state.Fault) {
+			if f.Level != state.Note && result != string(state.Fault) {
 				result = string(f.Level)
 			}
 		}
@@ -213,7 +213,7 @@ func (d *diagnosis) unpatched(what, version string) {
 		switch {
 		case p.What != what || !slices.ContainsFunc(strings.Fields(p.Branches), of):
 		case p.First == "":
-			d.warning("unpatched", what+" "+version, "look in later security bulletins of the vendor",
+			d.add(state.Note, "unpatched", what+" "+version, "look in later security bulletins of the vendor",
 				"it is not known whether it has the fixes of known vulnerabilities (%s)", p.Source)
 		case older(version, p.First):
 			d.warning("unpatched", what+" "+version, "install "+p.First+" or later, and look again: mpsctl doctor"+

@@ -204,7 +204,7 @@ func newReport(n node) Report {
 
 // Failed reports whether the node is not ready for jobs, or could not be read completely.
 func (r Report) Failed(strict bool) bool {
-	return !r.Complete || r.Count(state.Fault) > 0 || strict && len(r.Findings) > 0
+	return !r.Complete || r.Count(state.Fault) > 0 || strict && r.Count(state.Warning) > 0
 }
 
 // Count returns the number of findings of a level.

@@ -197,6 +197,7 @@ func (g *Guard) dismiss(c *client) {
 	g.dismissed[c.proc] = true
 	g.forget(c)
 	delete(g.living, c.proc.PID)
+	delete(g.names, c.proc)
 	g.events.unfollow(c.pidfd)
 	g.close(c)
 }
@@ -587,6 +588,7 @@ func (g *Guard) findClosed(now time.Time) {
 			g.tellDead(c, usage.Ended, 0)
 			g.events.unfollow(c.pidfd)
 			delete(g.living, pid)
+			delete(g.names, c.proc)
 		}
 	}
 }

@@ -68,7 +68,8 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 			g.beginPause(needing, now)
 		}
 		return
-	case len(p.Answers) > 0:
+	}
+	for len(p.Answers) > 0 {
 		if err := <-p.Answers; err != nil {
 			g.logOnce("cannot pause the neighbours of a dead client", err)
 			g.endPause(now, false)

@@ -309,3 +309,18 @@ func TestTheRecorderLearnsOfPauses(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 }
+
+// A refusal ends the pause at once, also behind the answers of many neighbours.
+func TestARefusalBehindManyAnswers(t *testing.T) {
+	g := newTestGuard(t, time.Minute)
+	g.still()
+	p := &pausing{Pause: pause.New(maxPaused, func() {}), began: time.Now(), asked: map[int]bool{}}
+	for range 60 {
+		p.Answers <- nil
+	}
+	p.Answers <- errors.New("process 7 traces it")
+	g.pauses.now = p
+	if g.pauseFor([]*client{clientOf(1<<30, 1)}, time.Now()); g.pauses.now != nil {
+		t.Error("the pause goes on")
+	}
+}

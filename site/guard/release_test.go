@@ -180,7 +180,11 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 		r.state.ClientsSeen = 2
 		other := &client{proc: proc.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, seen: c.seen}
 		r.living[other.proc.PID] = other
-		if r.dismiss(other); r.state.ClientsSeen != c.want || len(r.living) > 0 {
+		r.names[other.proc] = "rank 3"
+		if r.dismiss(other); len(r.names) > 0 {
+			t.Errorf("names stay: %v", r.names)
+		}
+		if r.state.ClientsSeen != c.want || len(r.living) > 0 {
 			t.Errorf("seen %v: %d seen, want %d", c.seen, r.state.ClientsSeen, c.want)
 		}
 	}

@@ -58,10 +58,12 @@ var audited = map[Kind]bool{
 // Level is how much a finding of doctor matters.
 type Level string
 
-// A fault makes a job fail, or gives it less than it was granted. A warning costs time, or makes a later fault worse.
+// A fault makes a job fail, or gives it less than it was granted. A warning costs time, or makes a later fault worse. A
+// note is something to know about a healthy node.
 const (
 	Fault   Level = "fault"
 	Warning Level = "warning"
+	Note    Level = "note"
 )
 
 // Finding is a fault or a warning with its place and its repair.

@@ -125,7 +125,7 @@ func TestACutShareIsSaidOnce(t *testing.T) {
 		{"exact", "--share=16% true", ""},
 		{"policy", "true", ""},
 		{"memory", "--mem=100G true",
-			"mpirun-wrap: memory 102400M for each of 4 ranks is more than their GPU has (143155 MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU\n"},
+			"mpirun-wrap: 4 ranks with 102400M each need more than their GPU has (143155 MiB), so some may get error 2: --mem=even gives each an equal part\n"},
 	} {
 		ranks := p.LaunchAs(e2e.UID, 4, []string{"PMIX_NAMESPACE=" + c.launch}, strings.Fields(c.line)...)
 		codes, said := ranks.End()

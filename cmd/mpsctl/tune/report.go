@@ -100,7 +100,7 @@ func (r *report) choose() {
 	case site.Median == 0:
 		r.Use, r.Why = fastest.Rule, "the site's own share was not run: give a longer --within"
 	case len(site.Rates) == 1:
-		r.Use, r.Why = r.Site, "the site's own share, because one run of each proves nothing: --repeats 5 measures again"
+		r.Use, r.Why = r.Site, "the site's own share: one run of each share proves nothing, so no share has won: --repeats 5 measures again"
 	default:
 		r.Use, r.Why = r.Site, "the site's own share, because no other is proved to be faster"
 	}

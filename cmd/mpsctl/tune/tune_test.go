@@ -43,7 +43,7 @@ func TestChoose(t *testing.T) {
 		"ahead in the median, with noise":         {[3][]float64{{94, 80, 95, 94, 85}, {100, 90, 104, 99, 80}, {87, 86, 95, 90, 88}}, "overlap:2", false, tie},
 		"noise, and the site's rule is far below": {[3][]float64{{20, 20.3, 25}, {20, 20.5, 21}, {10, 15, 30}}, "overlap:2", false, tie},
 		"far ahead, but in one run each": {[3][]float64{{10}, {20}, {15}}, "overlap:2", false,
-			"the site's own share, because one run of each proves nothing: --repeats 5 measures again"},
+			"the site's own share: one run of each share proves nothing, so no share has won: --repeats 5 measures again"},
 		"the site's rule failed": {[3][]float64{{10, 10}, {12, 12}, nil}, "even", false,
 			"the site's own share failed, and this one was the fastest of the others"},
 		"all failed": {[3][]float64{}, "", false, "no share could be run: the reasons are above"},

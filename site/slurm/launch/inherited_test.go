@@ -110,7 +110,7 @@ var (
 	onlyJob   = slurm.Env{"SLURM_JOB_ID": "7"}
 )
 
-const missing = "Slurm's variables are missing: hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID"
+const missing = "Slurm's variables are missing: put srun before it; in a container, hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID"
 
 var starts = []start{
 	{"sbatch", inBatch, 101, seen(inBatch), 0, 1, SourceInherited, ""},

@@ -121,8 +121,7 @@ func ManualTask(env slurm.Env, localRank, localSize int) (Task, error) {
 
 // errCleaned refuses a process that has lost its place. The shell of an salloc on the submit host never had one.
 var errCleaned = errors.New("SLURM_JOB_ID is set and SLURM_LOCALID is not, so Slurm's variables are missing: " +
-	"hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID, or run the wrapper outside of the container; " +
-	"in the shell of an salloc, start it by srun")
+	"put srun before it; in a container, hand on SLURM_LOCALID, SLURM_GTIDS and SLURM_STEP_ID, or run the wrapper outside of it")
 
 func readTask(env slurm.Env, pid int) (Task, error) {
 	task, err := taskJob(env)

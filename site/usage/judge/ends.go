@@ -138,7 +138,7 @@ func (r Job) ended(alike []usage.Client) string {
 	if lived := Neighbours(first, r.gpusOf(first)); lived != "" {
 		text += " " + lived + "."
 	} else if first.Ending == "" && r.End.IsZero() {
-		text += " The guard holds its files."
+		text += " It harms no other rank: there is nothing to do."
 	}
 	return text
 }

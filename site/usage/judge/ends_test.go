@@ -74,7 +74,7 @@ func TestIncidents(t *testing.T) {
 	held := Report{Begin: began, GPUs: []GPU{{}}, Clients: []Client{{PID: 2, Rank: -1, Begin: began, End: after(1),
 		Exit: "signal 9"}}}
 	text := (Job{held}).incidents()[0].Text
-	must.Equal(t, "of a job that runs", text, "pid 2 ended by signal 9 (SIGKILL). The guard holds its files.")
+	must.Equal(t, "of a job that runs", text, "pid 2 ended by signal 9 (SIGKILL). It harms no other rank: there is nothing to do.")
 }
 
 func TestVerdict(t *testing.T) {
