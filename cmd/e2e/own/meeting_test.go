@@ -208,6 +208,13 @@ func TestAUmask(t *testing.T) {
 	}
 }
 
+// Root of a container without privileges may not change its groups, and needs not: the daemon is its own.
+func TestRootOfAContainer(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	ends(0, n.start(nil, append([]string{"unshare", "-Ur"}, n.wrap(n.CudaClient(), "info")...)...))
+	n.clean()
+}
+
 // Another user has bound the name of a step. The rank names that user.
 func TestANameThatAnotherUserHas(t *testing.T) {
 	n := newTestNode(t, node.H200)
