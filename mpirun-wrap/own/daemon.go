@@ -34,7 +34,7 @@ func (k *keeper) serve(env slurm.Env) (g *guard.Guard, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot start an MPS daemon: %w", err)
 	}
-	k.program = mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals}
+	k.program = mps.ControlProgram{Path: path, LibraryPath: env["LD_LIBRARY_PATH"], IgnoreSignals: endSignals, AsIs: true}
 	k.folders.Devices = site.UUIDs(k.devices)
 	if earlier := k.process.Load(); earlier == nil || !alive(*earlier) {
 		k.process.Store(nil)

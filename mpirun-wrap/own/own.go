@@ -112,11 +112,11 @@ func key(root string, env slurm.Env, task launch.Task, devices []site.Device) (s
 // member is a rank's part in a step.
 type member struct {
 	answer
-	Store   *lease.Store
-	step    step
-	life    *os.File // while the process or a child has it open, the daemon lives
-	started bool     // this rank has started the keeper
-	unseen  string   // a folder that this rank has been told, and does not see
+	Store  *lease.Store
+	step   step
+	life   *os.File // while the process or a child has it open, the daemon lives
+	starts int      // of the keeper, by this rank
+	unseen string   // a folder that this rank has been told, and does not see
 }
 
 // joinTime is the maximum time until a rank is served. The daemon and its server start in 0.3 s on an idle node.
@@ -175,13 +175,20 @@ func (m *member) startKeeper(address *unix.SockaddrUnix) error {
 		return err
 	}
 	defer listener.Close()
+	if m.starts++; m.starts > maxStarts {
+		return fmt.Errorf("cannot use MPS: the keeper of this step's daemon was started %d times, and something has killed each one before it answered "+
+			"(a limit of ulimit -a?)", maxStarts)
+	}
 	life, err := startSupervisor(m.step, listener)
 	if err != nil {
 		return err
 	}
-	m.started, m.life = true, life
+	m.life = life
 	return nil
 }
+
+// maxStarts limits how often a rank starts the keeper of its step. Each one has a folder, which a killed one leaves.
+const maxStarts = 3
 
 // take takes an answer. The ticket is refused if this process does not see the step's folder: it is in a container.
 func (m *member) take(got answer, life *os.File) error {
@@ -273,7 +280,7 @@ func (r *Rank) Stay(program string, warn func(thing string, err error)) error {
 	if r.member == nil {
 		return nil
 	}
-	if r.member.started {
+	if r.member.starts > 0 {
 		if err := r.member.others(); err != nil {
 			warn("others", err)
 		}

@@ -66,10 +66,11 @@ func pauseFor(limit string) error {
 	return pause.Run(duration)
 }
 
-// endSignals are the signals that Slurm, a terminal or a launcher sends to all processes of a step. The ranks decide
-// how they react, and the daemon and its guard must serve them until they have ended.
+// endSignals are the signals that Slurm, a terminal or a launcher sends to all processes of a step, and those of limits.
+// The ranks decide how they react, and the daemon and its guard must serve them until they have ended.
 var endSignals = []syscall.Signal{
-	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE, unix.SIGALRM, unix.SIGXCPU, unix.SIGTSTP,
+	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE, unix.SIGALRM, unix.SIGXCPU,
+	unix.SIGXFSZ, unix.SIGTSTP,
 }
 
 // ignoreSignals ignores endSignals. Package os/signal has no effect in this program, whose runtime catches no signal

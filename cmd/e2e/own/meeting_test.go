@@ -27,7 +27,11 @@ import (
 // new one computes under MPS or ends with a sentence.
 
 // programs are what this test's file is as a program of a user: its first argument is their name.
-var programs = map[string]func(args []string) error{"filter": filter, "keeper": becomeKeeper}
+var programs = map[string]func(args []string) error{
+	"filter": filter(unix.SYS_PIDFD_GETFD, unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)), // as with Docker's profile
+	"killer": filter(unix.SYS_MEMFD_CREATE, unix.SECCOMP_RET_KILL_PROCESS),
+	"keeper": becomeKeeper,
+}
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv("OWN_TEST"); programs[name] != nil {
@@ -48,21 +52,23 @@ func (n testNode) program(name string, args ...string) []string {
 	return append([]string{"env", "OWN_TEST=" + name, path}, args...)
 }
 
-// filter runs a program as in a container with Docker's profile: pidfd_getfd ends with EPERM.
-func filter(line []string) error {
-	code := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the call
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_PIDFD_GETFD, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+// filter returns a program that runs another one with a filter, which answers one system call with an action.
+func filter(call, action uint32) func(line []string) error {
+	return func(line []string) error {
+		code := []unix.SockFilter{
+			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the call
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
+			{Code: unix.BPF_RET | unix.BPF_K, K: action},
+			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+		}
+		program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
+		err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+		if err == nil {
+			_, _, failed := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program)))
+			err = errors.Join(err, errnoOrNil(failed))
+		}
+		return errors.Join(err, syscall.Exec(line[0], line, os.Environ()))
 	}
-	program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
-	err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-	if err == nil {
-		_, _, failed := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program)))
-		err = errors.Join(err, errnoOrNil(failed))
-	}
-	return errors.Join(err, syscall.Exec(line[0], line, os.Environ()))
 }
 
 func errnoOrNil(e syscall.Errno) error {
@@ -136,6 +142,17 @@ func TestAFilterOfSystemCalls(t *testing.T) {
 	n.clean()
 }
 
+// Something kills each supervisor at its start, or a limit forbids all files. The ranks end soon with a sentence, and
+// leave no folder for each try.
+func TestAKeeperThatCannotStart(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	killer := n.program("killer", append([]string{n.wrapper()}, n.wrap("true")[1:]...)...)
+	n.start(nil, killer...).says("cannot use MPS: the keeper of this step's daemon was started 3 times")
+	limited := append([]string{"sh", "-c", `ulimit -f 0; exec "$@"`, "sh"}, n.wrap("true")...)
+	n.start(nil, limited...).says("file too large")
+	n.clean()
+}
+
 // Slurm sends a signal to all processes of a step. What serves the ranks lives, and no false line is printed.
 func TestSignalsOfAStep(t *testing.T) {
 	n := newTestNode(t, node.H200)
@@ -188,6 +205,13 @@ func TestAUmask(t *testing.T) {
 		ends(0, n.start(nil, line...))
 		n.clean()
 	}
+}
+
+// Root of a container without privileges may not change its groups, and needs not: the daemon is its own.
+func TestRootOfAContainer(t *testing.T) {
+	n := newTestNode(t, node.H200)
+	ends(0, n.start(nil, append([]string{"unshare", "-Ur"}, n.wrap(n.CudaClient(), "info")...)...))
+	n.clean()
 }
 
 // Another user has bound the name of a step. The rank names that user.

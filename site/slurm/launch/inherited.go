@@ -52,9 +52,13 @@ func WithoutInheritedLauncher(env slurm.Env, origin Origin) (slurm.Env, error) {
 		case !linked && known && !l.differs(env, origin.Env):
 			continue
 		case !linked && !known && !origin.Hidden && hasRank:
+			why := "has ended or cannot be read"
+			if other := origin.Env["SLURM_JOB_ID"]; other != "" && other != job { // as in an salloc inside of a job
+				why = "is a process of job " + slurm.Quote(other)
+			}
 			return nil, fmt.Errorf("cannot read task: it is not known whether %s is from a launcher in this job, "+
-				"because SLURM_TASK_PID (%s) has ended or cannot be read: unset %[1]s if it is not",
-				l.rank, slurm.Quote(env["SLURM_TASK_PID"]))
+				"because SLURM_TASK_PID (%s) %s: unset %[1]s if it is not",
+				l.rank, slurm.Quote(env["SLURM_TASK_PID"]), why)
 		}
 		kept = append(kept, l.variables()...)
 	}

@@ -276,12 +276,21 @@ func TestLaunchersOfAnUnknownTask(t *testing.T) {
 					want := placeBy(s, l, launch{}, rank)
 					_, hasRank := set["LOCAL_RANK"]
 					if refuses := s.origin != nil && !s.origin(nil).Hidden && !pmi; refuses && (l.source != "" || hasRank) {
-						want = start{err: "because SLURM_TASK_PID (\"100\") has ended or cannot be read: unset "}
+						want = start{err: "because SLURM_TASK_PID (\"100\") "}
 					}
 					want.check(t, fmt.Sprintf("%s: rank %d of %s", s.name, rank, l.name), got, err)
 				}
 			}
 		}
+	}
+}
+
+// In the shell of an salloc that a job has started, the task is the job's. The refusal names that job.
+func TestATaskOfAnotherJob(t *testing.T) {
+	env := recorded.With(launches[1].of(0, 1), slurm.Env{"SLURM_JOB_ID": "8", "SLURM_TASK_PID": "100"})
+	_, err := WithoutInheritedLauncher(env, Origin{Env: recorded.With(slurm.Env{"SLURM_JOB_ID": "7", "SLURM_TASK_PID": "100"}, nil)})
+	if err == nil || !strings.Contains(err.Error(), `because SLURM_TASK_PID ("100") is a process of job "7": unset `) {
+		t.Error(err)
 	}
 }
 
