@@ -173,9 +173,12 @@ func (s *Store) clear(b Busy) {
 		return // processes of this user's file systems hang
 	}
 	defer place.Leave()
-	child, err := proc.StartChild(append(slices.Clone(s.Clearer), filepath.Base(b.dir)), true, nil, place.Descriptor())
-	if err != nil {
-		return
+	line := append(slices.Clone(s.Clearer), filepath.Base(b.dir))
+	child, err := proc.StartChild(line, true, nil, place.Descriptor())
+	if err != nil { // for a moment there may be too many processes
+		if child, err = proc.StartChild(line, true, nil, place.Descriptor()); err != nil {
+			return
+		}
 	}
 	place.Started(child.Process)
 	select {

@@ -106,7 +106,7 @@ func TestHostileExecs(t *testing.T) {
 				t.Fatalf("refused: %s", reason)
 			}
 			daemon := a.Ticket(7).Daemons[0].Proc
-			a.withinDeadline("epilog", execLife/4, func() { a.closes(job) })
+			a.withinDeadline("epilog", execLife/4, func() { a.withstands(job, "epilog") })
 			if daemon.Running() || a.Modes() != "0" {
 				t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.Modes())
 			}
@@ -116,6 +116,7 @@ func TestHostileExecs(t *testing.T) {
 			if left := a.waiting(c.user); left < c.count {
 				t.Errorf("only %d processes are still in their exec, so the test proves little", left)
 			}
+			a.closes(job)
 		})
 	}
 	t.Run("a stranger", func(t *testing.T) {
@@ -179,7 +180,7 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 			}
 			a.withinDeadline("mpirun-wrap", execLife/4, func() { a.refusesSilentDaemon(user) })
 			if grouped {
-				a.closes(job)
+				a.withstands(job, "epilog")
 			} else if run := a.runHook(job, "epilog"); run.code != 1 || run.took > execLife/4 ||
 				!strings.Contains(run.output, "does not answer") {
 				t.Errorf("epilog: code %d in %v: want 1\n%s", run.code, run.took, run.output)
@@ -219,7 +220,7 @@ func hostileExecsUnderSlurm(t *testing.T) {
 	c := e2e.NewCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
 	p := c.First()
 	program := must.Get(e2e.Hostile())(t)
-	a := attack{Node: p, program: program}
+	a := attack{Node: p, program: program, going: new([]*exec.Cmd)}
 	began := time.Now()
 	a.inExec(e2e.UID, 10, e2e.MPSNames[:2]...)
 	id := c.Batch("srun -n2 "+c.Wrap("info"), "-n2", "--gres=gpu:1")
