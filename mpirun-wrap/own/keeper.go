@@ -3,6 +3,7 @@
 package own
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -146,7 +147,9 @@ func (k *keeper) end(g *guard.Guard) (err error) {
 	if k.store == nil {
 		return err
 	}
-	return errors.Join(err, k.endOrphans(), os.RemoveAll(k.folder.Name()))
+	err = errors.Join(err, k.endOrphans(), os.RemoveAll(k.folder.Name()))
+	removeStale(context.Background(), k.root, k.program) // of a killed keeper whose ranks have ended by now
+	return err
 }
 
 // endTries limits how often a daemon is killed that does not answer for a second each time.
