@@ -177,10 +177,13 @@ func ReadAny(path string) ([]byte, error) {
 	return osfile.ReadAny(path)
 }
 
+// formerCases end the names of files with cases of a policy, which earlier versions had.
+const formerCases = "_test.hcl"
+
 // ruleFiles returns the paths of the names in policy.d that are files of the policy.
 func ruleFiles(dir string, names []string) (paths []string) {
 	for _, name := range names {
-		if strings.HasSuffix(name, ".hcl") && !strings.HasPrefix(name, ".") {
+		if strings.HasSuffix(name, ".hcl") && !strings.HasPrefix(name, ".") && !strings.HasSuffix(name, formerCases) {
 			paths = append(paths, filepath.Join(dir, name))
 		}
 	}

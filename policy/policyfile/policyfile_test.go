@@ -125,12 +125,13 @@ func TestLoad(t *testing.T) {
 		}
 	}
 	good := map[string]string{
-		"policy.hcl":             rule("first", "local.never"),
-		"policy.d/20-c.hcl":      rule("third", "true"),
-		"policy.d/10-b.hcl":      "version = 1\nlocals {\n  never = false\n}\n" + rule("second", "false")[12:],
-		"policy.d/.20-c.hcl.swp": "not HCL",
-		"policy.d/.hidden.hcl":   "not HCL",
-		"policy.d/README":        "not HCL",
+		"policy.hcl":                rule("first", "local.never"),
+		"policy.d/20-c.hcl":         rule("third", "true"),
+		"policy.d/10-b.hcl":         "version = 1\nlocals {\n  never = false\n}\n" + rule("second", "false")[12:],
+		"policy.d/.20-c.hcl.swp":    "not HCL",
+		"policy.d/20-mine_test.hcl": "not HCL",
+		"policy.d/.hidden.hcl":      "not HCL",
+		"policy.d/README":           "not HCL",
 	}
 	t.Run("in order", func(t *testing.T) {
 		dir := t.TempDir()
