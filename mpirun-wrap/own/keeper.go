@@ -159,7 +159,11 @@ const endTries = 10
 func (k *keeper) tell(ticket *lease.Ticket) { k.ticket.Store(ticket) }
 
 // refuse tells the ranks why they have no MPS.
-func (k *keeper) refuse(why error) { k.tell(&lease.Ticket{Job: k.job, RefusalReason: why.Error()}) }
+func (k *keeper) refuse(why error) { k.tell(k.refusal(why)) }
+
+func (k *keeper) refusal(why error) *lease.Ticket {
+	return &lease.Ticket{Job: k.job, RefusalReason: why.Error()}
+}
 
 // listen answers ranks until the socket is shut down.
 func (k *keeper) listen(listener *os.File) {
@@ -182,21 +186,21 @@ const helloTime = time.Second
 
 // welcome registers a rank, and answers it when a daemon serves.
 func (k *keeper) welcome(conn *os.File, means string) {
-	peer, err := unix.GetsockoptUcred(int(conn.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	limit := unix.NsecToTimeval(helloTime.Nanoseconds())
-	if err == nil && peer.Uid == k.job.UID {
-		err = unix.SetsockoptTimeval(int(conn.Fd()), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
-	}
-	var said hello
-	if err == nil && peer.Uid == k.job.UID {
-		_, err = receive(conn, &said)
-	}
+	peer, err := peerOf(conn)
 	if err != nil || peer.Uid != k.job.UID {
 		conn.Close()
 		return
 	}
+	var said hello
+	if err = setTimeouts(conn, helloTime); err == nil {
+		_, err = receive(conn, &said)
+	}
+	if err != nil {
+		conn.Close()
+		return
+	}
 	if err := k.register(int(peer.Pid), said); err != nil {
-		_ = send(conn, answer{Ticket: lease.Ticket{Job: k.job, RefusalReason: err.Error()}}, nil)
+		_ = send(conn, answer{Ticket: *k.refusal(err)}, nil)
 		conn.Close()
 		return
 	}
@@ -270,7 +274,7 @@ func (k *keeper) answer(conn *os.File, means string) {
 		ticket, why = k.current()
 	}
 	if ticket == nil {
-		ticket = &lease.Ticket{Job: k.job, RefusalReason: fmt.Sprintf("cannot use MPS: the daemon of these ranks does not serve within %v%s", joinTime, why)}
+		ticket = k.refusal(fmt.Errorf("cannot use MPS: the daemon of these ranks does not serve within %v%s", joinTime, why))
 	}
 	other, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(int(k.life.Fd())), os.O_WRONLY, 0)
 	if err != nil {
@@ -288,13 +292,13 @@ func (k *keeper) current() (ticket *lease.Ticket, why string) {
 		return ticket, ""
 	}
 	if err := k.checkFolder(); err != nil {
-		return &lease.Ticket{Job: k.job, RefusalReason: err.Error()}, ""
+		return k.refusal(err), ""
 	}
 	switch daemon := ticket.Daemons[0]; {
 	case !alive(daemon.Proc):
 		return nil, ""
 	case !isSocket(filepath.Join(daemon.PipeDir, "control")):
-		return &lease.Ticket{Job: k.job, RefusalReason: k.removedError().Error()}, ""
+		return k.refusal(k.removedError()), ""
 	case quits(daemon):
 		return nil, ": a script told it to quit, and it waits for its clients: leave the quit out"
 	}

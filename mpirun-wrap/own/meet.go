@@ -44,13 +44,15 @@ func (s step) address() *unix.SockaddrUnix {
 // errEnding means that there is no keeper at this moment: none has started, or it ends.
 var errEnding = errors.New("the daemon of earlier ranks ends")
 
-// connect returns a connection with a step's keeper. The caller closes it.
+// connect returns a connection with a step's keeper, for the time that ctx has: it must have a deadline. The caller
+// closes it.
 func connect(ctx context.Context, address *unix.SockaddrUnix) (*os.File, error) {
 	conn, err := newSocket(address)
 	if err != nil {
 		return nil, err
 	}
-	if err = setTimeouts(conn, ctx); err == nil {
+	until, _ := ctx.Deadline()
+	if err = setTimeouts(conn, time.Until(until)); err == nil {
 		err = unix.Connect(int(conn.Fd()), address)
 	}
 	if err == nil {
@@ -69,7 +71,7 @@ func connect(ctx context.Context, address *unix.SockaddrUnix) (*os.File, error) 
 
 // checkKeeper checks that this user's process is at the other end of a connection.
 func checkKeeper(conn *os.File, address *unix.SockaddrUnix) error {
-	peer, err := unix.GetsockoptUcred(int(conn.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	peer, err := peerOf(conn)
 	if err != nil {
 		return fmt.Errorf("cannot see who listens at %s: %w", address.Name, err)
 	}
@@ -78,6 +80,11 @@ func checkKeeper(conn *os.File, address *unix.SockaddrUnix) error {
 			peer.Pid, peer.Uid, address.Name)
 	}
 	return nil
+}
+
+// peerOf returns the user and the process at the other end of a connection, by the kernel.
+func peerOf(conn *os.File) (*unix.Ucred, error) {
+	return unix.GetsockoptUcred(int(conn.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
 }
 
 // listen binds a step's name. The error is errEnding if another process has it.
@@ -108,13 +115,9 @@ func newSocket(address *unix.SockaddrUnix) (*os.File, error) {
 	return os.NewFile(uintptr(fd), address.Name), nil
 }
 
-// setTimeouts limits each wait for the other end to the time that ctx has left.
-func setTimeouts(conn *os.File, ctx context.Context) error {
-	until, limited := ctx.Deadline()
-	if !limited {
-		until = time.Now().Add(joinTime)
-	}
-	left := unix.NsecToTimeval(max(time.Until(until), time.Millisecond).Nanoseconds())
+// setTimeouts limits each wait for the other end.
+func setTimeouts(conn *os.File, limit time.Duration) error {
+	left := unix.NsecToTimeval(max(limit, time.Millisecond).Nanoseconds()) // 0 would be no limit
 	return errors.Join(unix.SetsockoptTimeval(int(conn.Fd()), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left),
 		unix.SetsockoptTimeval(int(conn.Fd()), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &left))
 }

@@ -121,12 +121,10 @@ func (k *keeper) outside(p proc.Process) string {
 	case set && isSocket(filepath.Join(value, "control")):
 		return ""
 	}
-	isRank := func(s proc.Stat) func(rank) bool { return func(r rank) bool { return r.Process == s.Process } }
-	isLauncher := func(s proc.Stat) func(rank) bool { return func(r rank) bool { return r.Launcher == s.PID } }
 	switch ranks := k.registered(); {
-	case startedBy(ranks, p.PID, isRank):
+	case startedBy(ranks, p.PID, func(r rank, s proc.Stat) bool { return r.Process == s.Process }):
 		return "what starts it (env -i, a container) must keep " + pipeVariable
-	case startedBy(ranks, p.PID, isLauncher):
+	case startedBy(ranks, p.PID, func(r rank, s proc.Stat) bool { return r.Launcher == s.PID }):
 		return "a launcher starts it beside these ranks, as MPI_Comm_spawn does: put mpirun-wrap --own before its program"
 	}
 	return ""
@@ -137,14 +135,14 @@ func isSocket(path string) bool {
 	return err == nil && info.Mode()&os.ModeSocket != 0
 }
 
-// startedBy reports whether a process or an ancestor is what a test finds one of some ranks to be.
-func startedBy(ranks []rank, pid int, test func(proc.Stat) func(rank) bool) bool {
+// startedBy reports whether a process or an ancestor is the process, or the launcher, of one of some ranks.
+func startedBy(ranks []rank, pid int, is func(rank, proc.Stat) bool) bool {
 	for range maxAncestors {
 		stat, err := proc.ReadStat(pid)
 		if err != nil || pid <= 1 {
 			return false
 		}
-		if slices.ContainsFunc(ranks, test(stat)) {
+		if slices.ContainsFunc(ranks, func(r rank) bool { return is(r, stat) }) {
 			return true
 		}
 		pid = stat.Parent
