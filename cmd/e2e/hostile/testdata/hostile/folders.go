@@ -246,17 +246,25 @@ func claims(count, gib int, pipe string) error {
 		}
 		process := exec.Command(os.Args[0], "claim", strconv.Itoa(gib), strconv.Quote(entry))
 		process.Env = []string{"GOMAXPROCS=1"}
-		process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		out, err := process.StdoutPipe()
-		if err != nil {
+		if err := begin(process); err != nil {
 			return err
-		}
-		if err := process.Start(); err != nil {
-			return err
-		}
-		if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-			return fmt.Errorf("process %d prints %q: %v", i, line, err)
 		}
 	}
 	return sleep()
+}
+
+// begin starts a process that ends with this thread, and waits until it is ready.
+func begin(process *exec.Cmd) error {
+	process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := process.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := process.Start(); err != nil {
+		return err
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		return fmt.Errorf("%q prints %q: %v", process.Args, line, err)
+	}
+	return nil
 }

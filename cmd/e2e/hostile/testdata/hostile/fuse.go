@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"fmt"
@@ -157,17 +156,8 @@ func execs(dir string, count int, names []string) error {
 	runtime.LockOSThread() // the processes end with this thread
 	for _, name := range names {
 		for range count {
-			process := exec.Command(os.Args[0], "exec", dir, name)
-			process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			out, err := process.StdoutPipe()
-			if err != nil {
+			if err := begin(exec.Command(os.Args[0], "exec", dir, name)); err != nil {
 				return err
-			}
-			if err := process.Start(); err != nil {
-				return err
-			}
-			if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-				return fmt.Errorf("%s prints %q: %v", name, line, err)
 			}
 		}
 	}
