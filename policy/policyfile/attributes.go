@@ -76,21 +76,6 @@ func duration[T any](name string, lowest, highest time.Duration, set func(*T, ti
 	}}
 }
 
-// wholeWithin is an attribute whose value is a whole number in a range.
-func wholeWithin[T any](name string, lowest, highest float64, set func(*T, int)) attribute[T] {
-	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
-		f := float(v)
-		switch {
-		case f < lowest || f > highest:
-			return "Out of range", fmt.Sprintf("%s is %s to %s, not %s", name, decimal(lowest), decimal(highest), decimal(f))
-		case !v.AsBigFloat().IsInt():
-			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(f))
-		}
-		set(into, int(f))
-		return "", ""
-	}}
-}
-
 func decimal(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
 func switched[T any](name string, set func(*T, bool)) attribute[T] {
