@@ -115,14 +115,6 @@ func (f File) Write(dir *os.File, name string) error {
 	return nil
 }
 
-// Create makes a file that is complete when it is linked to another name.
-func (f File) Create(path string) error {
-	if err := f.create(unix.AT_FDCWD, path); err != nil {
-		return fmt.Errorf("cannot make %s: %w", path, ExplainFull(path, err))
-	}
-	return nil
-}
-
 // SyncFolder waits until what was made and removed in a folder is on the disk.
 func SyncFolder(path string) error {
 	dir, err := os.Open(path)

@@ -27,7 +27,6 @@ func TestWhatIsSynced(t *testing.T) {
 	}{
 		{"a write", func() error { return File{Mode: 0o600, Sync: true, Alone: true}.WriteTo(path) }, ".file.new " + filepath.Base(dir)},
 		{"a write that may be lost", func() error { return File{Mode: 0o600}.WriteTo(path) }, ""},
-		{"a new file", func() error { return File{Mode: 0o600, Sync: true}.Create(path) }, "file"},
 		{"a folder", func() error { return SyncFolder(dir) }, filepath.Base(dir)},
 	} {
 		if got := strings.Join(testproc.Synced(t, c.call), " "); got != c.want {
